@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 import shutil
+import time
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -68,9 +69,10 @@ class Catalog:
             DamagedTableError: a table is corrupt, or cannot be verified as required.
         """
         for folder in finished_tables(self._root.tables):
+            began = time.monotonic()
             table = Table(self._open(folder))
             self._tables[table.name] = table
-            log.info("table %s restored: %d rows", table.name, table.size)
+            log.info("table %s restored: %d rows", table.name, table.size, extra=_fields(table.name, began))
         if self._boot is not None:
             self._boot.begin()
 
@@ -129,8 +131,15 @@ class Catalog:
             table.check_uid(uid)
         return table
 
-    async def create(self, config: TableConfig, creator: Grant | None = None) -> tuple[Table, bool]:
+    async def create(
+        self, config: TableConfig, creator: Grant | None = None, *, client: str = ""
+    ) -> tuple[Table, bool]:
         """Create a table within its creator's quota, or find the existing one with this name and config.
+
+        Args:
+            config: the table's config.
+            creator: rights of the token that owns the table; None: nobody owns it.
+            client: identity of the caller, for the log.
 
         Returns:
             The table, and whether this call created it.
@@ -139,9 +148,10 @@ class Catalog:
             RequestError: TABLE_EXISTS (with another config), TOO_LARGE or NO_SPACE.
         """
         config = replace(config, owner="" if creator is None else creator.name)
-        return await _to_its_end(self._create(config, creator))
+        return await _to_its_end(self._create(config, creator, client))
 
-    async def _create(self, config: TableConfig, creator: Grant | None) -> tuple[Table, bool]:
+    async def _create(self, config: TableConfig, creator: Grant | None, client: str) -> tuple[Table, bool]:
+        began = time.monotonic()
         async with self._changing:
             existing = self._tables.get(config.name)
             if existing is not None:
@@ -165,18 +175,20 @@ class Catalog:
                     raise no_descriptors(config) from None
                 raise
             self._tables[config.name] = table
-        log.info("table %s created: %s, capacity %d", table.name, config.backend, config.capacity)
+        fields = _fields(table.name, began, client)
+        log.info("table %s created: %s, capacity %d", table.name, config.backend, config.capacity, extra=fields)
         return table, True
 
-    async def drop(self, name: str, uid: bytes) -> None:
-        """Drop a table, and refuse calls that wait for it.
+    async def drop(self, name: str, uid: bytes, *, client: str = "") -> None:
+        """Drop a table, and refuse calls that wait for it; ``client`` is the caller's identity, for the log.
 
         Raises:
             RequestError: TABLE_NOT_FOUND or TABLE_REPLACED.
         """
-        await _to_its_end(self._drop(name, uid))
+        await _to_its_end(self._drop(name, uid, client))
 
-    async def _drop(self, name: str, uid: bytes) -> None:
+    async def _drop(self, name: str, uid: bytes, client: str) -> None:
+        began = time.monotonic()
         async with self._changing:
             table = self.find(name, uid)
             del self._tables[name]
@@ -190,7 +202,19 @@ class Catalog:
                     self._tables[name] = table  # keep it, so that its name stays reserved
                     raise
                 await self._remove(table, hidden)
-        log.info("table %s dropped", name)
+        log.info("table %s dropped", name, extra=_fields(name, began, client))
+
+    def reset(self, table: Table, *, client: str = "") -> int:
+        """Remove all rows of a table, and refuse calls that wait for it; ``client`` is as for `drop`.
+
+        Returns:
+            Number of removed live rows.
+        """
+        began = time.monotonic()
+        removed = table.reset()
+        self.waiters.send_away(table, errors.table_reset)
+        log.info("table %s reset: %d rows removed", table.name, removed, extra=_fields(table.name, began, client))
+        return removed
 
     async def _remove(self, table: Table, hidden: Path) -> None:
         try:
@@ -232,6 +256,11 @@ class Catalog:
         except BaseException:  # for example, no memory for its index
             shutil.rmtree(directory.hide(), ignore_errors=True)
             raise
+
+
+def _fields(table: str, began: float, client: str = "") -> dict[str, object]:
+    """Fields of an event in the log; ``began`` is when it began, by the monotonic clock."""
+    return {"table": table, "client": client, "duration_s": round(time.monotonic() - began, 6)}
 
 
 def _full_bytes(config: TableConfig, *, checked: bool) -> int:

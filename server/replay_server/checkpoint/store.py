@@ -99,6 +99,8 @@ class Checkpoints:
         series: str = DEFAULT_SERIES,
         keep: int = 0,
         check: Callable[[Iterable[str]], None] | None = None,
+        *,
+        client: str = "",
     ) -> Checkpoint:
         """Write a checkpoint of some tables, or of all.
 
@@ -108,6 +110,7 @@ class Checkpoints:
             keep: checkpoints to keep in the series, including this one; 0: the default.
             check: called with the tables in the series; raises if the caller may not administer all of them. None: for
                 the server's own checkpoints, which are exempt from limits.
+            client: identity of the caller, for the log.
 
         Raises:
             RequestError: TABLE_NOT_FOUND, PERMISSION_DENIED, TOO_LARGE, NO_SPACE or SHUTTING_DOWN.
@@ -118,12 +121,17 @@ class Checkpoints:
             raise FieldError("series", "letters, digits, '_', '-' or '.', a letter or digit first", repr(series))
         if keep < 0:
             raise FieldError("keep", "at least 0", str(keep))
-        writing = asyncio.create_task(self._create(tables, series, keep or self._keep, check))
+        writing = asyncio.create_task(self._create(tables, series, keep or self._keep, check, client))
         # If the caller hangs up, still wait for the thread.
         return await asyncio.shield(writing)
 
     async def _create(
-        self, tables: Sequence[str], series: str, keep: int, check: Callable[[Iterable[str]], None] | None
+        self,
+        tables: Sequence[str],
+        series: str,
+        keep: int,
+        check: Callable[[Iterable[str]], None] | None,
+        client: str,
     ) -> Checkpoint:
         async with self._writing:
             if self._cancelled.is_set():
@@ -145,9 +153,11 @@ class Checkpoints:
                     raise errors.no_space(series, self.folder, "checkpoint") from error
                 raise
             await asyncio.to_thread(self._remove_beyond, series, keep)
+        duration_s = time.monotonic() - began
         log.info(
             "checkpoint %s written: %d tables, %.1f MB in %.1f s",
-            *(made.folder.name, len(snapshots), made.manifest.nbytes / 1e6, time.monotonic() - began),
+            *(made.folder.name, len(snapshots), made.manifest.nbytes / 1e6, duration_s),
+            extra={"checkpoint": made.folder.name, "client": client, "duration_s": round(duration_s, 6)},
         )
         return made
 

@@ -19,7 +19,6 @@ A TOML file uses the same names, and can list tables to create at startup:
 
 from __future__ import annotations
 
-import logging
 import math
 import sys
 from collections.abc import Sequence
@@ -35,6 +34,7 @@ from replay_proto.rate_limit import ErrorBuffer, RateLimit
 from replay_proto.schema import Column, Schema
 
 from replay_server.flow.bounds import Bounds
+from replay_server.process.logs import LogFormat, set_up_logging
 
 if TYPE_CHECKING:  # importing these loads the kernels, which --help and invalid settings do not need
     from replay_server.storage.table_config import TableConfig
@@ -139,6 +139,8 @@ class ServerSettings(Settings):
     """TOML file with these settings, and tables to create at startup"""
     log_level: Annotated[Literal["debug", "info", "warning", "error"], PROCESS] = "info"
     """minimum severity of log messages"""
+    log_format: Annotated[LogFormat, PROCESS] = "text"
+    """text for people, or one line of JSON per event, with its table, client and duration"""
     max_request_mb: Annotated[int, LIMITS] = Field(Bounds.max_request_bytes // BYTES_PER_MB, ge=1, le=MAX_MESSAGE_MB)
     """largest request in MiB; a row must fit; the server handles no other call while gRPC receives a request"""
     max_reply_mb: Annotated[int, LIMITS] = Field(Bounds.max_reply_bytes // BYTES_PER_MB, ge=1, le=MAX_MESSAGE_MB)
@@ -272,11 +274,7 @@ def read_command_line(arguments: Sequence[str]) -> ServerSettings:
     Exits with 0 after ``--help`` and ``--version``, with 2 if the settings are invalid.
     """
     settings = load_settings(arguments)
-    logging.basicConfig(
-        level=settings.log_level.upper(),
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)-7s %(name)s  %(message)s",
-    )
+    set_up_logging(settings.log_level, settings.log_format)
     try:
         check_exposure(settings.host, settings.protection, insecure=settings.insecure)
         if settings.http_port is not None and settings.http_host != settings.host:

@@ -96,6 +96,7 @@ class Syncer:
                 "table %s was not synced, a power loss would lose the last %d rows; retrying in %g s: %s",
                 *(table.name, table.directory.unsynced, self._every_s, error),
                 exc_info=not isinstance(error, OSError),
+                extra={"table": table.name, "duration_s": round(time.monotonic() - now, 6)},
             )
             # Retry at the next due time, even without new changes.
             state, now = (), time.monotonic()
@@ -104,7 +105,11 @@ class Syncer:
     async def _sync(self, table: Table) -> None:
         directory = table.directory
         if directory.has_to_be_stored_anew:
-            log.info("rewriting table %s: after a failed sync, its pages may be missing on disk", table.name)
+            log.info(
+                "rewriting table %s: after a failed sync, its pages may be missing on disk",
+                table.name,
+                extra={"table": table.name},
+            )
             async with directory.storing_beside:
                 for _ in directory.store_anew():
                     await asyncio.sleep(0)

@@ -47,7 +47,8 @@ class CheckpointHandlers:
         def check(tables: Iterable[str]) -> None:
             check_series(call.caller, series, tables)
 
-        made = await self._checkpoints.create(list(head.tables), series, head.keep, check)
+        client = call.caller.identity
+        made = await self._checkpoints.create(list(head.tables), series, head.keep, check, client=client)
         return replay_pb2.CheckpointResponse(checkpoint=describe(made)).SerializeToString()
 
     async def list(self, request: Framed[replay_pb2.ListCheckpointsRequest], _call: Call) -> bytes:

@@ -8,7 +8,6 @@ from replay_proto.access.tokens import Right
 from replay_proto.framing import Framed
 from replay_proto.v1 import replay_pb2
 
-from replay_server import errors
 from replay_server.auth.caller import Caller
 from replay_server.catalog import Catalog
 from replay_server.rpc.call import Call
@@ -43,13 +42,16 @@ class TableHandlers:
         """Create a table, or find an existing one with the same config."""
         config = request.head.config
         self._catalog.bounds.check_columns(len(config.columns))  # before processing them
-        table, created = await self._catalog.create(TableConfig.from_proto(config), call.caller.grant())
+        table, created = await self._catalog.create(
+            TableConfig.from_proto(config), call.caller.grant(), client=call.caller.identity
+        )
         description = self._describe(table, call.caller)
         return replay_pb2.CreateTableResponse(table=description, created=created).SerializeToString()
 
-    async def drop(self, request: Framed[replay_pb2.DropTableRequest], _call: Call) -> bytes:
+    async def drop(self, request: Framed[replay_pb2.DropTableRequest], call: Call) -> bytes:
         """Remove a table."""
-        await self._catalog.drop(request.head.table, fields.table_uid(request.head.table_uid))
+        uid = fields.table_uid(request.head.table_uid)
+        await self._catalog.drop(request.head.table, uid, client=call.caller.identity)
         return replay_pb2.DropTableResponse().SerializeToString()
 
     async def list(self, request: Framed[replay_pb2.ListTablesRequest], call: Call) -> bytes:
@@ -67,11 +69,10 @@ class TableHandlers:
         table = self._catalog.find(request.head.table)
         return replay_pb2.DescribeTableResponse(table=self._describe(table, call.caller)).SerializeToString()
 
-    async def reset(self, request: Framed[replay_pb2.ResetTableRequest], _call: Call) -> bytes:
+    async def reset(self, request: Framed[replay_pb2.ResetTableRequest], call: Call) -> bytes:
         """Reset a table."""
         table = self._catalog.find(request.head.table, fields.table_uid(request.head.table_uid))
-        removed = table.reset()
-        self._catalog.waiters.send_away(table, errors.table_reset)
+        removed = self._catalog.reset(table, client=call.caller.identity)
         return replay_pb2.ResetTableResponse(removed=removed).SerializeToString()
 
     def _describe(self, table: Table, caller: Caller) -> replay_pb2.TableDescription:
