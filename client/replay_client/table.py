@@ -103,7 +103,8 @@ class Table(TableHandle):
         Inserts from several threads do not wait for each other.
 
         Args:
-            rows: values by column, ``[n, *shape]``; nested observations are mappings or tuples.
+            rows: values by column, ``[n, *shape]``; nested observations are mappings or tuples. Optional columns may be
+                missing; to give them for some of the rows only, also give their masks.
             priorities: absolute TD errors float64[n]; None: the largest live priority.
             timeout_s: seconds that each request waits for the rate limiter, for room in a queue, or for an
                 unreachable server. None: the client's default; `math.inf`: forever; 0: do not wait for the table,

@@ -157,7 +157,8 @@ class Writer:
             where: bool[streams]: which streams get their row; None: all.
             priorities: float64[streams]: as for `WriterStream.append`. Values are ignored for streams whose row
                 completes no window.
-            **columns: values ``[streams, *shape]`` by column.
+            **columns: values ``[streams, *shape]`` by column. Optional columns may be missing; to give them for some of
+                the streams only, also give their masks.
 
         Raises:
             InvalidArgumentError: the rows do not match the table or the streams. No row was appended.

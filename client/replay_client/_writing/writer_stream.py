@@ -40,7 +40,8 @@ class WriterStream:
             priority: the absolute TD error, if known; None: the largest live priority. In a table of steps, this is the
                 priority of the anchor whose window this row completes: the step n steps earlier (`Transitions`), or
                 ``length - 1`` steps earlier (`Sequences`).
-            **columns: values ``[*shape]`` by column; nested observations as mappings or tuples.
+            **columns: values ``[*shape]`` by column; nested observations as mappings or tuples. Optional columns may
+                be missing or None.
 
         Raises:
             InvalidArgumentError: the row does not match the table, or a priority is given although the row completes no

@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -382,6 +383,27 @@ def test_rows_that_were_overwritten_before_they_were_copied_are_drawn_again(
             check(batch, names, [6, 2])
     assert calls >= 80
     assert 0 < copied <= 1 + calls // 5
+
+
+def test_a_restarted_server_goes_on_with_all_tables_and_their_masks(
+    start_server: Callable[..., ServerProcess], connect: Callable[..., ReplayClient], tmp_path: Path
+) -> None:
+    server = start_server("--data-dir", str(tmp_path / "data"))
+    client = connect(server)
+    columns = {"x": Column("int64"), "goal": Column("float32", optional=True)}
+    tables = [client.create_table(name, columns=columns, capacity=100) for name in ("online", "demo")]
+    tables[0].insert({"x": range(10)})
+    tables[1].insert({"x": range(10), "goal": np.arange(1, 11)})
+    with client.sampler({"online": 6, "demo": 2}, beta=0.4) as sampler:
+        for number, batch in enumerate(islice(sampler, 20)):
+            if number == 10:
+                server.kill()
+                server.restart()
+            assert batch["goal_present"].tolist() == [False] * 6 + [True] * 2
+            np.testing.assert_array_equal(batch["goal"], np.where(batch.tables == 0, 0, batch["x"] + 1))
+            sampler.update_priorities(batch, 1.0 + batch.tables)
+    assert tables[0].describe().schema.masks == {"goal": "goal_present"}
+    assert (tables[1].read(batch.parts["demo"]).priorities == 2.0).all()
 
 
 def test_a_sampler_is_not_pickled(client: ReplayClient, names: list[str]) -> None:
