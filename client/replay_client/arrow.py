@@ -54,7 +54,7 @@ GROUP_BYTES: Final = 8 << 20
 GROUP_ROWS: Final = 1 << 16
 """Maximum rows of a row group in a file."""
 LOADED_ROWS: Final = 1 << 13
-"""Maximum rows that an import reads at a time: as many as an insert has."""
+"""Maximum rows that an import reads at a time, as many as an insert has."""
 COMPRESSION: Final = "zstd"
 
 _KEY: Final = "_key"
@@ -216,6 +216,8 @@ class ParquetRows:
         links = [name for name in _STEP_COLUMNS if name in self._schema.names]
         columns = [name for name in table.schema if name in self._schema.names]
         names = [*columns, *links, *(name for name in optional if name is not None)]
+        if not self.row_count:
+            return  # old versions of pyarrow cannot iterate over nothing
         for batch in self._file.iter_batches(rows_at_once(table, LOADED_ROWS), columns=names):
             if batch.num_rows:
                 yield _rows_of(batch, table)

@@ -34,6 +34,8 @@ Insert = Callable[
 """Inserts checked rows with their priorities and runs, in one request; returns their keys."""
 MAX_RUNS: Final = 1024
 """Maximum runs per request, as in a writer's blocks: the server spends a few microseconds on each."""
+MAX_STEP: Final = (1 << 48) - 1
+"""Largest number of a step within its episode."""
 _FIRST_PRIORITY: Final = 1.0
 """Priority of an anchor while none is known."""
 
@@ -115,12 +117,14 @@ def check_loadable(schema: Schema, rows: Rows, *, of_steps: bool, priorities: bo
 
     Raises:
         InvalidArgumentError: the columns or their dtypes or shapes differ from the table's; the rows have steps and the
-            table has none, or the other way round; or a priority is invalid.
+            table has none, or the other way round; or the number of a step or a priority is invalid.
     """
     if of_steps is not (rows.steps is not None):
         expected, got = ("rows with steps", "none") if of_steps else ("rows without steps", "rows with steps")
         raise InvalidArgumentError.of_field("steps", f"{expected}, as in the table", got)
     columns, row_count = checked_rows(schema, rows.columns)
+    if rows.steps is not None and not (rows.steps.min() >= 0 and rows.steps.max() <= MAX_STEP):
+        raise InvalidArgumentError.of_field("steps", f"0 to {MAX_STEP}", f"{rows.steps.min()} to {rows.steps.max()}")
     if priorities:
         may_be_unknown = of_steps  # rows that cannot be drawn have none
         checked_priorities(np.where(np.isnan(rows.priorities) & may_be_unknown, 0.0, rows.priorities), row_count)

@@ -147,6 +147,7 @@ def test_rows_that_do_not_fit_the_table_are_refused_before_any_is_stored(new_tab
         (steps, rows, r"steps: expected rows with steps, as in the table, got none"),
         (plain, step_rows, r"steps: expected rows without steps, as in the table, got rows with steps"),
         (plain, replaced(rows, priorities=np.array([1, np.nan, 2])), r"priorities: expected finite numbers .* got nan"),
+        (steps, replaced(step_rows, steps=np.arange(5) - 1), r"steps: expected 0 to 281474976710655, got -1 to 3"),
         (steps, replaced(step_rows, priorities=np.full(5, -1.0)), r"priorities: expected finite numbers .* got -1"),
     ]:
         with pytest.raises(InvalidArgumentError, match=message):
