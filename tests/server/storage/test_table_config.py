@@ -71,6 +71,13 @@ def test_a_config_survives_the_contract_and_the_manifest(config: TableConfig) ->
     assert config.difference(TableConfig.from_proto(config.to_proto())) is None
 
 
+def test_the_manifest_of_a_table_without_optional_columns_is_that_of_earlier_versions() -> None:
+    assert table().to_json()["columns"]["payload"] == {"dtype": "float32", "shape": [3]}
+    optional = table(schema=Schema({"x": Column("int8", optional=True)})).to_json()["columns"]
+    assert optional["x"] == {"dtype": "int8", "shape": [], "optional": True}
+    assert optional["x_present"] == {"dtype": "bool", "shape": []}
+
+
 @given(configs(), configs())
 def test_a_difference_is_found_from_either_side(first: TableConfig, second: TableConfig) -> None:
     one, other = first.difference(second), second.difference(first)
