@@ -61,7 +61,7 @@ def check_exposure(
                 f"anyone could {risk}{encrypts}; expected {flag_prefix}tokens, or {flag_prefix}tls-client-ca with "
                 f"{flag_prefix}tls-cert and {flag_prefix}tls-key, or, on a trusted network, {flag_prefix}insecure"
             )
-        log.warning("anyone who reaches %s has full access: there are no tokens or client certificates", host)
+        log.warning("anyone who reaches %s can %s: there are no tokens or client certificates", host, risk)
     elif not protection.tls:
         log.warning("tokens and rows travel in plain text without TLS")
 

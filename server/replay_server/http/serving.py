@@ -51,7 +51,11 @@ class HttpServer:
         """
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            self._listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+            # Like gRPC, listen on all IPv4 addresses, too, if the host is ``::``.
+            dualstack = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+            self._listener = socket.create_server(
+                (host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=dualstack
+            )
         except OSError as error:
             raise FatalError(f"cannot listen on {host}:{port} for HTTP: {error.strerror}") from error
         self._listener.setblocking(False)

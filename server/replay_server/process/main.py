@@ -199,7 +199,8 @@ async def _http(
     context = None if certificates is None else certificates.ssl_context()
     served = HttpServer(Routes(view, authenticator).app(), settings.http_host, settings.http_port, context)
     served.start()
-    log.info("metrics at %s://%s:%d/metrics", "http" if context is None else "https", settings.http_host, served.port)
+    host = f"[{settings.http_host}]" if ":" in settings.http_host else settings.http_host
+    log.info("metrics at %s://%s:%d/metrics", "http" if context is None else "https", host, served.port)
     try:
         yield
     finally:

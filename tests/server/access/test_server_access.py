@@ -276,7 +276,7 @@ def test_where_anybody_could_call_other_machines_are_kept_out(tls: bool, caplog:
     check_exposure("127.0.0.1", nothing, insecure=False)
     assert caplog.text == ""
     check_exposure("0.0.0.0", nothing, insecure=True)
-    assert "anyone who reaches 0.0.0.0 has full access" in caplog.text
+    assert "anyone who reaches 0.0.0.0 can read and delete everything" in caplog.text
     with pytest.raises(ExposedError, match="anyone could read and delete everything") as refusal:
         check_exposure("0.0.0.0", nothing, insecure=False)
     assert ("TLS alone encrypts, but admits everyone" in str(refusal.value)) == tls
