@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from replay_agent.acting.environments import Environment, describe_environment, make_environment
-from replay_agent.acting.evaluation import greedy_actions, initial_states
+from replay_agent.acting.evaluation import action_values, initial_states
 from replay_agent.acting.seeds import ActorSeeds
 from replay_agent.dqn.networks import ActingNetwork
 
@@ -41,6 +41,8 @@ class Step(NamedTuple):
         terminated: the episode reached a terminal state.
         truncated: the episode was cut off.
         state: float32[*state_shape], the recurrent network's state before the step; see `ActingNetwork`.
+        value: the network's value of the action; None unless the actor estimates values.
+        next_value: the largest action value of ``next_obs``, 0 if the step terminated; None like ``value``.
     """
 
     obs: NDArray[Any]
@@ -50,6 +52,8 @@ class Step(NamedTuple):
     terminated: bool
     truncated: bool
     state: NDArray[np.float32]
+    value: float | None = None
+    next_value: float | None = None
 
     @property
     def is_last(self) -> bool:
@@ -78,6 +82,7 @@ class EpsilonGreedyPolicy:
     def begin_episode(self) -> None:
         """Reset the state of a recurrent network."""
         self._states = initial_states(self._network, episodes=1)
+        self._values: NDArray[np.float32] | None = None
 
     @property
     def state(self) -> NDArray[np.float32]:
@@ -85,12 +90,23 @@ class EpsilonGreedyPolicy:
         state: NDArray[np.float32] = self._states[0]
         return state
 
+    def look(self, obs: NDArray[Any]) -> NDArray[np.float32]:
+        """Return the action values of the next observation to act on, float32[actions]; computed once, until `choose`.
+
+        Args:
+            obs: any[*observation_shape].
+        """
+        if self._values is None:
+            (self._values,), self._states = action_values(self._network, obs[np.newaxis], self._states, self._device)
+        return self._values
+
     def choose(self, obs: NDArray[Any], epsilon: float) -> int:
         """Choose an action for one observation [*observation_shape]."""
         explores = self._rng.random() < epsilon
         if not explores or self._states.size:  # A recurrent network must see every observation.
-            (best,), self._states = greedy_actions(self._network, obs[np.newaxis], self._states, self._device)
-        return int(self._rng.integers(self._actions)) if explores else int(best)
+            best = self.look(obs).argmax()
+        self._values = None
+        return int(self._rng.integers(self._actions) if explores else best)
 
 
 class Actor:
@@ -104,6 +120,7 @@ class Actor:
         *,
         actor_id: int = 0,
         device: torch.device | None = None,
+        estimates: bool = False,
     ) -> None:
         """Create the environment and start an episode.
 
@@ -113,21 +130,29 @@ class Actor:
             network: computes the action values.
             actor_id: recorded in finished episodes.
             device: the network's device; None: the CPU.
+            estimates: estimate the values of actions and next observations, for priorities; not with a recurrent
+                network, whose states belong to the steps taken.
         """
         self._env: Environment = make_environment(env_id)
         info = describe_environment(self._env, env_id)
         self._policy = EpsilonGreedyPolicy(network, info.actions, seeds.exploration(), device or torch.device("cpu"))
         self._first_action = info.first_action
         self._actor_id = actor_id
+        self._estimates = estimates
         self._return, self._length = 0.0, 0
         self._obs: NDArray[Any] = _kept(self._env.reset(seed=seeds.environment)[0])
 
     def step(self, epsilon: float) -> ActorStep:
         """Take one environment step."""
-        obs, state, action = self._obs, self._policy.state, self._policy.choose(self._obs, epsilon)
+        obs, state = self._obs, self._policy.state
+        values = self._policy.look(obs) if self._estimates else None
+        action = self._policy.choose(obs, epsilon)
         next_obs, reward, terminated, truncated, _ = self._env.step(self._first_action + action)
         self._obs = _kept(next_obs)
         step = Step(obs, action, float(reward), self._obs, bool(terminated), bool(truncated), state)
+        if values is not None:
+            next_value = 0.0 if step.terminated else float(self._policy.look(self._obs).max())
+            step = step._replace(value=float(values[action]), next_value=next_value)
         self._return += step.reward
         self._length += 1
         return ActorStep(step, self._end_episode() if step.is_last else None)

@@ -105,8 +105,8 @@ def _play(
         if should_stop():
             raise EvaluationStoppedError
         observations = np.stack([episode.obs for episode in running])
-        actions, states = greedy_actions(network, observations, states, device)
-        for episode, action in zip(running, actions, strict=True):
+        values, states = action_values(network, observations, states, device)
+        for episode, action in zip(running, values.argmax(axis=1), strict=True):
             episode.step(first_action + int(action))
         states = states[[not episode.done for episode in running]]
         running = [episode for episode in running if not episode.done]
@@ -118,10 +118,10 @@ def initial_states(network: ActingNetwork, episodes: int) -> NDArray[np.float32]
 
 
 @torch.inference_mode()
-def greedy_actions(
+def action_values(
     network: ActingNetwork, observations: NDArray[Any], states: NDArray[np.float32], device: torch.device | None
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Choose the greedy actions of one step in each of several episodes.
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Compute the action values of one step in each of several episodes.
 
     Args:
         network: computes the action values.
@@ -130,7 +130,7 @@ def greedy_actions(
         device: the network's device; None: the CPU.
 
     Returns:
-        The actions, int64[episodes], and the states after the step.
+        The action values, float32[episodes, actions], and the states after the step.
     """
     values, after = network.act(torch.as_tensor(observations, device=device), torch.as_tensor(states, device=device))
-    return values.argmax(dim=1).cpu().numpy(), after.cpu().numpy()
+    return values.cpu().numpy(), after.cpu().numpy()

@@ -54,6 +54,7 @@ class ActingRun:
             ActorSeeds(assignment.seed),
             self._network,
             actor_id=assignment.actor_id,
+            estimates=assignment.actor_priorities,
         )
         self._episodes: list[FinishedEpisode] = []
 
@@ -101,12 +102,13 @@ class ActingRun:
             if guidance.finished:
                 return True
             self._update_weights(guidance.weights_version)
+            epsilon = self._assignment.epsilon if self._assignment.HasField("epsilon") else guidance.epsilon
             if not guidance.granted_steps:
                 stop.wait(guidance.pause_ms / 1_000)
             for _ in range(guidance.granted_steps):
                 if stop.is_set():  # A step may take long.
                     break
-                self._step(recorder, guidance.epsilon)
+                self._step(recorder, epsilon)
         return False
 
     def _report(self) -> ReportResponse:
@@ -160,7 +162,7 @@ def _act_for_one_run(
     settings: ActorSettings, learner: LearnerClient, client: ReplayClient, stop: threading.Event
 ) -> bool:
     """Join a run and act for it. Return False if the learner was restarted, otherwise True."""
-    assignment = learner.join(f"{socket.gethostname()}:{os.getpid()}")
+    assignment = learner.join(settings.name or f"{socket.gethostname()}:{os.getpid()}")
     log.info(
         "actor %d of run %s: %s, table %s",
         assignment.actor_id,

@@ -9,9 +9,18 @@ from replay_proto.v1.learner_pb2 import JoinResponse, QNetworkSpec
 from replay_agent.dqn.networks import Bounds, NetworkSpec
 
 
-def make_task(env_id: str, table: str, n_step: int, gamma: float, network: NetworkSpec) -> JoinResponse:
+def make_task(
+    env_id: str, table: str, n_step: int, gamma: float, network: NetworkSpec, *, actor_priorities: bool = False
+) -> JoinResponse:
     """Build the part of the assignment that is the same for all actors; `LearnerService.join` adds the rest."""
-    return JoinResponse(env_id=env_id, table=table, n_step=n_step, gamma=gamma, network=QNetworkSpec(**asdict(network)))
+    return JoinResponse(
+        env_id=env_id,
+        table=table,
+        n_step=n_step,
+        gamma=gamma,
+        network=QNetworkSpec(**asdict(network)),
+        actor_priorities=actor_priorities,
+    )
 
 
 def network_of(task: JoinResponse) -> NetworkSpec:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import grpc
@@ -14,6 +14,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from replay_agent.acting.seeds import RunSeeds
+from replay_agent.distributed.actor_epsilons import ActorEpsilons
 from replay_agent.distributed.episode_reports import Reports
 from replay_agent.distributed.join_log import MAX_NAME_LENGTH, JoinLog
 from replay_agent.distributed.learner_access import RefusedError
@@ -32,7 +33,7 @@ class Guidance(NamedTuple):
     granted_steps: int
     """environment steps until the next report; 0 pauses the actor"""
     epsilon: float
-    """probability of a random action"""
+    """probability of a random action, for actors without one of their own"""
 
 
 class PublishedWeights:
@@ -98,15 +99,29 @@ class LearnerService:
     """Handles the RPCs; they may raise `RefusedError` and `FieldError`. Thread-safe."""
 
     def __init__(
-        self, task: learner_pb2.JoinResponse, seeds: RunSeeds, weights: PublishedWeights, guide: Callable[[], Guidance]
+        self,
+        task: learner_pb2.JoinResponse,
+        seeds: RunSeeds,
+        weights: PublishedWeights,
+        guide: Callable[[], Guidance],
+        epsilons: Sequence[float] = (),
     ) -> None:
-        """Serve one run. `make_task` makes the ``task``. ``guide`` returns instructions and must be thread-safe."""
+        """Serve one run.
+
+        Args:
+            task: the task of all actors, from `make_task`.
+            seeds: seeds of the actors.
+            weights: the weights to serve.
+            guide: returns instructions; must be thread-safe.
+            epsilons: constant epsilons to assign to the actors; empty: all actors follow the epsilon of ``guide``.
+        """
         self.reports = Reports()
         self.run_id = str(uuid.uuid4())
         self._task = task
         self._seeds = seeds
         self._weights = weights
         self._guide = guide
+        self._epsilons = ActorEpsilons(epsilons) if epsilons else None
         self._lock = threading.Lock()
         self._joins = JoinLog()
         self.actors_joined = 0
@@ -130,12 +145,16 @@ class LearnerService:
         self._joins.note(actor_id, request.name)
         assignment = learner_pb2.JoinResponse(run_id=self.run_id, actor_id=actor_id, seed=self._seeds.actor(actor_id))
         assignment.MergeFrom(self._task)
+        if self._epsilons is not None:
+            assignment.epsilon = self._epsilons.assign(actor_id, request.name[:MAX_NAME_LENGTH])
         return assignment
 
     def report(self, request: learner_pb2.ReportRequest) -> learner_pb2.ReportResponse:
         """Record a report and return instructions."""
         self._check_run(request.run_id)
         self.reports.add(request, self.actors_joined)
+        if self._epsilons is not None:
+            self._epsilons.hear(request.actor_id)
         guidance = self._guide()
         return learner_pb2.ReportResponse(
             granted_steps=guidance.granted_steps,

@@ -103,7 +103,7 @@ class ActorPool:
         slot.started_at = time.monotonic()
         slot.process = start_module(
             "replay_agent.commands.replay_actor",
-            self._arguments,
+            [*self._arguments, "--name", f"actor-{slot.number}"],
             self._log_path(slot),
             pipe_output=False,
             environment=self._environment,

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from replay_client import Stack, Steps, Writer
 
 from replay_agent.acting.actor import Step
-from replay_agent.dqn.n_step import NStep
+from replay_agent.dqn.n_step import NStep, Transition
 from replay_agent.replay.rows import FRAME, STATE, STEP_REWARD, append_transition
 
 
@@ -26,21 +26,19 @@ class Recorder(Protocol):
 def make_recorder(writer: Writer, n_step: int, gamma: float) -> Recorder:
     """Create the recorder for the writer's table. ``n_step`` and ``gamma`` are those of the run."""
     if writer.steps is None:
-        return _TransitionRecorder(writer, n_step, gamma)
-    return _StepRecorder(writer, writer.steps)
+        return _TransitionRecorder(writer, NStep(n_step, gamma))
+    return _StepRecorder(writer, writer.steps, NStep(n_step, gamma))
 
 
 class _TransitionRecorder:
     """Appends n-step transitions."""
 
-    def __init__(self, writer: Writer, n_step: int, gamma: float) -> None:
+    def __init__(self, writer: Writer, n_step: NStep) -> None:
         self._writer = writer
-        self._n_step = NStep(n_step, gamma)
+        self._n_step = n_step
 
     def record(self, step: Step) -> None:
-        for transition in self._n_step.push(
-            step.obs, step.action, step.reward, step.next_obs, terminated=step.terminated, truncated=step.truncated
-        ):
+        for transition in _push(self._n_step, step):
             append_transition(self._writer, transition)
         if step.is_last:
             self._writer.end_episode()
@@ -51,10 +49,15 @@ class _StepRecorder:
 
     The last frame of an episode is appended in the row that closes it. In a table of sequences, each row also contains
     the state of the recurrent network before the step.
+
+    If the actor estimates values, a step has its priority once its transition is complete. The table takes the priority
+    with the row that completes the window of the step: the next one.
     """
 
-    def __init__(self, writer: Writer, steps: Steps) -> None:
+    def __init__(self, writer: Writer, steps: Steps, n_step: NStep) -> None:
         self._writer = writer
+        self._n_step = n_step
+        self._priority: float | None = None
         obs = steps.derived["obs"]
         self._is_stacked = isinstance(obs, Stack) and obs.count > 1
         self._has_states = STATE in steps.schema
@@ -63,10 +66,28 @@ class _StepRecorder:
         row = {FRAME: self._frame(step.obs), "action": step.action, STEP_REWARD: step.reward}
         if self._has_states:
             row[STATE] = step.state
-        self._writer.append(row)
+        self._writer.append(row, priority=self._priority)
+        self._priority = None
+        priorities = [each.priority for each in _push(self._n_step, step) if each.priority is not None]
         if step.is_last:
-            self._writer.end_episode({FRAME: self._frame(step.next_obs)}, terminated=step.terminated)
+            final = {FRAME: self._frame(step.next_obs)}
+            self._writer.end_episode(final, terminated=step.terminated, priorities=priorities or None)
+        elif priorities:
+            (self._priority,) = priorities
 
     def _frame(self, observation: NDArray[Any]) -> NDArray[Any]:
         newest: NDArray[Any] = observation[-1] if self._is_stacked else observation
         return newest
+
+
+def _push(n_step: NStep, step: Step) -> list[Transition]:
+    return n_step.push(
+        step.obs,
+        step.action,
+        step.reward,
+        step.next_obs,
+        terminated=step.terminated,
+        truncated=step.truncated,
+        value=step.value,
+        next_value=step.next_value,
+    )

@@ -65,8 +65,9 @@ def sequence_columns(env: EnvironmentInfo, lstm_units: int) -> dict[str, Column 
 
 
 def append_transition(writer: Writer, transition: Transition) -> None:
-    """Append a transition as a row."""
+    """Append a transition as a row, with its priority if it is known."""
     writer.append(
+        priority=transition.priority,
         obs=transition.obs,
         action=transition.action,
         reward=transition.reward,

@@ -156,7 +156,7 @@ def _fields(status: Status) -> dict[str, Any]:
         "recent": _number(status.recent_return, ".1f"),
         "best": _number(status.best_mean, ".1f"),
         "loss": _number(status.loss, ".3g"),
-        "epsilon": f"{status.epsilon:.2f}",
+        "epsilon": _number(status.epsilon, ".2f"),
         "beta": f"{status.beta:.2f}",
         "speed": f"{status.steps_per_s:.0f}",
         "note": status.note,

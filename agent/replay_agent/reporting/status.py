@@ -22,7 +22,7 @@ class Status:
         loss: smoothed weighted loss.
         grad_norm: smoothed norm of the gradient before clipping.
         mean_value: smoothed mean value of the actions in batches.
-        epsilon: probability of a random action.
+        epsilon: probability of a random action; None if actors have different ones.
         beta: importance-sampling exponent.
         steps_per_s: recent environment steps per second.
         updates_per_s: recent gradient steps per second.
@@ -37,7 +37,7 @@ class Status:
     loss: float | None
     grad_norm: float | None
     mean_value: float | None
-    epsilon: float
+    epsilon: float | None
     beta: float
     steps_per_s: float
     updates_per_s: float

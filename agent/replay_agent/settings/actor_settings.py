@@ -30,6 +30,9 @@ class ActorSettings(Settings):
     """seconds to wait for an unreachable learner"""
     reconnect_timeout_s: Annotated[float, CONNECTIONS] = Field(120.0, gt=0)
     """seconds to wait for an unreachable replay server"""
+    name: Annotated[str | None, PROCESS] = Field(None, min_length=1)
+    """name in the learner's log; an actor that joins under the name of an earlier one takes over its epsilon (default:
+    host:pid)"""
     config: Annotated[Path | None, PROCESS] = None
     """TOML file with these settings"""
     exit_with_parent: Annotated[bool, PROCESS] = False

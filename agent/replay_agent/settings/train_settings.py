@@ -21,8 +21,12 @@ SETTINGS_FILE = "settings.json"
 # Settings of one start, which a resumed run does not inherit.
 NOT_RESUMED = frozenset({"resume", "config"})
 
+# Each join of an actor looks through the epsilons.
+MAX_EPSILONS = 10_000
 # A larger ratio would starve environment steps.
 MAX_REPLAY_RATIO = 1e6
+# With fewer, the epsilons of Ape-X are undefined.
+MIN_EXPLORERS = 2
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
 
 RUN = group("run")
@@ -147,17 +151,28 @@ class TrainSettings(Settings):
     dueling: Annotated[bool, NETWORK] = False
     """dueling heads: separate value and advantages"""
 
+    exploration: Annotated[Literal["annealed", "ape-x"], EXPLORATION] = "annealed"
+    """annealed: all actors share one epsilon, which decreases; ape-x: each actor has its own, which is constant"""
     epsilon_start: Annotated[float, EXPLORATION] = Field(1.0, ge=0, le=1)
     """initial probability of a random action"""
     epsilon_end: Annotated[float, EXPLORATION] = Field(0.05, ge=0, le=1)
     """final probability of a random action"""
     epsilon_steps: Annotated[int, EXPLORATION] = Field(20_000, ge=0)
     """environment steps over which epsilon decreases"""
+    ape_x_epsilon: Annotated[float, EXPLORATION] = Field(0.4, gt=0, le=1)
+    """with ape-x, epsilon of the actor that explores most"""
+    ape_x_alpha: Annotated[float, EXPLORATION] = Field(7.0, ge=0)
+    """with ape-x, actor i of N, from 0, has the epsilon ape_x_epsilon ** (1 + i / (N - 1) * ape_x_alpha)"""
+    ape_x_actors: Annotated[int | None, EXPLORATION] = Field(None, ge=MIN_EXPLORERS, le=MAX_EPSILONS)
+    """with ape-x, the number N of actors, if some are on other machines (default: those that the trainer starts)"""
 
     actors: Annotated[int, ACTING] = Field(0, ge=0)
     """actor processes to start on this machine"""
     act: Annotated[bool | None, ACTING] = None
     """let the trainer act itself (default: only without --actors)"""
+    actor_priorities: Annotated[bool | None, ACTING] = None
+    """actors compute the priorities of new rows; otherwise, new rows get the largest priority in the table (default:
+    with --exploration ape-x, except with r2d2)"""
     learner_host: Annotated[str, ACTING] = "127.0.0.1"
     """address to listen on for actors; 0.0.0.0 admits other machines"""
     learner_port: Annotated[int, ACTING] = Field(0, ge=0, le=MAX_PORT)
@@ -222,9 +237,22 @@ class TrainSettings(Settings):
         return self
 
     @model_validator(mode="after")
+    def _actors_differ(self) -> Self:
+        if self.exploration == "ape-x" and self.explorers < MIN_EXPLORERS:
+            raise ValueError(
+                "expected several actors with exploration ape-x: 2 or more in actors or, if they join from other "
+                f"machines, in ape_x_actors; got actors {self.actors}, ape_x_actors {self.ape_x_actors}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _sequences_fit(self) -> Self:
         if self.algorithm != "r2d2":
             return self
+        if self.actor_priorities:
+            raise ValueError(
+                "expected algorithm dqn with actor_priorities, which are those of transitions; got algorithm r2d2"
+            )
         if self.compact is False:
             raise ValueError("expected compact with algorithm r2d2, which draws sequences; got compact False")
         if self.sequence_period is not None and self.sequence_period > self.sequence_length:
@@ -278,6 +306,18 @@ class TrainSettings(Settings):
     def acts(self) -> bool:
         """Whether the trainer itself acts in the environment."""
         return self.actors == 0 if self.act is None else self.act
+
+    @property
+    def explorers(self) -> int:
+        """Number of actors with an epsilon of their own, with exploration ape-x."""
+        return self.ape_x_actors or self.actors + self.acts
+
+    @property
+    def actors_estimate(self) -> bool:
+        """Whether actors estimate the values of their steps, for the priorities of new rows."""
+        if self.actor_priorities is None:
+            return self.exploration == "ape-x" and self.algorithm != "r2d2"
+        return self.actor_priorities
 
     @property
     def drops_table(self) -> bool:

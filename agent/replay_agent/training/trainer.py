@@ -14,6 +14,7 @@ from replay_client.torch import TensorBatch
 from replay_agent.acting.actor import Actor, FinishedEpisode
 from replay_agent.acting.environments import EnvironmentInfo, make_environment
 from replay_agent.acting.evaluation import EvaluationResult, EvaluationStoppedError, evaluate
+from replay_agent.acting.exploration import ape_x_epsilons
 from replay_agent.acting.seeds import ActorSeeds, RunSeeds
 from replay_agent.distributed.assignment import make_task
 from replay_agent.distributed.episode_reports import MAX_QUEUED
@@ -91,7 +92,7 @@ class Trainer:
         self.history = History()
         self.selector = self._make_selector()
         self.training_s = 0.0
-        self._epsilon = LinearSchedule(settings.epsilon_start, settings.epsilon_end, settings.epsilon_steps)
+        self._epsilon, actor_epsilons = _exploration(settings)
         beta_steps = settings.steps if settings.beta_steps is None else settings.beta_steps
         self._beta = LinearSchedule(settings.beta_start, 1.0, beta_steps)
         self._next_validation = settings.validate_interval
@@ -109,8 +110,15 @@ class Trainer:
         )
         self.table.link()
         self._weights = PublishedWeights(self.learner.weights())
-        task = make_task(env.env_id, self.table.name, settings.n_step, settings.gamma, self.learner.spec)
-        self.service = LearnerService(task, self._seeds, self._weights, self._guide)
+        task = make_task(
+            env.env_id,
+            self.table.name,
+            settings.n_step,
+            settings.gamma,
+            self.learner.spec,
+            actor_priorities=settings.actors_estimate,
+        )
+        self.service = LearnerService(task, self._seeds, self._weights, self._guide, actor_epsilons)
         self._shown = _Shown()
         self._due = _Due(settings)
 
@@ -221,7 +229,7 @@ class Trainer:
             loss=figures.loss if figures else None,
             grad_norm=figures.grad_norm if figures else None,
             mean_value=figures.mean_value if figures else None,
-            epsilon=self._epsilon(step),
+            epsilon=self._epsilon(step) if self._settings.exploration == "annealed" else None,
             beta=self._beta(step),
             steps_per_s=shown.step_rate.per_second(step),
             updates_per_s=shown.update_rate.per_second(self.learner.updates),
@@ -383,7 +391,16 @@ class Trainer:
             ActorSeeds(self._seeds.actor(0)),
             self.learner.online,
             device=self._device,
+            estimates=self._settings.actors_estimate,
         )
+
+
+def _exploration(settings: TrainSettings) -> tuple[LinearSchedule, tuple[float, ...]]:
+    """Return the trainer's epsilon, and the constant epsilons of other actors; empty: they share the trainer's."""
+    if settings.exploration == "annealed":
+        return LinearSchedule(settings.epsilon_start, settings.epsilon_end, settings.epsilon_steps), ()
+    epsilons = ape_x_epsilons(settings.ape_x_epsilon, settings.ape_x_alpha, settings.explorers)
+    return LinearSchedule(epsilons[0], epsilons[0], steps=0), epsilons[settings.acts :]
 
 
 class _Due:

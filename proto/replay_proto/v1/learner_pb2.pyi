@@ -25,7 +25,9 @@ class JoinRequest(google.protobuf.message.Message):
 
     NAME_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """The actor's name for the learner's log, such as "host:pid". At most 256 characters are kept."""
+    """The actor's name, such as "host:pid", for the learner's log and for `JoinResponse.epsilon`. At most 256 characters
+    are kept.
+    """
     def __init__(
         self,
         *,
@@ -49,6 +51,8 @@ class JoinResponse(google.protobuf.message.Message):
     N_STEP_FIELD_NUMBER: builtins.int
     GAMMA_FIELD_NUMBER: builtins.int
     NETWORK_FIELD_NUMBER: builtins.int
+    EPSILON_FIELD_NUMBER: builtins.int
+    ACTOR_PRIORITIES_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Random UUID of this run of the learner; it changes when the learner is restarted."""
     actor_id: builtins.int
@@ -69,6 +73,15 @@ class JoinResponse(google.protobuf.message.Message):
     """Number of steps per transition, 1 or more; transitions at the end of an episode have fewer."""
     gamma: builtins.float
     """Discount factor of one step, 0 to 1."""
+    epsilon: builtins.float
+    """The actor's own, constant probability of a random action, 0 to 1. Unset: the replies to reports have one. An actor
+    that joins under the name of an earlier one gets the same value. Any other actor gets a value that no actor has, or
+    else the one of the actor that has been silent for the longest time.
+    """
+    actor_priorities: builtins.bool
+    """Whether the actor computes the priorities of its new rows, as absolute TD errors, from the weights that it has. If
+    not, it leaves them to the table.
+    """
     @property
     def network(self) -> global___QNetworkSpec:
         """Architecture of the network whose weights GetWeights returns."""
@@ -84,9 +97,12 @@ class JoinResponse(google.protobuf.message.Message):
         n_step: builtins.int = ...,
         gamma: builtins.float = ...,
         network: global___QNetworkSpec | None = ...,
+        epsilon: builtins.float | None = ...,
+        actor_priorities: builtins.bool = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["network", b"network"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["actor_id", b"actor_id", "env_id", b"env_id", "gamma", b"gamma", "n_step", b"n_step", "network", b"network", "run_id", b"run_id", "seed", b"seed", "table", b"table"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_epsilon", b"_epsilon", "epsilon", b"epsilon", "network", b"network"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_epsilon", b"_epsilon", "actor_id", b"actor_id", "actor_priorities", b"actor_priorities", "env_id", b"env_id", "epsilon", b"epsilon", "gamma", b"gamma", "n_step", b"n_step", "network", b"network", "run_id", b"run_id", "seed", b"seed", "table", b"table"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_epsilon", b"_epsilon"]) -> typing.Literal["epsilon"] | None: ...
 
 global___JoinResponse = JoinResponse
 
@@ -237,7 +253,7 @@ class ReportResponse(google.protobuf.message.Message):
     pause_ms: builtins.int
     """Milliseconds to wait before the next report when no steps are granted."""
     epsilon: builtins.float
-    """Probability of a random action, 0 to 1."""
+    """Probability of a random action, 0 to 1; 0 if Join returned one."""
     weights_version: builtins.int
     """Newest version of the weights, starting at 1."""
     finished: builtins.bool

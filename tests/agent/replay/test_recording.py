@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
+import torch
 from replay_agent.acting.actor import Actor, Step
 from replay_agent.acting.environments import EnvironmentInfo, inspect_environment
 from replay_agent.acting.seeds import ActorSeeds
@@ -29,7 +31,7 @@ COLUMNS = ("obs", "action", "reward", "discount", "next_obs")
 def client(server: ServerProcess) -> Iterator[ReplayClient]:
     with ReplayClient(server.address) as client:
         yield client
-        for name in ("compact", "transitions"):
+        for name in client:
             client.drop_table(name)
 
 
@@ -41,6 +43,31 @@ def steps_of(env: EnvironmentInfo) -> list[Step]:
     actor.close()
     assert {step.terminated for step in steps if step.is_last} == {True, False}
     return steps
+
+
+@pytest.mark.parametrize("kind", ["compact", "transitions"])
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_rows_have_the_priorities_that_the_actors_network_gives_them(
+    client: ReplayClient, kind: str, n_step: int
+) -> None:
+    env = inspect_environment(STACKED_ID)
+    item = Transitions(n_step=n_step, gamma=GAMMA) if kind == "compact" else None
+    columns = step_columns(env) if item else transition_columns(env)
+    table = client.create_table(kind, columns=columns, capacity=500, alpha=1.0, epsilon=1e-9, steps=item)
+    network = build_network(NetworkSpec(env.observation_shape, env.observation_dtype, 2, (4,), dueling=False))
+    actor = Actor(env.env_id, ActorSeeds(1), network, estimates=True)
+    with table.writer() as writer:
+        recorder = make_recorder(writer, n_step, GAMMA)
+        for epsilon in [1.0] * STEPS + [0.0] * 40:
+            recorder.record(actor.step(epsilon).step)
+    actor.close()
+    batch = table.sample(3_000, beta=0.0)
+    learned = transition_batch(to_torch(batch))
+    with torch.no_grad():
+        values = network(learned.obs)[torch.arange(len(learned.action)), learned.action]
+        td_errors = learned.reward + learned.discount * network(learned.next_obs).max(dim=1).values - values
+    assert 0 < (learned.discount == 0).sum() < len(learned.discount)
+    np.testing.assert_allclose(batch.probabilities * batch.total_mass, td_errors.abs().numpy(), atol=1e-6)
 
 
 def by_key(table: Table) -> dict[int, tuple[bytes, ...]]:

@@ -180,3 +180,22 @@ def test_an_actor_needs_to_know_two_addresses(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("REPLAY_ACTOR_LEARNER", "learner:7")
     settings = load_actor_settings(["--server", "buffer:6"])
     assert (settings.server, settings.learner) == ("buffer:6", "learner:7")
+
+
+def test_ape_x_needs_several_actors_and_priorities_of_actors_need_transitions(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = ["--exploration", "ape-x"]
+    assert "expected several actors with exploration ape-x" in refusal(capsys, *flags)
+    assert "expected several actors with exploration ape-x" in refusal(capsys, *flags, "--actors", "1")
+    assert "got algorithm r2d2" in refusal(capsys, "--actor-priorities", "--algorithm", "r2d2")
+    for more, expected in (
+        (["--actors", "2"], (2, True)),
+        (["--actors", "1", "--act"], (2, True)),
+        (["--actors", "1", "--ape-x-actors", "5"], (5, True)),
+        (["--actors", "2", "--algorithm", "r2d2"], (2, False)),
+        (["--actors", "2", "--no-actor-priorities"], (2, False)),
+    ):
+        settings = load_train_settings([*flags, *more])
+        assert (settings.explorers, settings.actors_estimate) == expected
+    assert not load_train_settings(["--actors", "2"]).actors_estimate

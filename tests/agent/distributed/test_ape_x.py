@@ -1,0 +1,179 @@
+"""Actors as in Ape-X: each has its own epsilon, and computes the priorities of its new rows."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from replay_agent.acting.environments import inspect_environment
+from replay_agent.acting.exploration import ape_x_epsilons
+from replay_agent.acting.seeds import RunSeeds
+from replay_agent.distributed.acting_run import run_actor
+from replay_agent.distributed.actor_epsilons import ActorEpsilons
+from replay_agent.distributed.assignment import make_task
+from replay_agent.distributed.learner_client import LearnerClient
+from replay_agent.distributed.learner_server import LearnerServer
+from replay_agent.distributed.learner_service import Guidance, LearnerService, PublishedWeights
+from replay_agent.dqn.networks import NetworkSpec, build_network
+from replay_agent.replay.rows import transition_columns
+from replay_agent.reporting.progress import ProgressView
+from replay_agent.settings.actor_settings import load_actor_settings
+from replay_agent.training.trainer import Ending, Trainer
+from replay_client import ReplayClient, Table
+
+from tests.agent.corridor import CORRIDOR_ID
+from tests.agent.processes.test_processes import pool_of
+from tests.agent.short_runs import PATIENCE_S, Watcher
+from tests.support.deadlines import wait_until
+from tests.support.server_process import ServerProcess
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*share an object:UserWarning")
+
+EPSILONS = (0.5, 0.25, 0.125)
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[ReplayClient]:
+    with ReplayClient(server.address) as made:
+        yield made
+        for table in made:
+            made.drop_table(table)
+
+
+def test_epsilons_are_those_of_the_paper() -> None:
+    # Horgan et al. (2018), section 4.1: 0.4 ** (1 + i / (N - 1) * 7)
+    assert ape_x_epsilons(0.4, 7.0, 3) == pytest.approx((0.4, 0.4**4.5, 0.4**8))
+    assert ape_x_epsilons(0.4, 7.0, 360)[-1] == pytest.approx(0.00065536)
+
+
+class Clock:
+    """Seconds that pass only when told."""
+
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_a_late_actor_gets_the_epsilon_of_one_that_is_gone() -> None:
+    clock = Clock()
+    epsilons = ActorEpsilons(EPSILONS, clock)
+    assert [epsilons.assign(number, f"host:{number}") for number in (1, 2, 3)] == list(EPSILONS)
+    for second in range(10):
+        clock.now_s = float(second)
+        for alive in (1, 3):
+            epsilons.hear(alive)
+    assert epsilons.assign(4, "host:4") == EPSILONS[1]
+    # Now all are alive again, and the one that was silent for the longest time shares its epsilon.
+    clock.now_s = 11.0
+    for alive in (1, 2, 4):
+        epsilons.hear(alive)
+    assert epsilons.assign(5, "host:5") == EPSILONS[2]
+
+
+def test_an_actor_that_joins_under_its_name_keeps_its_epsilon() -> None:
+    epsilons = ActorEpsilons(EPSILONS)
+    for number, name in enumerate(("a", "b", "c", "c", "b", "a"), start=1):
+        assert epsilons.assign(number, name) == EPSILONS["abc".index(name)]
+    # Actors without a name are different actors.
+    epsilons = ActorEpsilons(EPSILONS)
+    assert [epsilons.assign(number, "") for number in (1, 2, 3)] == list(EPSILONS)
+
+
+def serve(epsilons: tuple[float, ...], table: str = "t", weights: PublishedWeights | None = None) -> LearnerServer:
+    """A learner whose guidance is to act at random."""
+    env = inspect_environment(CORRIDOR_ID)
+    spec = NetworkSpec(env.observation_shape, env.observation_dtype, env.actions, (4,), dueling=False)
+    task = make_task(CORRIDOR_ID, table, n_step=2, gamma=0.9, network=spec, actor_priorities=True)
+    published = weights or PublishedWeights(always_right(spec))
+    service = LearnerService(task, RunSeeds(0), published, lambda: Guidance(25, epsilon=1.0), epsilons)
+    return LearnerServer(service, "127.0.0.1", 0)
+
+
+def always_right(spec: NetworkSpec) -> dict[str, torch.Tensor]:
+    """Weights with which action 0 has the value 0, and action 1 the value 1, whatever the observation."""
+    weights = {name: torch.zeros_like(tensor) for name, tensor in build_network(spec).state_dict().items()}
+    weights["head.bias"][1] = 1.0
+    return weights
+
+
+def test_actors_learn_their_epsilons_when_they_join() -> None:
+    server = serve(EPSILONS)
+    with LearnerClient(server.address, timeout_s=PATIENCE_S) as client:
+        joined = [client.join(name) for name in ("a", "b", "a", "c")]
+    server.close()
+    assert [assignment.epsilon for assignment in joined] == [EPSILONS[i] for i in (0, 1, 0, 2)]
+    assert [assignment.actor_id for assignment in joined] == [1, 2, 3, 4]
+
+
+def priorities_of(table: Table) -> dict[int, float]:
+    """Priorities by key, in a table with alpha 1."""
+    batch = table.sample(2_000, beta=0.0)
+    found = batch.probabilities * batch.total_mass
+    return dict(sorted(zip(batch.row_keys.tolist(), found.tolist(), strict=True)))
+
+
+def test_an_actor_keeps_to_its_own_epsilon_and_inserts_rows_with_priorities(
+    client: ReplayClient, server: ServerProcess
+) -> None:
+    env = inspect_environment(CORRIDOR_ID)
+    table = client.create_table("of-actor", columns=transition_columns(env), capacity=1_000, alpha=1.0, epsilon=0.0)
+    learner = serve((0.0,), "of-actor")
+    stop = threading.Event()
+    settings = load_actor_settings(["--server", server.address, "--learner", learner.address, "--name", "me"])
+    actor = threading.Thread(target=run_actor, args=(settings, stop))
+    actor.start()
+    wait_until(lambda: table.describe().inserted >= 40, "the actor acts", PATIENCE_S)
+    stop.set()
+    actor.join(PATIENCE_S)
+    learner.close()
+    rows = table.read(np.arange(40))
+    assert (rows["action"] == 1).all()  # by the guidance alone, half of them would be 0
+    # Two steps cost 0.1 each, and the next value is 1; the last two steps of an episode lead to the goal.
+    usual, last_but_one, last = abs(-0.1 - 0.09 + 0.81 - 1), abs(-0.1 + 0.81 - 1), abs(0.9 - 1)
+    found = priorities_of(table)
+    assert [found[key] for key in range(40)] == pytest.approx([usual, usual, last_but_one, last] * 10, abs=1e-6)
+
+
+# With one gradient step, at the end, all priorities are those of new rows, except in its batch.
+ONE_STEP = {"env": CORRIDOR_ID, "alpha": 1.0, "learning_starts": 300, "steps": 310, "replay_ratio": 0.1}
+DEFAULT = 1.0
+"""Priority of the first row of a table, if nobody gives one; that of the next ones follows from it."""
+
+
+def test_all_actors_of_a_run_with_ape_x_give_priorities(
+    make_trainer: Callable[..., Trainer],
+    server: ServerProcess,
+    client: ReplayClient,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    watcher = Watcher(1, lambda: None)
+    trainer = make_trainer(table="ape-x", actors=1, act=True, exploration="ape-x", lead_steps=1, **ONE_STEP)
+    with pool_of(trainer, server, tmp_path, count=1) as (pool, _):
+        wait_until(lambda: trainer.service.actors_joined == 1, "the actor joins", PATIENCE_S)
+        assert trainer.train(watcher, pool) is Ending.STEPS_DONE
+    assert "actor 1 joined: 'actor-0'" in caplog.text
+    assert watcher.statuses[-1].epsilon is None
+    trainer.table.flush()
+    found = set(priorities_of(client["ape-x"]).values())
+    assert DEFAULT not in found
+    assert len(found) > 5
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_a_trainer_that_acts_gives_priorities_of_its_own(
+    make_trainer: Callable[..., Trainer], client: ReplayClient, compact: bool
+) -> None:
+    trainer = make_trainer(table="alone", actor_priorities=True, compact=compact, **ONE_STEP)
+    assert trainer.train(ProgressView(), None) is Ending.STEPS_DONE
+    trainer.table.flush()
+    found = set(priorities_of(client["alone"]).values())
+    assert DEFAULT not in found
+    assert len(found) > 5
