@@ -127,9 +127,11 @@ class Learning:
     def ask(self) -> None:
         """Add requests until `prefetch` batches are in flight, with the kept updates."""
         most = min(_MOST_TOGETHER, MOST_KEYS_AT_ONCE // self.draw.batch_size)
-        together = max(1, min(most, self.prefetch // _MESSAGES_IN_FLIGHT))
-        while (missing := self.prefetch - self.in_flight) >= together:
-            self._add(min(missing, together))
+        prefetch, in_flight = self.prefetch, self.in_flight
+        together = max(1, min(most, prefetch // _MESSAGES_IN_FLIGHT))
+        while (missing := prefetch - in_flight) >= together:
+            self._add(min(missing, together), ahead=in_flight)
+            in_flight += min(missing, together)
         if together == 1:  # otherwise, updates wait for the next request
             self.send_updates()  # only after an error while batches were in flight
 
@@ -169,8 +171,8 @@ class Learning:
             f"{self.unacknowledged} updates of table {self._table.name!r} were not acknowledged in time"
         )
 
-    def _add(self, batches: int) -> None:
-        """Add a request with the kept updates, for ``batches`` batches."""
+    def _add(self, batches: int, *, ahead: int = 0) -> None:
+        """Add a request with the kept updates, for ``batches`` batches after ``ahead`` that are in flight."""
         request = replay_pb2.LearnRequest(table=self._table.name, table_uid=self._table.uid)
         has_update = bool(self._keys)
         if has_update:
@@ -182,7 +184,7 @@ class Learning:
         if batches:
             request.draw.CopyFrom(self.draw)
             request.batches = batches
-            request.ahead = self.in_flight
+            request.ahead = ahead
             if self._reader.mapped is not None:
                 request.same_host.CopyFrom(self._reader.mapped.request)
         self.pending.add(
