@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final
@@ -70,20 +70,28 @@ def rows_at_once(table: TableDescription, most: int = GROUP_ROWS) -> int:
     return max(1, min(most, GROUP_BYTES // table.schema.row_bytes))
 
 
-def schema_of(table: TableDescription) -> pa.Schema:
-    """Return the schema of a table's rows, with the table's config in its metadata."""
-    of_steps = table.steps is not None
+def schema_of(table: TableDescription, names: Collection[str] | None = None) -> pa.Schema:
+    """Return the schema of a table's rows.
+
+    Args:
+        table: the table.
+        names: names of stored columns, and of their masks; None: all. Only then, the metadata has the table's config.
+    """
+    of_steps, masks = table.steps is not None, table.schema.masks
+    chosen = table.schema if names is None else {name: table.schema[name] for name in names}
+    implied = {masks[name] for name in chosen if name in masks}
     fields = [
         pa.field(name, _type_of(column), nullable=column.optional)
-        for name, column in table.schema.items()
-        if name not in table.schema.masks.values()
+        for name, column in chosen.items()
+        if name not in implied
     ]
     fields += [pa.field(_KEY, pa.int64(), nullable=False), pa.field(_PRIORITY, pa.float64(), nullable=of_steps)]
     fields += [pa.field(name, pa.uint64(), nullable=False) for name in _LINKS]
     if of_steps:
         fields.append(pa.field(_STEP, pa.int64(), nullable=False))
         fields += [pa.field(name, pa.bool_(), nullable=False) for name in _ENDS]
-    return pa.schema(fields, {CONFIG_KEY: json_format.MessageToJson(table.to_config(), indent=None)})
+    config = {CONFIG_KEY: json_format.MessageToJson(table.to_config(), indent=None)}
+    return pa.schema(fields, config if names is None else None)
 
 
 def batch_of(rows: Rows, schema: pa.Schema) -> pa.RecordBatch:
@@ -100,24 +108,22 @@ def batch_of(rows: Rows, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def table_of(reader: RowReader, table: TableDescription) -> pa.Table:
-    """Read all rows into an Arrow table."""
-    schema = schema_of(table)
+def table_of(reader: RowReader, schema: pa.Schema) -> pa.Table:
+    """Read all rows into an Arrow table. The reader's columns are those of ``schema``, a result of `schema_of`."""
     return pa.Table.from_batches([batch_of(rows, schema) for rows in reader], schema)
 
 
-def write_parquet(reader: RowReader, table: TableDescription, path: str | os.PathLike[str]) -> Exported:
-    """Write all rows to a file, which appears when it is complete.
+def write_parquet(reader: RowReader, schema: pa.Schema, path: str | os.PathLike[str]) -> Exported:
+    """Write all rows to a file, which appears when it is complete; see `table_of`.
 
     Raises:
         OSError: the file cannot be written.
         ReplayError: rows cannot be read.
     """
-    schema = schema_of(table)
     written = 0
     with (
         _replacing(Path(path)) as part,
-        pq.ParquetWriter(part, schema, compression=COMPRESSION, use_dictionary=_repetitive(table)) as writer,
+        pq.ParquetWriter(part, schema, compression=COMPRESSION, use_dictionary=_repetitive(schema)) as writer,
     ):
         for rows in reader:
             writer.write_batch(batch_of(rows, schema))
@@ -155,7 +161,7 @@ class ParquetRows:
         """
         stored = (self._schema.metadata or {}).get(CONFIG_KEY)
         if stored is None:
-            expected = "a file exported from a table, or an existing table to load it into"
+            expected = "a file exported with all columns of a table, or an existing table to load it into"
             raise InvalidArgumentError.of_field("path", expected, f"{self._path!r}, without a table's config")
         try:
             config = json_format.Parse(stored, replay_pb2.TableConfig())
@@ -259,9 +265,14 @@ def _bits(flags: Array) -> pa.Buffer:
     return pa.py_buffer(np.packbits(flags.view(np.uint8), bitorder="little"))
 
 
-def _repetitive(table: TableDescription) -> list[str]:
-    """Columns that a dictionary makes smaller: those with few different values."""
-    return [name for name, column in table.schema.items() if column.dtype.itemsize == 1] + list(_LINKS)
+def _repetitive(schema: pa.Schema) -> list[str]:
+    """Columns that a dictionary makes smaller, as paths in a Parquet file: those with few different numbers."""
+    found = list(_LINKS)
+    for field in schema:
+        is_nested = hasattr(field.type, "value_type")
+        if (field.type.value_type if is_nested else field.type) in (pa.int8(), pa.uint8()):
+            found.append(f"{field.name}.list.element" if is_nested else field.name)
+    return found
 
 
 @contextmanager

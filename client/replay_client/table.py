@@ -227,7 +227,9 @@ class Table(TableHandle):
         read = partial(self.read, columns=chosen_columns(self.schema, columns, self.schema.masks))
         return RowReader(read, self._run(self._operations.describe()), chunk=chunk, order=order, progress=progress)
 
-    def to_arrow(self, *, order: RowOrder = "key", progress: bool = False) -> pyarrow.Table:
+    def to_arrow(
+        self, *, order: RowOrder = "key", progress: bool = False, columns: Collection[str] | None = None
+    ) -> pyarrow.Table:
         """Read all rows that are live now into an Arrow table (needs the extra ``arrow``).
 
         `replay_client.arrow` describes its columns.
@@ -235,6 +237,7 @@ class Table(TableHandle):
         Args:
             order: as for `rows`.
             progress: as for `rows`.
+            columns: as for `rows`; keys, priorities and places in episodes are always there.
 
         Raises:
             MissingExtraError: the extra ``arrow`` is not installed.
@@ -243,10 +246,16 @@ class Table(TableHandle):
         check_extra("arrow", "pyarrow")
         from replay_client import arrow  # pyarrow is optional
 
-        table = self._run(self._operations.describe())
-        return arrow.table_of(self.rows(chunk=arrow.rows_at_once(table), order=order, progress=progress), table)
+        return arrow.table_of(*self._rows_for_arrow(order, progress, columns))
 
-    def to_parquet(self, path: str | os.PathLike[str], *, order: RowOrder = "key", progress: bool = False) -> Exported:
+    def to_parquet(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        order: RowOrder = "key",
+        progress: bool = False,
+        columns: Collection[str] | None = None,
+    ) -> Exported:
         """Write all rows that are live now to a Parquet file (needs the extra ``arrow``).
 
         The table remains in use meanwhile: rows inserted after this call are not written, and rows that are evicted
@@ -257,6 +266,7 @@ class Table(TableHandle):
             path: the file.
             order: as for `rows`.
             progress: as for `rows`.
+            columns: as for `to_arrow`. Only a file with all columns can be loaded again.
 
         Returns:
             How many rows were written, and how many were evicted before they were read.
@@ -269,9 +279,16 @@ class Table(TableHandle):
         check_extra("arrow", "pyarrow")
         from replay_client import arrow  # pyarrow is optional
 
+        return arrow.write_parquet(*self._rows_for_arrow(order, progress, columns), path)
+
+    def _rows_for_arrow(
+        self, order: RowOrder, progress: bool, columns: Collection[str] | None
+    ) -> tuple[RowReader, pyarrow.Schema]:
+        from replay_client import arrow  # pyarrow is optional
+
         table = self._run(self._operations.describe())
-        reader = self.rows(chunk=arrow.rows_at_once(table), order=order, progress=progress)
-        return arrow.write_parquet(reader, table, path)
+        schema = arrow.schema_of(table, chosen_columns(self.schema, columns, self.schema.masks))
+        return self.rows(chunk=arrow.rows_at_once(table), order=order, progress=progress, columns=columns), schema
 
     def load_parquet(
         self,

@@ -38,7 +38,7 @@ from tests.support.server_process import ServerProcess
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
-from replay_client.arrow import write_parquet  # noqa: E402
+from replay_client.arrow import schema_of, write_parquet  # noqa: E402
 
 NewTable = Callable[..., Table]
 SHAPES: list[tuple[int, ...]] = [(), (3,), (2, 3), (2, 1, 3)]
@@ -151,6 +151,13 @@ def test_the_file_says_where_episodes_end_and_what_cannot_be_drawn(new_table: Ne
     assert data["_priority"].to_pylist() == [1, 1, None, 1, 1, None, None, None]
 
 
+def test_images_are_stored_with_a_byte_or_less_for_each_number(new_table: NewTable, file: Path) -> None:
+    table = new_table(columns={"image": Column("uint8", (100, 100))})
+    table.insert({"image": np.random.default_rng(0).integers(256, size=(50, 100, 100), dtype=np.uint8)})
+    table.to_parquet(file)
+    assert file.stat().st_size < 50 * 10_000 * 1.02
+
+
 def test_an_export_in_the_order_of_episodes(new_table: NewTable, file: Path) -> None:
     table = new_table(**STEPS["transitions"])
     write_episodes(table, streams=3, rows=100)
@@ -240,6 +247,21 @@ def test_optional_columns_are_null_where_they_are_missing(
     assert_same_bits(client.load_parquet(file, copy).read(range(35)), dict(original))
 
 
+def test_some_of_the_columns(new_table: NewTable, client: ReplayClient, file: Path, copy: str) -> None:
+    table = new_table(columns=OPTIONAL | {"obs/a": Column("int64"), "obs/b": Column("int64")})
+    table.insert({"number": np.arange(3), "score": np.arange(3), "obs": {"a": np.arange(3), "b": np.arange(3)}})
+    places = ["_key", "_priority", "_stream", "_episode"]
+    assert table.to_arrow(columns=["obs", "score"]).schema.names == ["score", "obs/a", "obs/b", *places]
+    assert table.to_arrow(columns=["score_present"])["score_present"].to_pylist() == [True] * 3
+    assert table.to_arrow(columns=[]).schema.names == places
+    with pytest.raises(InvalidArgumentError, match="columns: expected names among number, goal"):
+        table.to_arrow(columns=["nothing"])
+    table.to_parquet(file, columns=["number"])
+    assert pq.read_schema(file).names == ["number", *places]
+    with pytest.raises(InvalidArgumentError, match="path: expected a file exported with all columns"):
+        client.load_parquet(file, copy)
+
+
 def test_files_may_lack_optional_columns_or_have_masks(new_table: NewTable, file: Path) -> None:
     table = new_table(columns=OPTIONAL)
     nothing = pa.nulls(3)
@@ -309,7 +331,7 @@ def test_files_that_make_no_table_are_refused_before_one_is_made(
 ) -> None:
     names = set(client)
     number_file(file)
-    with pytest.raises(InvalidArgumentError, match="path: expected a file exported from a table"):
+    with pytest.raises(InvalidArgumentError, match="path: expected a file exported with all columns"):
         client.load_parquet(file, priorities=False)
     (tmp_path / "text").write_text("no rows")
     with pytest.raises(InvalidArgumentError, match="path: expected a Parquet file"):
@@ -351,7 +373,7 @@ def test_an_export_that_fails_leaves_the_file_of_before(new_table: NewTable, tab
     table.drop()
     new_table(name=table.name)
     with pytest.raises(TableReplacedError):
-        write_parquet(reader, description, file)
+        write_parquet(reader, schema_of(description), file)
     assert file.read_bytes() == before
     assert list(file.parent.iterdir()) == [file]
 
