@@ -28,6 +28,8 @@ _HEAD_BYTES: Final = 16 << 10
 """Maximum size of a request's head."""
 _BACKLOG: Final = 64
 """Maximum connections that wait to be accepted."""
+_END_S: Final = 2.0
+"""Time limit for requests that are being answered when the server stops; nobody reads their replies."""
 _RETRY_S: Final = 0.1
 """Pause when a connection cannot be accepted, because there is no file descriptor left."""
 _HEADERS: Final = [(b"connection", b"close"), (b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
@@ -87,12 +89,14 @@ class HttpServer:
         self._accepting = asyncio.create_task(self._accept(), name="http")
 
     async def stop(self) -> None:
-        """Close the port and all connections."""
+        """Close the port and all connections, and wait for requests that are being answered."""
         ending = [*self._open, *([self._accepting] if self._accepting is not None else [])]
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
         self._listener.close()
+        if self._state.tasks:
+            await asyncio.wait(self._state.tasks, timeout=_END_S)
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()

@@ -29,6 +29,7 @@ from tests.support.server_process import ServerProcess, run_to_its_end
 
 StartServer = Callable[..., ServerProcess]
 PROBE = b"GET /readyz HTTP/1.1\r\nHost: here\r\n\r\n"
+METRICS = b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n"
 
 
 @asynccontextmanager
@@ -112,7 +113,7 @@ def test_a_thousand_connections_cost_little_and_keep_nobody_out(start_server: St
         connection.setblocking(False)
         connection.connect_ex(("127.0.0.1", port))
     # Half a request, a reply that nobody reads, or nothing.
-    sent = itertools.cycle((PROBE[:-2], b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n", b""))
+    sent = itertools.cycle((PROBE[:-2], METRICS, b""))
     for connection, request in zip(held, sent, strict=False):
         with suppress(OSError):  # not connected yet
             connection.send(request)
@@ -124,6 +125,17 @@ def test_a_thousand_connections_cost_little_and_keep_nobody_out(start_server: St
         connection.close()
     wait_until(lambda: process.num_fds() <= descriptors, "its connections are closed")
     assert "Traceback" not in server.log()
+
+
+def test_a_server_that_stops_during_scrapes_logs_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def look() -> None:
+        async with served(tmp_path) as (_, port):
+            readers = [asyncio.create_task(ask(port, METRICS)) for _ in range(20)]
+            await asyncio.wait(readers, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.gather(*readers, return_exceptions=True)
+
+    asyncio.run(look())
+    assert caplog.records == []
 
 
 def test_a_port_in_use_is_an_error_that_names_it(tmp_path: Path) -> None:
