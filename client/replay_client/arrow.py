@@ -183,10 +183,13 @@ class ParquetRows:
                 _check_keys(rows.row_keys, next_key)
                 next_key += rows.batch_size
 
-    def load(self, table: TableDescription, loader: RowLoader, *, priorities: bool, progress: bool) -> Loaded:
-        """Insert all rows.
+    def load(
+        self, table: TableDescription, loader: RowLoader, *, priorities: bool, keys: bool, progress: bool
+    ) -> Loaded:
+        """Insert all rows; see `Table.load_parquet`.
 
         Raises:
+            InvalidArgumentError: rows should keep their ``keys``, but others were inserted meanwhile.
             ReplayError: as for `RowLoader.insert`.
         """
         bar = progress_bar(table.name, self.row_count) if progress else nullcontext(lambda _: None)
@@ -194,6 +197,12 @@ class ParquetRows:
             for rows in self._rows(table, _PRIORITY if priorities else None):
                 loader.insert(rows)
                 advance(rows.batch_size)
+        if keys and loader.inserted and not (loader.is_contiguous and loader.first_key == table.inserted):
+            error = InvalidArgumentError.of_field(
+                "keys", "no other inserts meanwhile", "rows between those of the file"
+            )
+            error.add_note(f"{loader.inserted:,} rows were inserted before this error")
+            raise error
         return Loaded(loader.inserted, loader.first_key)
 
     def _check_columns(self, table: TableDescription, *, priorities: bool, keys: bool) -> None:

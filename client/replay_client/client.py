@@ -195,7 +195,7 @@ class ReplayClient:
         rows.check(exported, priorities=priorities, keys=keys)
         table = self.create_table(name or exported.name, **given)
         loader = table.loader(priorities=priorities, timeout_s=timeout_s)
-        rows.load(exported, loader, priorities=priorities, progress=progress)
+        rows.load(exported, loader, priorities=priorities, keys=keys, progress=progress)
         return table
 
     def table(self, name: str) -> Table:

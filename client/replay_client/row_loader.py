@@ -49,6 +49,8 @@ class RowLoader:
         """Number of rows inserted so far."""
         self.first_key: int | None = None
         """Key of the first inserted row; None: there is none yet."""
+        self.is_contiguous = True
+        """Whether the inserted rows have consecutive keys: nothing else was inserted meanwhile."""
         self._table = table
         self._insert = insert
         self._has_priorities = priorities
@@ -92,9 +94,10 @@ class RowLoader:
         except ReplayError as error:
             error.add_note(f"{self.inserted:,} rows were inserted before this error")
             raise
-        self.inserted += len(keys)
         if self.first_key is None:
             self.first_key = int(keys[0])
+        self.is_contiguous &= int(keys[0]) == self.first_key + self.inserted
+        self.inserted += len(keys)
 
     def _known(self, priorities: NDArray[np.float64]) -> NDArray[np.float64]:
         """Replace unknown priorities of anchors by the largest one so far, which new rows get, too."""

@@ -309,7 +309,8 @@ class Table(TableHandle):
             path: the file.
             priorities: whether rows get the priorities in the file; otherwise, the largest live one. See `loader`.
             keys: whether rows must get the keys in the file. A table numbers its rows from 0 without gaps, so this is
-                possible only if the file begins with the table's next key, and if nothing else inserts meanwhile.
+                possible only if the file begins with the table's next key, and if nothing else inserts meanwhile;
+                otherwise, an error is raised, in the second case at the end.
             timeout_s: seconds that each request waits, as for `insert`.
             progress: show a bar on standard error (needs the extra ``cli``).
 
@@ -331,7 +332,7 @@ class Table(TableHandle):
         loader = self.loader(priorities=priorities, timeout_s=timeout_s)
         rows, table = arrow.ParquetRows(path), self._run(self._operations.describe())
         rows.check(table, priorities=priorities, keys=keys)
-        return rows.load(table, loader, priorities=priorities, progress=progress)
+        return rows.load(table, loader, priorities=priorities, keys=keys, progress=progress)
 
     def loader(self, *, priorities: bool = True, timeout_s: float | None = None) -> RowLoader:
         """Create a loader, which inserts rows that were read from this or another table.

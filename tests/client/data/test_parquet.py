@@ -38,7 +38,7 @@ from tests.support.server_process import ServerProcess
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
-from replay_client.arrow import schema_of, write_parquet  # noqa: E402
+from replay_client.arrow import ParquetRows, schema_of, write_parquet  # noqa: E402
 
 NewTable = Callable[..., Table]
 SHAPES: list[tuple[int, ...]] = [(), (3,), (2, 3), (2, 1, 3)]
@@ -324,6 +324,22 @@ def test_all_rows_are_checked_before_the_first_is_inserted(table: Table, file: P
     with pytest.raises(InvalidArgumentError, match="priorities"):
         table.load_parquet(file)
     assert len(table) == 0
+
+
+def test_keys_that_other_inserts_have_taken_meanwhile_are_noticed(
+    table: Table, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number_file(file, _key=[0, 1, 2])
+    check = ParquetRows.check
+
+    def checked(rows: ParquetRows, *given: Any, **options: Any) -> None:
+        check(rows, *given, **options)
+        table.insert(numbered.rows([7]))
+
+    monkeypatch.setattr(ParquetRows, "check", checked)
+    with pytest.raises(InvalidArgumentError, match="keys: expected no other inserts meanwhile") as raised:
+        table.load_parquet(file, priorities=False, keys=True)
+    assert raised.value.__notes__ == ["3 rows were inserted before this error"]
 
 
 def test_files_that_make_no_table_are_refused_before_one_is_made(

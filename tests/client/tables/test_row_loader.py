@@ -30,7 +30,7 @@ def copied(source: Table, target: Table, chunk: int = 10_000, **options: Any) ->
     loader, reader = target.loader(**options), source.rows(chunk=chunk)
     for part in reader:
         loader.insert(part)
-    assert loader.inserted == reader.total
+    assert (loader.inserted, loader.is_contiguous) == (reader.total, True)
 
 
 @pytest.mark.parametrize("kind", STEPS)
@@ -93,6 +93,17 @@ def test_a_table_can_be_loaded_twice_and_into_itself(new_table: NewTable) -> Non
     drawable = target.stats().steps
     assert source.stats().steps == drawable
     assert len(set(target.read(np.arange(120)).streams.tolist())) == 4
+
+
+def test_a_loader_notices_other_inserts(table: Table, new_table: NewTable) -> None:
+    source = new_table()
+    source.insert(numbered.rows(range(20)))
+    loader = table.loader()
+    for part in source.rows(chunk=10):
+        assert loader.is_contiguous
+        loader.insert(part)
+        table.insert(numbered.rows([1]))
+    assert not loader.is_contiguous
 
 
 def test_without_priorities_every_row_gets_the_largest(new_table: NewTable) -> None:
