@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -32,11 +34,21 @@ class Reply:
     text: str
     headers: Mapping[str, str]
 
+    def json(self) -> Any:
+        """The content of a reply in JSON."""
+        return json.loads(self.text)
 
-def get(server: ServerProcess, path: str, token: str = "", context: ssl.SSLContext | None = None) -> Reply:
+
+def get(
+    server: ServerProcess,
+    path: str,
+    token: str = "",
+    context: ssl.SSLContext | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Reply:
     """Request a path, with a token if one is given."""
     scheme, port = _told(server).groups()
-    request = urllib.request.Request(f"{scheme}://localhost:{port}{path}")
+    request = urllib.request.Request(f"{scheme}://localhost:{port}{path}", headers=dict(headers or {}))
     if token:
         request.add_header("authorization", f"Bearer {token}")
     try:

@@ -1,1 +1,1 @@
-"""The HTTP port: metrics and probes for operators."""
+"""The HTTP port: a live page, metrics and probes for operators."""

@@ -1,7 +1,7 @@
 """The routes of the HTTP port.
 
-/metrics requires a token if the server has tokens, and shows the tables that the token may read, as Stats does. The
-probes require none.
+/metrics and the live page require a token if the server has tokens, and show the tables that the token may read, as
+Stats does. The probes and the files of the page require none.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from replay_server.auth.caller import Authenticator, Caller
 from replay_server.errors import RequestError
+from replay_server.http.live_page import LivePage
 from replay_server.http.metrics import render
+from replay_server.http.readers import CHALLENGE, Readers
 from replay_server.http.snapshot import View
 
 _REST: Final = 4
@@ -27,15 +28,17 @@ _REST: Final = 4
 _STATUSES: Final = {
     replay_pb2.ERROR_REASON_UNAUTHENTICATED: 401,
     replay_pb2.ERROR_REASON_PERMISSION_DENIED: 403,
+    replay_pb2.ERROR_REASON_TABLE_NOT_FOUND: 404,
 }
 
 
 class Routes:
     """Answers requests."""
 
-    def __init__(self, view: View, authenticator: Authenticator) -> None:
+    def __init__(self, view: View, readers: Readers, page: LivePage) -> None:
         self._view = view
-        self._authenticator = authenticator
+        self._readers = readers
+        self._page = page
         self._turn = asyncio.Lock()
 
     def app(self) -> Starlette:
@@ -45,6 +48,7 @@ class Routes:
                 Route("/metrics", self._metrics),
                 Route("/healthz", self._healthz),
                 Route("/readyz", self._readyz),
+                *self._page.routes(),
             ],
             exception_handlers={RequestError: _refuse},
         )
@@ -58,7 +62,7 @@ class Routes:
         return PlainTextResponse(f"{self._view.state}\n", 200 if self._view.state == "ready" else 503)
 
     async def _metrics(self, request: Request) -> Response:
-        caller = self._caller(request)
+        caller = self._readers.identify(request)
         await self._turn.acquire()
         began = time.thread_time()
         try:
@@ -70,17 +74,9 @@ class Routes:
             asyncio.get_running_loop().call_later(rest_s, self._turn.release)
         return Response(body, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
-    def _caller(self, request: Request) -> Caller:
-        """Identify the reader by its token.
-
-        Raises:
-            RequestError: UNAUTHENTICATED.
-        """
-        return self._authenticator.caller_of(request.headers.items())
-
 
 async def _refuse(_request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
     status = _STATUSES.get(error.reason, 500)
-    headers = {"www-authenticate": "Bearer"} if status == 401 else None
+    headers = {"www-authenticate": CHALLENGE} if status == 401 else None
     return PlainTextResponse(f"{error}\n", status, headers)

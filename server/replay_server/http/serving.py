@@ -1,7 +1,8 @@
 """Serves an ASGI application on the server's event loop, to peers that may be hostile.
 
 Uvicorn parses HTTP. What it lacks is here: connections have a time limit and a maximum number, and the loop accepts
-them one at a time, so that a flood of them delays gRPC calls only a little.
+them one at a time, so that a flood of them delays gRPC calls only a little. A reply may lift the limits for its
+connection.
 """
 
 from __future__ import annotations
@@ -9,12 +10,15 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import weakref
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 import uvicorn
 from replay_proto.access.serving import hold_back_silent
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
@@ -32,6 +36,7 @@ _END_S: Final = 2.0
 """Time limit for requests that are being answered when the server stops; nobody reads their replies."""
 _RETRY_S: Final = 0.1
 """Pause when a connection cannot be accepted, because there is no file descriptor left."""
+_CONNECTION: Final = "connection"
 _HEADERS: Final = [(b"connection", b"close"), (b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
 """Headers of all replies."""
 
@@ -76,6 +81,7 @@ class HttpServer:
         self._state = ServerState()
         self._state.default_headers = _HEADERS
         self._open: dict[asyncio.Task[None], None] = {}  # oldest first
+        self._kept: set[asyncio.Task[None]] = set()
         self._accepting: asyncio.Task[None] | None = None
 
     @property
@@ -90,7 +96,7 @@ class HttpServer:
 
     async def stop(self) -> None:
         """Close the port and all connections, and wait for requests that are being answered."""
-        ending = [*self._open, *([self._accepting] if self._accepting is not None else [])]
+        ending = [*self._open, *self._kept, *([self._accepting] if self._accepting is not None else [])]
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
@@ -108,31 +114,46 @@ class HttpServer:
                 continue
             task = loop.create_task(self._serve(peer))
             self._open[task] = None
-            task.add_done_callback(self._open.pop)
+            task.add_done_callback(self._forget)
             if len(self._open) > MOST_CONNECTIONS:
                 next(iter(self._open)).cancel()
             await asyncio.sleep(0)  # even if further connections wait
 
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._open.pop(task, None)
+        self._kept.discard(task)
+
     async def _serve(self, peer: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        connection = _Connection(self._config, self._state, {}, loop)
+        task = asyncio.current_task()
+        assert task is not None
         # The handshake may fail in any way, which is the peer's business.
         with suppress(TimeoutError, OSError):
-            try:
-                async with asyncio.timeout(LONGEST_S):
+            async with asyncio.timeout(LONGEST_S) as limit:
+                connection = Connection(self._config, self._state, partial(self._keep, task, limit))
+                try:
                     await loop.connect_accepted_socket(lambda: connection, peer, ssl=self._context)
                     await connection.lost
-            finally:
-                connection.abort()
+                finally:
+                    connection.abort()
+
+    def _keep(self, task: asyncio.Task[None], limit: asyncio.Timeout) -> None:
+        """Let a connection stay open, and no longer count."""
+        limit.reschedule(None)
+        if task in self._open:
+            del self._open[task]
+            self._kept.add(task)
 
 
-class _Connection(H11Protocol):
+class Connection(H11Protocol):
     """One connection."""
 
-    def __init__(
-        self, config: uvicorn.Config, state: ServerState, app_state: dict[str, object], loop: asyncio.AbstractEventLoop
-    ) -> None:
-        super().__init__(config, state, app_state, loop)
+    def __init__(self, config: uvicorn.Config, state: ServerState, keep: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+        # A weak reference, so that memory is freed without the garbage collector.
+        super().__init__(config, state, {_CONNECTION: weakref.ref(self)}, loop)
+        self.keep_open = keep
+        """Lifts the limits on the time and number of connections for this one."""
         self.lost: asyncio.Future[None] = loop.create_future()
         """Done when the connection is closed."""
 
@@ -146,3 +167,10 @@ class _Connection(H11Protocol):
         """Close the connection now, if it is open."""
         if self.transport is not None:
             self.transport.abort()
+
+
+def connection_of(scope: Scope) -> Connection:
+    """The connection that carries a request."""
+    connection: Connection | None = scope["state"][_CONNECTION]()
+    assert connection is not None
+    return connection

@@ -13,6 +13,7 @@ from replay_server.auth.caller import Caller
 from replay_server.catalog import Catalog
 from replay_server.flow.waits import Wait
 from replay_server.rpc.endpoint import AnyEndpoint
+from replay_server.table.figures.clients import Client
 from replay_server.table.figures.table_figures import Snapshot
 from replay_server.table.items.items import StepCounts
 from replay_server.table.limiter import LimiterGate
@@ -42,6 +43,7 @@ class TableSnapshot:
     capacity: int
     drawable: int
     """Rows that can be drawn."""
+    backend: str
     inserted: int
     """Rows ever inserted."""
     reserved_bytes: int
@@ -58,6 +60,8 @@ class TableSnapshot:
     """Only of tables of steps."""
     limiter: Limiter | None
     """Only of tables with a rate limiter."""
+    clients: Sequence[Client]
+    """Clients with open streams, with their current figures."""
 
 
 class Storage(NamedTuple):
@@ -83,7 +87,8 @@ class View:
     """The server as readers see it."""
 
     def __init__(self, catalog: Catalog, endpoints: Mapping[str, AnyEndpoint]) -> None:
-        self._catalog = catalog
+        self.catalog = catalog
+        """The tables."""
         self._endpoints = endpoints
         self.state: State = "starting"
         """``ready`` while the kernels are loaded and the tables open."""
@@ -95,15 +100,21 @@ class View:
             RequestError: PERMISSION_DENIED if the caller may not read any table.
         """
         caller.check(Right.READ)
-        waits = self._catalog.waiters.waits
-        tables = [
-            _read(table, tuple(waits(table)))
-            async for table in self._catalog.in_turns()
-            if caller.may(Right.READ, table.name)
-        ]
-        used = {name: endpoint for name, endpoint in sorted(self._endpoints.items()) if endpoint.figures.is_used}
-        found = os.statvfs(self._catalog.folder)
-        return ServerSnapshot(tables, used, Storage(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize))
+        tables = [self.of_table(table) async for table in self.catalog.in_turns() if caller.may(Right.READ, table.name)]
+        return ServerSnapshot(tables, self.endpoints(), self.storage())
+
+    def of_table(self, table: Table) -> TableSnapshot:
+        """Read the figures of one table."""
+        return _read(table, tuple(self.catalog.waiters.waits(table)))
+
+    def endpoints(self) -> dict[str, AnyEndpoint]:
+        """The RPCs that were ever called, by name."""
+        return {name: endpoint for name, endpoint in sorted(self._endpoints.items()) if endpoint.figures.is_used}
+
+    def storage(self) -> Storage:
+        """Read the size of the tables' file system."""
+        found = os.statvfs(self.catalog.folder)
+        return Storage(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
 
 
 def _read(table: Table, waits: Sequence[Wait]) -> TableSnapshot:
@@ -113,6 +124,7 @@ def _read(table: Table, waits: Sequence[Wait]) -> TableSnapshot:
         rows=table.size,
         capacity=table.config.capacity,
         drawable=table.drawable,
+        backend=table.config.backend,
         inserted=table.inserted,
         reserved_bytes=table.directory.reserved_bytes,
         unsynced=table.directory.unsynced,
@@ -123,4 +135,5 @@ def _read(table: Table, waits: Sequence[Wait]) -> TableSnapshot:
         limiter=Limiter(gate.difference, gate.limit.min_diff, gate.limit.max_diff)
         if isinstance(gate, LimiterGate)
         else None,
+        clients=tuple(table.figures.clients),
     )

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import uvloop
 from replay_proto.access.certificates import RENEWAL_S, ServerCertificates
+from replay_proto.access.exposure import is_loopback
 from replay_proto.access.watched import UnusableFileError
 from replay_proto.child_process import when_parent_dies
 from replay_proto.errors import FieldError
@@ -95,7 +96,7 @@ async def serve(settings: ServerSettings) -> None:
             settings.host, settings.port, None if certificates is None else certificates.credentials
         )
         view = View(catalog, server.endpoints)
-        await open_ports.enter_async_context(_http(view, authenticator, certificates, settings))
+        await open_ports.enter_async_context(_http(view, checkpoints, authenticator, certificates, settings))
         if not await _warm_up(stop):
             return
         if settings.restore is not None:
@@ -186,24 +187,38 @@ def _in_directory(settings: ServerSettings, setting: str, check: Callable[[Path]
 
 @asynccontextmanager
 async def _http(
-    view: View, authenticator: Authenticator, certificates: ServerCertificates | None, settings: ServerSettings
+    view: View,
+    checkpoints: Checkpoints | None,
+    authenticator: Authenticator,
+    certificates: ServerCertificates | None,
+    settings: ServerSettings,
 ) -> AsyncIterator[None]:
     """Serve the HTTP port in the block, if there is one."""
     if settings.http_port is None:
         yield
         return
     # Imported here because most servers have no HTTP port, and this takes 0.3 s.
+    from replay_server.http.event_stream import LONGEST_S
+    from replay_server.http.feed import Feed
+    from replay_server.http.live_page import LivePage
+    from replay_server.http.readers import Readers
     from replay_server.http.routes import Routes
     from replay_server.http.serving import HttpServer
 
+    feed = Feed(view, checkpoints)
+    readers = Readers(authenticator, on_this_host=settings.tokens is None and is_loopback(settings.http_host))
+    page = LivePage(feed, readers, min(LONGEST_S, settings.max_connection_s))
     context = None if certificates is None else certificates.ssl_context()
-    served = HttpServer(Routes(view, authenticator).app(), settings.http_host, settings.http_port, context)
+    served = HttpServer(Routes(view, readers, page).app(), settings.http_host, settings.http_port, context)
     served.start()
+    making = asyncio.create_task(feed.run(), name="live page")
     host = f"[{settings.http_host}]" if ":" in settings.http_host else settings.http_host
-    log.info("metrics at %s://%s:%d/metrics", "http" if context is None else "https", host, served.port)
+    url = f"{'http' if context is None else 'https'}://{host}:{served.port}"
+    log.info("live page at %s/, metrics at %s/metrics", url, url)
     try:
         yield
     finally:
+        making.cancel()
         await served.stop()
 
 

@@ -123,7 +123,8 @@ class ServerSettings(Settings):
     port: Annotated[int, LISTENING] = Field(50051, ge=0, le=MAX_PORT)
     """port to listen on; 0 picks a free one"""
     http_port: Annotated[int | None, LISTENING] = Field(None, ge=0, le=MAX_PORT)
-    """port for metrics and probes over HTTP, with the same tokens and TLS; 0 picks a free one; default: none"""
+    """port for a live page, metrics and probes over HTTP, with the same tokens and TLS; 0 picks a free one; default:
+    none"""
     http_host: Annotated[str, LISTENING] = "127.0.0.1"
     """address for HTTP; the default is reachable from this machine only"""
     data_dir: Annotated[Path | None, TABLES] = None

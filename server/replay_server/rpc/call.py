@@ -9,6 +9,8 @@ from replay_proto.errors import FieldError
 
 from replay_server.auth.caller import Caller
 from replay_server.errors import RequestError
+from replay_server.table.figures.clients import Client, Clients, Role
+from replay_server.table.table import Table
 
 T = TypeVar("T", str, bytes)
 
@@ -21,6 +23,8 @@ class Stream:
         """Ends the stream with a refusal, after the current reply, if any."""
         self._said: dict[str, str | bytes] = {}
         self._when_closed: list[Callable[[], None]] = []
+        self._clients: Clients | None = None
+        self._client: Client | None = None
 
     @property
     def table(self) -> str:
@@ -43,12 +47,26 @@ class Stream:
         self._said[field] = said
         return said  # type: ignore[return-value]  # the type of a field never changes
 
+    def client(self, table: Table, caller: Caller, role: Role) -> Client:
+        """Return the client that this stream counts for, in the statistics of its current table."""
+        if self._client is None or self._clients is not table.figures.clients:
+            self._leave()
+            self._clients = table.figures.clients
+            self._client = self._clients.join(caller.identity, role)
+        return self._client
+
+    def _leave(self) -> None:
+        if self._clients is not None and self._client is not None:
+            self._clients.leave(self._client)
+        self._clients = self._client = None
+
     def when_closed(self, do: Callable[[], None]) -> None:
         """Register a callback for the end of the stream."""
         self._when_closed.append(do)
 
     def close(self) -> None:
         """Run the callbacks, because the stream has ended."""
+        self._leave()
         while self._when_closed:
             self._when_closed.pop()()
 

@@ -18,6 +18,9 @@ import pytest
 from replay_server.auth.caller import Authenticator
 from replay_server.catalog import Catalog
 from replay_server.http import serving
+from replay_server.http.feed import Feed
+from replay_server.http.live_page import LivePage
+from replay_server.http.readers import Readers
 from replay_server.http.routes import Routes
 from replay_server.http.serving import MOST_CONNECTIONS, HttpServer
 from replay_server.http.snapshot import State, View
@@ -37,7 +40,8 @@ async def served(folder: Path) -> AsyncIterator[tuple[View, int]]:
     """A server in this process that serves nothing but HTTP."""
     root = Root.in_memory(folder)
     view = View(Catalog(root), {})
-    server = HttpServer(Routes(view, Authenticator()).app(), "127.0.0.1", 0, None)
+    readers = Readers(Authenticator())
+    server = HttpServer(Routes(view, readers, LivePage(Feed(view, None), readers)).app(), "127.0.0.1", 0, None)
     server.start()
     try:
         yield view, server.port

@@ -41,7 +41,9 @@ class InsertHandlers:
         writer_id = fields.writer_id(stream.constant("writer_id", head.writer_id))
         table = self._catalog.find(name, uid)
         self._streams.claim(stream, table.uid, writer_id)
+        client = stream.client(table, call.caller, "writer")
         keys = await self._insert(call, table, request, writer_id)
+        client.rows += len(keys)
         return replay_pb2.WriteResponse(
             keys=[_key_range(keys)],
             sequence=head.insertion.sequence,

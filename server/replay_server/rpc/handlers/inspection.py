@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import numpy as np
-from numpy.typing import NDArray
 from replay_proto.framing import Framed
 from replay_proto.v1 import replay_pb2
 
@@ -13,11 +12,9 @@ from replay_server.catalog import Catalog
 from replay_server.rpc.call import Call
 from replay_server.rpc.handlers import fields
 from replay_server.rpc.handlers.tables import describe
+from replay_server.table.distributions import ages_s, some_ages_s
 from replay_server.table.inspection import LARGEST_ROWS, MOST_LARGEST_ROWS, Ranked, look, rank
 from replay_server.table.table import Table
-
-_AGES = 257
-"""Maximum number of ages in a reply: 256 equal steps from the newest row to the oldest."""
 
 
 class InspectionHandler:
@@ -54,7 +51,7 @@ def _to_proto(table: Table, ranked: Ranked) -> replay_pb2.InspectResponse:
             probabilities=table.probabilities(ranked.priorities, ranked.ranks).tobytes(),
         ),
         largest=_largest(table, ranked),
-        ages_s=_ages_s(table, _evenly_apart(table)).tobytes(),
+        ages_s=some_ages_s(table).tobytes(),
         times_sampled=[
             replay_pb2.TimesSampled(at_least=at_least, at_most=at_most, rows=rows)
             for at_least, at_most, rows in table.figures.snapshot().times_sampled
@@ -69,18 +66,6 @@ def _largest(table: Table, ranked: Ranked) -> replay_pb2.LargestRows:
         keys=rows.keys.tobytes(),
         priorities=rows.priorities.tobytes(),
         probabilities=table.probabilities(rows.priorities, ranks).tobytes(),
-        ages_s=_ages_s(table, rows.keys).tobytes(),
+        ages_s=ages_s(table, rows.keys).tobytes(),
         times_sampled=table.figures.times_sampled(rows.keys).tobytes(),
     )
-
-
-def _evenly_apart(table: Table) -> NDArray[np.int64]:
-    """int64[n]: keys of evenly spaced live rows, newest first."""
-    if not table.size:
-        return np.empty(0, np.int64)
-    return np.linspace(table.inserted - 1, table.oldest, min(table.size, _AGES)).round().astype(np.int64)
-
-
-def _ages_s(table: Table, keys: NDArray[np.int64]) -> NDArray[np.float64]:
-    """float64[n]: ages in seconds."""
-    return np.array([table.figures.age_s(key) for key in keys.tolist()], np.float64)

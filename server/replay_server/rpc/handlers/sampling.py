@@ -118,6 +118,7 @@ class SamplingHandlers:
         ahead = fields.up_to("ahead", fields.MAX_AHEAD, message.ahead)
         wanted = _wanted(name, uid, message, batches) if message.HasField("draw") else None
         table = self._catalog.find(name, uid)
+        client = call.stream.client(table, call.caller, "learner")
         if wanted is not None:
             self._check_size(wanted)
             if not self._replaces_batch(table, wanted.same_host):
@@ -126,6 +127,7 @@ class SamplingHandlers:
         if message.HasField("update"):
             fields.table_uid(uid, required=True)
             response.update.CopyFrom(await self._update(call, table, message.update))
+            client.updates += response.update.updated
         if wanted is None:
             return response.SerializeToString()
 
@@ -138,6 +140,7 @@ class SamplingHandlers:
         table = await self._admit(call, wanted)
         answer = await self._drawn(call, table, wanted, reply)
         table.figures.asked_ahead(batches, ahead)
+        client.rows += wanted.rows
         return answer
 
     def _check_size(self, wanted: _Wanted) -> None:

@@ -13,20 +13,18 @@ from replay_proto.framing import Framed
 from replay_proto.v1 import replay_pb2
 
 from replay_server import __version__
-from replay_server.backends.index import DEAD_PRIORITY
 from replay_server.catalog import Catalog
 from replay_server.flow.waits import Wait
 from replay_server.rpc.call import Call
 from replay_server.rpc.endpoint import AnyEndpoint
 from replay_server.rpc.handlers.tables import describe
 from replay_server.rpc.method_figures import MethodFigures
+from replay_server.table.distributions import some_priorities
 from replay_server.table.figures.rates import WINDOW_S
 from replay_server.table.limiter import LimiterGate
 from replay_server.table.table import Table
 
 _QUANTILES = (0.0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
-_QUANTILE_ROWS = 4096
-"""Maximum rows sampled for quantiles of priority."""
 _MS_PER_S = 1000.0
 
 
@@ -106,17 +104,10 @@ class StatsHandler:
         )
 
     def _priority_quantiles(self, table: Table) -> list[replay_pb2.Quantile]:
-        if table.size == 0:
+        priorities = some_priorities(table, self._random)
+        if not len(priorities):
             return []
-        if table.size <= _QUANTILE_ROWS:
-            keys = np.arange(table.oldest, table.inserted)
-        else:
-            keys = self._random.integers(table.oldest, table.inserted, _QUANTILE_ROWS)
-        priorities = table.priorities(keys)
-        drawable = priorities[priorities != DEAD_PRIORITY]
-        if not len(drawable):
-            return []
-        values = np.quantile(drawable, _QUANTILES)
+        values = np.quantile(priorities, _QUANTILES)
         # Use the exact minimum and maximum.
         values[0], values[-1] = table.smallest_priority, table.largest_priority
         return _quantiles(values)

@@ -23,6 +23,7 @@ from replay_proto.waits import RECENT_S
 
 from replay_server.errors import WaitedFor
 from replay_server.table.figures.ages import InsertClock
+from replay_server.table.figures.clients import Clients
 from replay_server.table.figures.rates import Rate
 from replay_server.table.figures.times_sampled import TimesSampled
 
@@ -87,6 +88,8 @@ class TableFigures:
         self._times_sampled.appear(size)
         self.counts = Snapshot()
         """Counters that callers increment directly; `snapshot` adds the other statistics."""
+        self.clients = Clients()
+        """Clients with open streams."""
         self._ended_waits: dict[WaitedFor, Waits] = {}
 
     def inserted(self, rows: int, next_key: int) -> None:
@@ -140,6 +143,11 @@ class TableFigures:
     def recent_draws_per_s(self) -> float:
         """Rows drawn per second in the last `RECENT_S` seconds."""
         return self._sampled.per_second(RECENT_S)
+
+    @property
+    def draws(self) -> int:
+        """Number of rows drawn."""
+        return self._sampled.total
 
     @property
     def updates(self) -> int:

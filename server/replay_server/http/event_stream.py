@@ -1,0 +1,56 @@
+"""Server-sent events: the frames of a feed, for as long as a page is open."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Final
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from replay_server.auth.caller import Caller
+from replay_server.errors import RequestError
+from replay_server.http.feed import Feed
+from replay_server.http.serving import Connection, connection_of
+
+LONGEST_S: Final = 600.0
+"""After this time, a stream ends. Pages connect again, and show their certificate again."""
+SLOW_S: Final = 10.0
+"""A page that does not read for this time is disconnected."""
+_START: Final = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
+
+
+class EventStream(Response):
+    """Sends each new frame. A slow page misses frames, and is disconnected if it stops reading: nothing piles up."""
+
+    def __init__(self, feed: Feed, caller: Caller, longest_s: float = LONGEST_S) -> None:
+        """Stream what the caller may see, for up to ``longest_s`` seconds."""
+        self._feed = feed
+        self._caller = caller
+        self._longest_s = longest_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer the request."""
+        connection = connection_of(scope)
+        connection.keep_open()
+        try:
+            with self._feed.one_more():
+                await send(_START)
+                with suppress(RequestError):  # the token is no longer valid
+                    await self._send_frames(connection, send)
+                await send({"type": "http.response.body", "body": b""})
+        except TimeoutError:
+            connection.abort()
+            await connection.lost
+
+    async def _send_frames(self, connection: Connection, send: Send) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._longest_s
+        while not connection.lost.done() and loop.time() < deadline:
+            frame = self._feed.next_frame
+            await asyncio.wait((frame, connection.lost), return_when=asyncio.FIRST_COMPLETED)
+            if frame.done():
+                event = frame.result().event_for(self._caller)
+                async with asyncio.timeout(SLOW_S):
+                    await send({"type": "http.response.body", "body": event, "more_body": True})

@@ -1,0 +1,174 @@
+"""The figures of the live page: read once per second while a page is open, whatever the number of pages."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+from uuid import uuid4
+
+import numpy as np
+import psutil
+from replay_proto.access.tokens import Right
+
+from replay_server import __version__
+from replay_server.auth.caller import Caller
+from replay_server.checkpoint.store import Checkpoint, Checkpoints
+from replay_server.http.history import History
+from replay_server.http.page_figures import (
+    checkpoint_figures,
+    distributions_of,
+    method_figures,
+    table_figures,
+    to_json,
+)
+from replay_server.http.snapshot import View
+from replay_server.table.table import Table
+
+PERIOD_S: Final = 1.0
+"""Time between two frames."""
+MOST_PAGES: Final = 32
+"""Maximum pages open at the same time."""
+_REST: Final = 50
+"""After a frame, the next one waits for this multiple of its CPU time: with many tables, frames come less often."""
+_DISTRIBUTIONS_S: Final = 5.0
+_CHECKPOINTS_S: Final = 10.0
+"""Minimum age at which distributions and the list of checkpoints are read again."""
+
+
+class Frame:
+    """What all pages show at one moment. Each page gets the part that its reader may see."""
+
+    def __init__(
+        self, server: dict[str, Any], tables: dict[str, str], checkpoints: list[dict[str, Any]] | None
+    ) -> None:
+        self._server = server
+        self._tables = tables  # JSON by name
+        self._checkpoints = checkpoints
+        self._events: dict[tuple[bool, tuple[str, ...]], bytes] = {}
+
+    def event_for(self, caller: Caller) -> bytes:
+        """Return the event for a reader. Readers with the same rights share its bytes.
+
+        Raises:
+            RequestError: UNAUTHENTICATED or PERMISSION_DENIED, as for Stats.
+        """
+        caller.check(Right.READ)
+        names = tuple(name for name in self._tables if caller.may(Right.READ, name))
+        key = caller.may_on_all(Right.ADMIN), names
+        if key not in self._events:
+            self._events[key] = self._event(*key)
+        return self._events[key]
+
+    def _event(self, with_checkpoints: bool, names: tuple[str, ...]) -> bytes:
+        head = to_json({**self._server, "checkpoints": self._checkpoints if with_checkpoints else None})
+        tables = ",".join(self._tables[name] for name in names)
+        return f'data: {head[:-1]},"tables":[{tables}]}}\n\n'.encode()
+
+
+class Feed:
+    """Makes frames and keeps the history."""
+
+    def __init__(self, view: View, checkpoints: Checkpoints | None) -> None:
+        """Show a server; ``checkpoints`` is None if they are disabled."""
+        self.pages = 0
+        """Number of open pages."""
+        self._view = view
+        self._history = History()
+        self._store = checkpoints
+        self._checkpoints: list[dict[str, Any]] | None = None
+        self._listing: asyncio.Task[None] | None = None
+        self._listed_s = -_CHECKPOINTS_S
+        self._distributions: dict[bytes, tuple[float, dict[str, Any]]] = {}
+        self._instance = uuid4().hex
+        self._began = time.monotonic()
+        self._process = psutil.Process()
+        self._random = np.random.default_rng()
+        self._next: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+
+    @property
+    def next_frame(self) -> asyncio.Future[Frame]:
+        """The next frame, when it is made."""
+        return self._next
+
+    @contextmanager
+    def one_more(self) -> Iterator[None]:
+        """Count a page as open inside the block."""
+        self.pages += 1
+        try:
+            yield
+        finally:
+            self.pages -= 1
+
+    def history_of(self, name: str) -> dict[str, list[float]]:
+        """Return the rates of a table over the last ten minutes, see `History.points`.
+
+        Raises:
+            RequestError: TABLE_NOT_FOUND.
+        """
+        return self._history.points(self._view.catalog.find(name))
+
+    async def run(self) -> None:
+        """Record the history, and make frames while pages are open, until cancelled."""
+        while True:
+            began = time.monotonic()
+            self._history.tick(self._view.catalog)
+            spent_s = await self._publish() if self.pages else 0.0
+            await asyncio.sleep(max(PERIOD_S, _REST * spent_s) - (time.monotonic() - began))
+
+    async def _publish(self) -> float:
+        """Make a frame; return its CPU time in seconds. Other calls run between two tables."""
+        self._list_checkpoints()
+        spent_s = 0.0
+        tables = {}
+        made: dict[bytes, tuple[float, dict[str, Any]]] = {}
+        async for table in self._view.catalog.in_turns():
+            began = time.thread_time()
+            made[table.uid] = self._distribution(table)
+            tables[table.name] = to_json(
+                table_figures(self._view.of_table(table), self._history.points(table, 1), made[table.uid][1])
+            )
+            spent_s += time.thread_time() - began
+        self._distributions = made
+        began = time.thread_time()
+        self._next.set_result(Frame(self._server(), tables, self._checkpoints))
+        self._next = asyncio.get_running_loop().create_future()
+        return spent_s + time.thread_time() - began
+
+    def _distribution(self, table: Table) -> tuple[float, dict[str, Any]]:
+        now = time.monotonic()
+        known = self._distributions.get(table.uid)
+        if known is not None and now - known[0] < _DISTRIBUTIONS_S:
+            return known
+        return now, distributions_of(table, self._random)
+
+    def _server(self) -> dict[str, Any]:
+        with self._process.oneshot():
+            times, memory = self._process.cpu_times(), self._process.memory_info()
+        return {
+            "at": time.time(),
+            "instance": self._instance,
+            "version": __version__,
+            "state": self._view.state,
+            "uptime_s": time.monotonic() - self._began,
+            "cpu_s": times.user + times.system,
+            "resident_bytes": memory.rss,
+            "storage": self._view.storage()._asdict(),
+            "methods": [method_figures(name, endpoint) for name, endpoint in self._view.endpoints().items()],
+        }
+
+    def _list_checkpoints(self) -> None:
+        """List checkpoints in the background, because their disk may be slow."""
+        now = time.monotonic()
+        if self._store is None or now - self._listed_s < _CHECKPOINTS_S:
+            return
+        if self._listing is None or self._listing.done():
+            self._listed_s = now
+            self._listing = asyncio.create_task(self._list(self._store))
+
+    async def _list(self, store: Checkpoints) -> None:
+        with suppress(OSError):
+            found: list[Checkpoint] = await store.all()
+            self._checkpoints = checkpoint_figures(found)

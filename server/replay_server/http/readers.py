@@ -1,0 +1,68 @@
+"""Identifies readers of the HTTP port: by a token, as for gRPC, or by a password that is a token.
+
+Browsers ask for a user name and a password if a server wants them (RFC 7617). A token in the address would end up in
+histories and logs, so it is not accepted.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from ipaddress import ip_address
+from typing import Final
+from urllib.parse import urlsplit
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from replay_server.auth.caller import Authenticator, Caller
+
+CHALLENGE: Final = 'Basic realm="replay-server: any name, and a token as the password", charset="UTF-8", Bearer'
+"""What a reader without a valid token is asked for."""
+_BASIC: Final = "basic "
+
+
+class Readers:
+    """Identifies readers."""
+
+    def __init__(self, authenticator: Authenticator, *, on_this_host: bool = False) -> None:
+        """Use the tokens of gRPC.
+
+        Args:
+            authenticator: identifies callers.
+            on_this_host: whether all readers are on this host and need no token. Then a request must name this host:
+                otherwise, any web page could have its own host name lead here, and read what this server shows.
+        """
+        self._authenticator = authenticator
+        self._on_this_host = on_this_host
+
+    def identify(self, request: Request) -> Caller:
+        """Return the reader who sends a request.
+
+        Raises:
+            RequestError: UNAUTHENTICATED.
+            HTTPException: 421 if the request names another host.
+        """
+        host = request.headers.get("host", "")
+        if self._on_this_host and not _names_this_host(host):
+            raise HTTPException(421, f"expected localhost or an IP address as the host, got {host!r}")
+        return self._authenticator.caller_of([(name, _bearer(value)) for name, value in request.headers.items()])
+
+
+def _names_this_host(authority: str) -> bool:
+    try:
+        host = urlsplit(f"//{authority}").hostname or ""
+        return host == "localhost" or host.endswith(".localhost") or bool(ip_address(host))
+    except ValueError:
+        return False
+
+
+def _bearer(header: str) -> str:
+    """Convert a password to the header of a token; return other headers as they are."""
+    if not header.lower().startswith(_BASIC):
+        return header
+    try:
+        _, _, password = base64.b64decode(header[len(_BASIC) :].strip(), validate=True).decode().partition(":")
+    except (binascii.Error, UnicodeDecodeError):
+        return header
+    return f"Bearer {password}"
