@@ -81,6 +81,7 @@ def test_promtool_has_nothing_to_say_about_the_metrics() -> None:
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
 
 
+@pytest.mark.timed
 def test_a_slow_reader_does_not_hold_up_the_end_of_a_run() -> None:
     with MetricsPort(ProgressView(), "127.0.0.1", 0) as port:
         slow = socket.create_connection(("127.0.0.1", port.port))

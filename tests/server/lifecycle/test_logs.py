@@ -42,7 +42,7 @@ def test_every_event_is_a_line_with_table_client_and_duration(
     }.items():
         event = found[message]
         assert (event["level"], event["client"], event[field[0]]) == ("info", "this host", field[1])
-        assert 0 <= event["duration_s"] < 60
+        assert event["duration_s"] >= 0
         assert set(event) == {"time", "level", "logger", "message", "client", field[0], "duration_s"}
 
     caller.create("kept").insert(range(3))
