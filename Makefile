@@ -18,7 +18,7 @@ FIRST_START := tests/server/lifecycle/test_first_start.py
 BEGIN := $(if $(ARGS),$(BIN)/python -m replay_server.process.warming,$(BIN)/pytest $(COVER) $(FIRST_START))
 COVER :=
 
-.PHONY: run test integrations coverage test-deep docs try-docs lint format proto torture torture-network fuzz attack soak bench clean help
+.PHONY: run test integrations coverage test-deep docs screens try-docs lint format proto torture torture-network fuzz attack soak bench clean help
 
 run: $(VENV)/.installed  ## Train CartPole-v1 through a server of its own and show the result.
 	$(BIN)/replay-train --env CartPole-v1 $(ARGS)
@@ -44,6 +44,9 @@ test-deep: $(VENV)/.imported  ## All tests, with 20 times as many examples of wh
 
 docs: $(VENV)/.installed  ## Build the site in build/site: guide, API reference, protocol; broken links are errors.
 	$(BIN)/sphinx-build -W --keep-going -c docs/site . build/site $(ARGS)
+
+screens: $(VENV)/.installed  ## Take the pictures of terminal screens in docs/; trains for a minute.
+	$(BIN)/python -m scripts.screens
 
 try-docs: $(VENV)/.installed  ## Run every command and program of the README and docs/ like a user.
 	$(BIN)/python -m scripts.try_docs $(ARGS)
