@@ -31,8 +31,8 @@ test: $(VENV)/.imported  ## All tests.
 	$(BIN)/pytest -m timed $(COVER) $(ARGS) || test $$? -eq $(MAY_END_WITH)
 
 # Figures appear in the output of the tests.
-integrations: $(VENV)/.imported  ## Train to the end with other libraries; takes about an hour.
-	$(BIN)/pytest -m long --capture=no tests/integrations $(ARGS)
+integrations: $(VENV)/.imported  ## Train to the end with other libraries and several learners; takes about an hour.
+	$(BIN)/pytest -m long --capture=no tests/integrations tests/examples $(ARGS)
 
 coverage: $(VENV)/.imported  ## All tests, and which lines they run; takes a quarter longer.
 	$(BIN)/coverage erase

@@ -11,7 +11,7 @@ import pytest
 import torch
 from replay_client import ReplayClient
 
-from examples import atari_dqn, r2d2
+from examples import atari_dqn, ddp_dqn, r2d2
 from tests.support.server_process import ServerProcess
 
 
@@ -56,6 +56,23 @@ def test_r2d2_runs(client: ReplayClient) -> None:
         32,
         r2d2.PERIOD,
     )
+
+
+def test_two_ranks_learn_from_one_table(client: ReplayClient) -> None:
+    steps = ddp_dqn.LEARNING_STARTS + 20
+    assert ddp_dqn.main(client.address, ranks=2, steps=steps) >= 8.0  # an episode has at least that many steps
+    stats = client[ddp_dqn.TABLE].stats()
+    assert stats.steps is not None
+    assert stats.inserted - stats.steps.closing == 2 * steps
+    assert stats.sampled >= 2 * 21 * ddp_dqn.BATCH_SIZE
+    assert stats.updated > 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", range(3))
+def test_two_ranks_solve_cartpole(client: ReplayClient, seed: int) -> None:
+    assert ddp_dqn.main(client.address, seed=seed) >= ddp_dqn.SOLVED
 
 
 def test_masked_steps_leave_the_state_of_the_lstm_alone() -> None:
