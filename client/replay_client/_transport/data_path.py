@@ -15,7 +15,7 @@ from replay_proto.layout import NONCE_BYTES, NONCE_FILE
 
 from replay_client._rows.mapped_rows import MappedRows
 from replay_client._transport.frame_stream import FrameStream
-from replay_client._transport.local_calls import FrameMethod, LocalCalls
+from replay_client._transport.local_calls import FrameMethod, LocalAddress, LocalCalls
 from replay_client.results.description import TableDescription
 
 _ORDERED_LOADS: Final = ("x86_64", "AMD64")
@@ -41,7 +41,7 @@ class DataPath:
             rows = MappedRows(table, nonce) if platform.machine() in _ORDERED_LOADS else None
         except OSError:
             return cls()
-        return cls(rows, LocalCalls(table, nonce, authorization) if table.socket else None)
+        return cls(rows, LocalCalls(LocalAddress(table, nonce, authorization)) if table.socket else None)
 
     def open_stream(self, method: FrameMethod) -> FrameStream | None:
         """Open a stream that bypasses gRPC, if possible."""

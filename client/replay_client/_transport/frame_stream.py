@@ -23,7 +23,7 @@ from replay_proto.frames import Content, FrameError, FrameKind, FrameParser, fra
 from replay_client._transport.time_limits import left_s
 from replay_client.errors import DeadlineExceededError, ServerUnavailableError, from_status
 
-_LONGEST_BYTES: Final = (1 << 32) - 1
+LONGEST_BYTES: Final = (1 << 32) - 1
 """Maximum length of a received frame: unlimited in practice, because the server limits its messages."""
 _LONGEST_WAIT_MS: Final = (1 << 31) - 1
 """Longest time limit that the system call `poll` accepts."""
@@ -37,7 +37,7 @@ class FrameStream:
     def __init__(self, link: socket.socket) -> None:
         link.setblocking(False)
         self._link = link
-        self._parser = FrameParser(_LONGEST_BYTES)
+        self._parser = FrameParser(LONGEST_BYTES)
         self._unsent = memoryview(b"")
 
     def send(self, message: bytes) -> None:

@@ -15,6 +15,8 @@ import threading
 import time
 import weakref
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Literal, TypeGuard, get_args
 
@@ -30,9 +32,9 @@ FrameMethod = Literal["Learn", "Sample", "UpdatePriorities", "Write"]
 
 HELLO_TIMEOUT_S: Final = 2.0
 """Time limit for connecting and for the reply to a hello."""
-_SEND_BYTES: Final = 4 << 20
+SEND_BYTES: Final = 4 << 20
 """Wanted size of a connection's send buffer, as far as the kernel allows: a writer sends blocks of 1 MiB."""
-_RETRY_S: Final = 1.0
+RETRY_S: Final = 1.0
 """Pause after a failed attempt before the next one."""
 
 
@@ -41,15 +43,39 @@ def is_local(method: str) -> TypeGuard[FrameMethod]:
     return method in get_args(FrameMethod)
 
 
-class LocalCalls:
-    """Calls to one table on the server's host. Thread-safe."""
+class LocalAddress:
+    """Where a server's socket is, and what to send first."""
 
     def __init__(self, table: TableDescription, nonce: bytes, authorization: str = "") -> None:
-        """Do not connect yet. ``nonce`` is the content of the nonce file in the table's directory."""
+        """``nonce`` is the content of the nonce file in the table's directory."""
+        self._path = Path(table.socket)
         self._hello = replay_pb2.FrameHello(
             table=table.name, table_uid=table.uid, nonce=nonce, authorization=authorization
         )
-        self._path = Path(table.socket)
+
+    def hello(self, method: FrameMethod) -> bytes:
+        """Return the first message of a connection for a method."""
+        hello = replay_pb2.FrameHello(method=method)
+        hello.MergeFrom(self._hello)
+        return hello.SerializeToString()
+
+    @contextmanager
+    def short_path(self) -> Iterator[str]:
+        """A path of the socket that fits into a socket address, even if its own path is too long."""
+        folder = os.open(self._path.parent, os.O_PATH | os.O_CLOEXEC)
+        try:
+            yield f"/proc/self/fd/{folder}/{self._path.name}"
+        finally:
+            os.close(folder)
+
+
+class LocalCalls:
+    """Calls to one table on the server's host. Thread-safe."""
+
+    def __init__(self, address: LocalAddress) -> None:
+        """Do not connect yet."""
+        self.address = address
+        """The server's socket."""
         self._idle: defaultdict[FrameMethod, list[FrameStream]] = defaultdict(list)
         self._streams: weakref.WeakSet[FrameStream] = weakref.WeakSet()
         self._lock = threading.Lock()
@@ -122,33 +148,24 @@ class LocalCalls:
         except (FileNotFoundError, ConnectionRefusedError):
             return None  # another attempt is nearly free, and finds a restarted server immediately
         except (OSError, ReplayError):
-            self._not_before_s = time.monotonic() + _RETRY_S
+            self._not_before_s = time.monotonic() + RETRY_S
             return None
 
     def _greeted(self, method: FrameMethod, deadline: float) -> FrameStream:
         """Open a connection, send the hello, and wait until the server accepts it."""
-        hello = replay_pb2.FrameHello(method=method)
-        hello.MergeFrom(self._hello)
         link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             link.settimeout(max(0.0, deadline - time.monotonic()))
-            self._connect(link)
-            link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
+            with self.address.short_path() as path:
+                link.connect(path)
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
             stream = FrameStream(link)
-            stream.send(hello.SerializeToString())
+            stream.send(self.address.hello(method))
             stream.receive(max(0.0, deadline - time.monotonic()))
         except BaseException:
             link.close()
             raise
         return stream
-
-    def _connect(self, link: socket.socket) -> None:
-        """Connect to the socket, even if its path is too long for a socket address."""
-        folder = os.open(self._path.parent, os.O_PATH | os.O_CLOEXEC)
-        try:
-            link.connect(f"/proc/self/fd/{folder}/{self._path.name}")
-        finally:
-            os.close(folder)
 
     def _keep(self, method: FrameMethod, stream: FrameStream) -> None:
         with self._lock:

@@ -22,6 +22,7 @@ from replay_client._transport.connection import (
     rpc_path,
 )
 from replay_client._transport.time_limits import left_s, time_limit
+from replay_client.aio._frames import FrameStream
 from replay_client.aio._waiting import Turns
 from replay_client.errors import ClosedError, ReplayError, ServerUnavailableError, from_rpc_error
 from replay_client.security import channel_security
@@ -73,7 +74,13 @@ class Connection(ConnectionBase):
         self._turns = Turns()
         self._contact = asyncio.Lock()
         self._unary: dict[str, aio.UnaryUnaryMultiCallable[bytes, bytes]] = {}
-        self._streams: weakref.WeakSet[MessageStream] = weakref.WeakSet()
+        self.streams: weakref.WeakSet[MessageStream | FrameStream] = weakref.WeakSet()
+        """Open streams, which `close` cancels."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
 
     async def run(self, operation: Operation[T]) -> T:
         """Run an operation.
@@ -127,13 +134,13 @@ class Connection(ConnectionBase):
         self.check_usable()
         multi: aio.StreamStreamMultiCallable[bytes, bytes] = self._opened().stream_stream(rpc_path(method))
         stream = MessageStream(self, multi(metadata=aio.Metadata(*self._metadata)))
-        self._streams.add(stream)
+        self.streams.add(stream)
         return stream
 
     async def close(self) -> None:
         """Close the channel, which ends running calls and streams."""
         self._closed = True
-        for stream in list(self._streams):
+        for stream in list(self.streams):
             stream.cancel()
         if self._channel is not None:
             await self._channel.close()

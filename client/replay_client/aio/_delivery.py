@@ -7,6 +7,7 @@ import asyncio
 from replay_client._transport.time_limits import left_s
 from replay_client._writing.writing import WriterOptions, Writing
 from replay_client.aio._connection import Connection
+from replay_client.aio._frames import LocalStreams
 from replay_client.aio._stream import AnsweredStream
 from replay_client.results.description import TableDescription
 
@@ -14,12 +15,16 @@ from replay_client.results.description import TableDescription
 class Delivery:
     """A background task sends blocks, processes acknowledgements, and reconnects."""
 
-    def __init__(self, connection: Connection, table: TableDescription, options: WriterOptions) -> None:
-        """Connect when the first block is sent."""
+    def __init__(
+        self, connection: Connection, table: TableDescription, options: WriterOptions, local: LocalStreams | None
+    ) -> None:
+        """Connect when the first block is sent. ``local`` opens streams over the local socket, if possible."""
         self.writing = Writing(table, options, timeout_s=connection.timeout_s, wake=self._wake)
         self._outbox = self.writing.outbox
         self._connection = connection
-        self._stream = AnsweredStream(connection, "Write", self.writing.pending, before_waiting=self._outbox.due_in_s)
+        self._stream = AnsweredStream(
+            connection, "Write", self.writing.pending, before_waiting=self._outbox.due_in_s, local=local
+        )
         self._receiver: asyncio.Task[None] | None = None
         self._owes_turn = False
 

@@ -7,9 +7,12 @@ import time
 from collections.abc import Callable
 from typing import Generic
 
+from replay_proto.frames import Content
+
 from replay_client._transport.connection import StreamMethod
 from replay_client._transport.pending import PendingRequests, R
 from replay_client.aio._connection import Connection, MessageStream
+from replay_client.aio._frames import FrameStream, LocalStreams
 from replay_client.aio._waiting import Changes
 from replay_client.errors import ClosedError
 
@@ -24,6 +27,7 @@ class AnsweredStream(Generic[R]):
         pending: PendingRequests[R],
         *,
         before_waiting: Callable[[], float | None] = lambda: None,
+        local: LocalStreams | None,
     ) -> None:
         """Create the stream; the first request opens it.
 
@@ -32,6 +36,7 @@ class AnsweredStream(Generic[R]):
             method: the RPC.
             pending: the requests. Call `notify` after adding some.
             before_waiting: called when there is nothing to send; returns the seconds until the next call, or None.
+            local: opens streams over the local socket, if the server is on this host.
         """
         self.changed = Changes()
         """Notified of every change."""
@@ -39,7 +44,8 @@ class AnsweredStream(Generic[R]):
         self._method = method
         self._pending = pending
         self._before_waiting = before_waiting
-        self._stream: MessageStream | None = None
+        self._local = local
+        self._stream: MessageStream | FrameStream | None = None
         self._sender: asyncio.Task[None] | None = None
         self._is_closed = False
 
@@ -48,7 +54,7 @@ class AnsweredStream(Generic[R]):
         if self._pending.has_unsent:
             self.changed.notify()
 
-    async def receive(self) -> tuple[R, bytes]:
+    async def receive(self) -> tuple[R, Content]:
         """Wait for the reply to the oldest request; if there is no request yet, wait for one.
 
         Only one task may call this. If it is canceled, the stream breaks, and the next call reconnects.
@@ -78,15 +84,26 @@ class AnsweredStream(Generic[R]):
         self._is_closed = True
         self._drop()
 
-    async def _opened(self) -> MessageStream:
+    async def _opened(self) -> MessageStream | FrameStream:
         """Return the stream, opening it once there is something to send."""
         await self._wait_for_requests()
         if self._is_closed:
             raise ClosedError("this stream is closed")
         if self._stream is None:
-            self._stream = self._connection.open_stream(self._method)
+            self._stream = await self._open()
             self._sender = asyncio.create_task(self._send_all(self._stream), name="replay-sends")
         return self._stream
+
+    async def _open(self) -> MessageStream | FrameStream:
+        self._connection.check_usable()
+        frames = None if self._local is None else await self._local.open(self._method)
+        if frames is None:
+            return self._connection.open_stream(self._method)
+        if self._is_closed or self._connection.is_closed:
+            frames.cancel()
+            raise ClosedError("this stream is closed")
+        self._connection.streams.add(frames)
+        return frames
 
     async def _wait_for_requests(self) -> None:
         while not self._is_closed and not self._pending.requests:
@@ -94,7 +111,7 @@ class AnsweredStream(Generic[R]):
             if not self._pending.requests:
                 await self.changed.wait(wait_s)
 
-    async def _send_all(self, stream: MessageStream) -> None:
+    async def _send_all(self, stream: MessageStream | FrameStream) -> None:
         """Send requests until the stream ends or is dropped, which cancels this task."""
         while True:
             request = self._pending.next_to_send()

@@ -19,6 +19,9 @@ class Changes:
 
     async def wait(self, limit_s: float | None = None) -> None:
         """Wait for the next `notify`, or for ``limit_s`` seconds; None: no limit."""
+        if limit_s is None:
+            await self._event.wait()
+            return
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 await self._event.wait()

@@ -43,7 +43,8 @@ class ReplayClient:
     ) -> None:
         """Do not connect yet. For the arguments and errors, see `replay_client.ReplayClient`.
 
-        With ``same_host``, rows of batches are copied from the files of a server on this host; all calls use gRPC.
+        With ``same_host``, on the server's host, rows of batches are copied from its files, and writers and samplers
+        use a unix-domain socket; single calls use gRPC.
         """
         self._options = LinkOptions.checked(
             address, timeout_s=timeout_s, wait_for_server_s=wait_for_server_s, tls=tls, same_host=same_host

@@ -20,6 +20,7 @@ from replay_client._learning import Exchange, Learning
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._transport.time_limits import left_s, time_limit
 from replay_client.aio._connection import Connection
+from replay_client.aio._frames import LocalStreams
 from replay_client.aio._stream import AnsweredStream
 from replay_client.batch import Batch
 from replay_client.draws import Prefetch
@@ -38,12 +39,14 @@ class Sampler:
         reader: BatchReader,
         draw_over_wire: Callable[[replay_pb2.Draw], Awaitable[Batch]],
         *,
+        local: LocalStreams | None,
         prefetch: Prefetch,
         reconnect_timeout_s: float | None,
     ) -> None:
         """Created by `Table.sampler`; the first batch opens the stream.
 
         ``draw_over_wire`` draws a replacement for a batch if its rows were overwritten before they were copied.
+        ``local`` opens streams over the local socket, if the server is on this host.
         """
         self._learning = Learning(
             table,
@@ -55,7 +58,9 @@ class Sampler:
         self._draw_over_wire = draw_over_wire
         self._connection = connection
         self._table = table
-        self._stream: AnsweredStream[Exchange] = AnsweredStream(connection, "Learn", self._learning.pending)
+        self._stream: AnsweredStream[Exchange] = AnsweredStream(
+            connection, "Learn", self._learning.pending, local=local
+        )
         self._receiver: asyncio.Task[None] | None = None
         self._is_closed = False
 

@@ -23,6 +23,7 @@ from replay_client._transport.connection import LinkOptions
 from replay_client._transport.data_path import DataPath
 from replay_client._writing.writing import MAX_BLOCKS_IN_FLIGHT, WriterOptions
 from replay_client.aio._connection import Connection
+from replay_client.aio._frames import LocalStreams
 from replay_client.aio.row_reader import RowReader
 from replay_client.aio.sampler import Sampler
 from replay_client.aio.writer import Writer
@@ -44,6 +45,7 @@ class Table(TableHandle):
         path = DataPath.on_same_host(description, connection.authorization) if options.same_host else DataPath()
         super().__init__(description, options, path.rows, created=created)
         self._connection = connection
+        self._local = None if path.calls is None else LocalStreams(path.calls.address)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a table of an event loop cannot be pickled or copied; open it there")
@@ -110,7 +112,7 @@ class Table(TableHandle):
             max_delay_s=max_delay_s,
             reconnect_timeout_s=reconnect_timeout_s,
         )
-        return Writer(self._connection, self._description, options)
+        return Writer(self._connection, self._description, options, self._local)
 
     def sampler(
         self,
@@ -133,6 +135,7 @@ class Table(TableHandle):
             operations.draw(batch_size, beta, weight_norm, draw_mode, timeout_s, reader),
             reader,
             lambda draw: self._connection.run(operations.sample_again(draw, reader)),
+            local=self._local,
             prefetch=prefetch,
             reconnect_timeout_s=reconnect_timeout_s,
         )

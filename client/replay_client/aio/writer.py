@@ -23,6 +23,7 @@ from replay_proto.framing import Array
 from replay_client._writing.writing import WriterOptions
 from replay_client.aio._connection import Connection
 from replay_client.aio._delivery import Delivery
+from replay_client.aio._frames import LocalStreams
 from replay_client.errors import ReplayError
 from replay_client.results.description import TableDescription
 from replay_client.writer import GIVE_UP_S
@@ -81,13 +82,18 @@ class WriterStream:
 class Writer:
     """See `replay_client.Writer`. Several tasks may use one writer, but all share the current episodes."""
 
-    def __init__(self, connection: Connection, table: TableDescription, options: WriterOptions) -> None:
-        """Created by `Table.writer`; the stream to the server opens when the first block is sent."""
+    def __init__(
+        self, connection: Connection, table: TableDescription, options: WriterOptions, local: LocalStreams | None
+    ) -> None:
+        """Created by `Table.writer`; the stream to the server opens when the first block is sent.
+
+        ``local`` opens streams over the local socket, if the server is on this host.
+        """
         self.steps: Final = table.steps
         """What the table draws and derives, if it is a table of steps; None: not a table of steps."""
         self._connection = connection
         self._table = table
-        self._delivery = Delivery(connection, table, options)
+        self._delivery = Delivery(connection, table, options, local)
         self._writing = self._delivery.writing
         self._outbox = self._writing.outbox
         self._streams = [WriterStream(self._delivery, each) for each in range(options.streams)]

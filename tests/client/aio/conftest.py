@@ -1,4 +1,4 @@
-"""Fixtures: clients for asyncio in the place of synchronous ones. They have only one data path."""
+"""Fixtures: clients for asyncio in the place of synchronous ones."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from replay_client import aio
 
+from tests.client.conftest import ways
 from tests.support.blocking import Blocking, EventLoop
 from tests.support.server_process import ServerProcess
 
@@ -22,7 +23,7 @@ def loop() -> Iterator[EventLoop]:
 @pytest.fixture(scope="session")
 def client(server: ServerProcess, loop: EventLoop, data_path: str) -> Iterator[Blocking]:
     """A client of the shared server."""
-    with Blocking(aio.ReplayClient(server.address), loop) as made:
+    with Blocking(aio.ReplayClient(server.address, **ways(data_path)), loop) as made:
         yield made
 
 
@@ -32,7 +33,7 @@ def connect(loop: EventLoop, data_path: str) -> Iterator[Callable[..., Blocking]
     made: list[Blocking] = []
 
     def connect_to(process: ServerProcess, **options: Any) -> Blocking:
-        made.append(Blocking(aio.ReplayClient(process.address, **options), loop))
+        made.append(Blocking(aio.ReplayClient(process.address, **{**ways(data_path), **options}), loop))
         return made[-1]
 
     yield connect_to

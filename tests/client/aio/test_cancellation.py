@@ -91,9 +91,10 @@ def test_a_canceled_insert_stores_its_rows_once_or_not_at_all(durable: ServerPro
     asyncio.run(main())
 
 
-def test_a_canceled_append_leaves_its_row_out_and_the_others_in_order(durable: ServerProcess) -> None:
+@pytest.mark.parametrize("same_host", [True, False])
+def test_a_canceled_append_leaves_its_row_out_and_the_others_in_order(durable: ServerProcess, same_host: bool) -> None:
     async def main() -> None:
-        async with aio.ReplayClient(durable.address) as client:
+        async with aio.ReplayClient(durable.address, same_host=same_host) as client:
             table = await client.create_table("t", columns=COLUMNS, capacity=100_000)
             chance = random.Random(3)
             appended, canceled = [], 0
@@ -120,11 +121,12 @@ def test_a_canceled_append_leaves_its_row_out_and_the_others_in_order(durable: S
     asyncio.run(main())
 
 
-def test_batches_that_arrive_for_a_canceled_call_come_with_the_next(server: ServerProcess) -> None:
+@pytest.mark.parametrize("same_host", [True, False])
+def test_batches_that_arrive_for_a_canceled_call_come_with_the_next(server: ServerProcess, same_host: bool) -> None:
     """Draws from a queue remove rows, so that every lost batch would be missed."""
 
     async def main() -> None:
-        async with aio.ReplayClient(server.address) as client:
+        async with aio.ReplayClient(server.address, same_host=same_host) as client:
             table = await client.create_table("queue", columns=COLUMNS, capacity=1000, backend="fifo")
             await table.insert(rows(range(400)))
             chance = random.Random(5)

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import replay_client
 from replay_client import ClosedError, InvalidArgumentError, ServerUnavailableError, UnauthenticatedError, aio
+from replay_client.aio._connection import MessageStream
+from replay_client.aio._frames import FrameStream
 
 from tests.client.conftest import COLUMNS
 from tests.client.numbered import row, rows
@@ -123,6 +125,23 @@ def test_closing_a_client_ends_all_that_waits(server: ServerProcess) -> None:
         assert {task.get_name() for task in asyncio.all_tasks()} == {asyncio.current_task().get_name()}  # type: ignore[union-attr]
 
     asyncio.run(main())
+
+
+def test_streams_on_the_servers_host_use_the_local_socket_if_it_has_room(start_server: StartServer) -> None:
+    server = start_server("--max-local-connections", "1")
+
+    async def kinds(*, same_host: bool) -> list[type]:
+        async with aio.ReplayClient(server.address, same_host=same_host) as client:
+            table = await client.create_table(f"t-{same_host}", columns=COLUMNS, capacity=100)
+            async with table.writer() as first, table.writer() as second:
+                for number, writer in enumerate((first, second)):
+                    await writer.append(**row(number))
+                    await writer.flush()
+                assert (await table.read([0, 1]))["number"].tolist() == [0, 1]
+                return [type(writer._delivery._stream._stream) for writer in (first, second)]
+
+    assert asyncio.run(kinds(same_host=False)) == [MessageStream, MessageStream]
+    assert asyncio.run(kinds(same_host=True)) == [FrameStream, MessageStream]
 
 
 def test_without_a_server_the_first_calls_say_so_soon() -> None:

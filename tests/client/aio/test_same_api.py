@@ -53,3 +53,5 @@ from tests.client.tables.test_writer_streams import (
     test_more_streams_than_rows_in_a_block,
     test_rows_of_all_streams_arrive_once_and_in_their_order,
 )
+
+ALL_DATA_PATHS = True

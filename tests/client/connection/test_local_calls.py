@@ -28,7 +28,7 @@ from replay_client import (
     Table,
 )
 from replay_client._transport.frame_stream import FrameStream
-from replay_client._transport.local_calls import LocalCalls
+from replay_client._transport.local_calls import LocalAddress, LocalCalls
 from replay_proto.frames import FrameKind, frame_head
 from replay_proto.v1 import replay_pb2
 
@@ -347,7 +347,9 @@ def nowhere(near: Table, tmp_path: Path) -> Callable[[Path], Table]:
 
     def at(path: Path) -> Table:
         description = replace(near.describe(), socket=str(path))
-        found = replace(near._data_path, calls=LocalCalls(description, near._data_path.rows.request.nonce))  # type: ignore[union-attr]
+        rows = near._data_path.rows
+        assert rows is not None
+        found = replace(near._data_path, calls=LocalCalls(LocalAddress(description, rows.request.nonce)))
         return Table(near._link, description, data_path=found)
 
     return at
@@ -409,7 +411,7 @@ def test_who_answers_a_hello_with_something_else_is_left(
 
 
 def test_without_the_right_nonce_everything_goes_over_grpc(near: Table) -> None:
-    found = LocalCalls(near.describe(), b"x" * 16)
+    found = LocalCalls(LocalAddress(near.describe(), b"x" * 16))
     assert found.open_stream("Learn") is None
     assert found.call("Sample", b"", 5.0) is None
 

@@ -1,0 +1,134 @@
+"""Streams over the local socket of a server on this host; see `replay_client._transport.local_calls`."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections import deque
+from typing import Final
+
+from google.rpc import status_pb2
+from replay_proto.frames import Content, FrameError, FrameKind, FrameParser, frame_head
+
+from replay_client._transport.frame_stream import LONGEST_BYTES
+from replay_client._transport.local_calls import HELLO_TIMEOUT_S, RETRY_S, SEND_BYTES, FrameMethod, LocalAddress
+from replay_client.aio._waiting import Changes
+from replay_client.errors import ReplayError, ServerUnavailableError, from_status
+
+_BROKEN: Final = "the connection to the server broke"
+
+
+class FrameStream(asyncio.BufferedProtocol):
+    """A stream with the methods of `MessageStream`."""
+
+    def __init__(self) -> None:
+        self._parser = FrameParser(LONGEST_BYTES)
+        self._frames: deque[tuple[FrameKind, Content]] = deque()
+        self._changed = Changes()
+        self._transport: asyncio.Transport | None = None
+        self._is_writable = True
+        self._is_ended = False
+
+    async def send(self, message: bytes) -> bool:
+        """Send a message, once the server has read most of the earlier ones; False if the stream has ended."""
+        while not self._is_writable and not self._is_ended:
+            await self._changed.wait()
+        if self._is_ended or self._transport is None:
+            return False
+        self._transport.writelines((frame_head(len(message)), message))
+        return True
+
+    async def receive(self) -> Content:
+        """Wait for the next reply.
+
+        Raises:
+            ServerUnavailableError: the connection has ended.
+            ReplayError: the request was refused.
+        """
+        while not self._frames:
+            if self._is_ended:
+                raise ServerUnavailableError(_BROKEN)
+            await self._changed.wait()
+        kind, content = self._frames.popleft()
+        if kind is FrameKind.STATUS:
+            raise from_status(status_pb2.Status.FromString(bytes(content)))
+        return content
+
+    def cancel(self) -> None:
+        """Close the connection."""
+        self._is_ended = True
+        self._changed.notify()
+        if self._transport is not None:
+            self._transport.abort()
+
+    # Called by the event loop.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Use the connection."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        link: socket.socket = transport.get_extra_info("socket")
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return memory to receive into."""
+        return self._parser.space()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take the frames that have arrived."""
+        self._parser.received(nbytes)
+        try:
+            while (taken := self._parser.take()) is not None:
+                self._frames.append(taken)
+        except FrameError:
+            self.cancel()
+        self._changed.notify()
+
+    def pause_writing(self) -> None:
+        """Stop sending: the server does not read."""
+        self._is_writable = False
+
+    def resume_writing(self) -> None:
+        """Continue sending."""
+        self._is_writable = True
+        self._changed.notify()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """End the stream."""
+        self._is_ended = True
+        self._changed.notify()
+
+
+class LocalStreams:
+    """Opens streams to one table."""
+
+    def __init__(self, address: LocalAddress) -> None:
+        self._address = address
+        self._not_before_s = 0.0
+
+    async def open(self, method: FrameMethod) -> FrameStream | None:
+        """Open a stream; return None if the server refuses, or does not answer in time: use gRPC."""
+        if time.monotonic() < self._not_before_s:
+            return None
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                return await self._greeted(method)
+        except (FileNotFoundError, ConnectionRefusedError):
+            return None  # another attempt is nearly free, and finds a restarted server immediately
+        except (OSError, ReplayError):
+            self._not_before_s = time.monotonic() + RETRY_S
+            return None
+
+    async def _greeted(self, method: FrameMethod) -> FrameStream:
+        """Open a connection, send the hello, and wait until the server accepts it."""
+        stream = FrameStream()
+        try:
+            with self._address.short_path() as path:
+                await asyncio.get_running_loop().create_unix_connection(lambda: stream, path)
+            await stream.send(self._address.hello(method))
+            await stream.receive()
+        except BaseException:
+            stream.cancel()
+            raise
+        return stream
