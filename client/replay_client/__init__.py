@@ -16,7 +16,6 @@ from replay_proto.steps import Derived, Discount, Mask, Next, Return, Sequences,
 
 from replay_client._writing.writer_stream import WriterStream
 from replay_client.batch import Batch, MixedBatch, Rows, UpdateResult
-from replay_client.client import ReplayClient
 from replay_client.draws import DrawMode, WeightNorm
 from replay_client.errors import (
     CheckpointDamagedError,
@@ -47,7 +46,6 @@ from replay_client.errors import (
     WriterUnknownError,
 )
 from replay_client.local_server import LocalServer
-from replay_client.mixed_sampler import MixedKeys, MixedSampler
 from replay_client.results.checkpoints import Checkpoint, CheckpointTable
 from replay_client.results.description import TableDescription
 from replay_client.results.inspection import Inspection, LargestRows
@@ -61,13 +59,15 @@ from replay_client.results.stats import (
     TableStats,
     TimesSampled,
 )
-from replay_client.row_loader import RowLoader
-from replay_client.row_reader import RowReader
-from replay_client.sampler import Sampler
 from replay_client.security import Tls
 from replay_client.sequences import sequence_priorities
-from replay_client.table import Table
-from replay_client.writer import Writer
+from replay_client.sync.client import ReplayClient
+from replay_client.sync.mixed_sampler import MixedKeys, MixedSampler
+from replay_client.sync.row_loader import RowLoader
+from replay_client.sync.row_reader import RowReader
+from replay_client.sync.sampler import Sampler
+from replay_client.sync.table import Table
+from replay_client.sync.writer import Writer
 
 __all__ = [
     "Batch",

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from replay_client._writing.writer_stream import WriterStream
 from replay_client.errors import InvalidArgumentError
-from replay_client.writer import Writer
+from replay_client.sync.writer import Writer
 
 
 class _Names(NamedTuple):

@@ -28,12 +28,23 @@ from replay_proto.access.own_token import new_token, token_entry
 from replay_proto.child_process import log_tail, start_module, stop
 
 from replay_client._extras import check_extra
-from replay_client.client import ReplayClient
 from replay_client.errors import LocalServerError
+from replay_client.sync.client import ReplayClient
 
 log = logging.getLogger(__name__)
 
-NEEDED: Final = ("cyclopts", "grpc_health", "grpc_reflection", "numba", "psutil", "pydantic", "uvloop")
+NEEDED: Final = (
+    "cyclopts",
+    "grpc_health",
+    "grpc_reflection",
+    "numba",
+    "prometheus_client",
+    "psutil",
+    "pydantic",
+    "starlette",
+    "uvicorn",
+    "uvloop",
+)
 """Modules of the extra ``server``."""
 READY_PREFIX: Final = "replay-server listening on "
 START_TIMEOUT_S: Final = 300.0

@@ -41,13 +41,13 @@ from replay_proto.framing import Array
 from replay_proto.schema import SEPARATOR, Column, Schema
 from replay_proto.v1 import replay_pb2
 
-from replay_client._answers import joined_rows, selected_rows
 from replay_client._extras import check_extra
+from replay_client._learning.answers import joined_rows, selected_rows
 from replay_client.batch import Rows
 from replay_client.errors import InvalidArgumentError
-from replay_client.row_reader import RowReader, progress_bar
 from replay_client.spaces import columns_from_space, flatten_value, unflatten_value
-from replay_client.table import Table
+from replay_client.sync.row_reader import RowReader, progress_bar
+from replay_client.sync.table import Table
 
 ROWS_AT_ONCE: Final = 1 << 13
 """Rows after which imported episodes are inserted."""

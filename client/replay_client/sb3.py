@@ -34,13 +34,13 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torch.nn import functional
 
 from replay_client.batch import Batch
-from replay_client.client import ReplayClient
 from replay_client.draws import checked_beta, checked_count
 from replay_client.errors import InvalidArgumentError, ReplayError, TableEmptyError
-from replay_client.sampler import Sampler
 from replay_client.security import Tls, token_from_environment
-from replay_client.table import Table
-from replay_client.writer import GIVE_UP_S, Writer
+from replay_client.sync.client import ReplayClient
+from replay_client.sync.sampler import Sampler
+from replay_client.sync.table import Table
+from replay_client.sync.writer import GIVE_UP_S, Writer
 
 __all__ = ["PrioritizedDQN", "PrioritizedReplay", "ServiceReplayBuffer", "ServiceSamples"]
 

@@ -30,11 +30,11 @@ from tianshou.data import Batch, ReplayBufferManager
 from replay_client import batch as drawn_batch
 from replay_client._first_rows import columns_of
 from replay_client._rows.checks import as_array, checked_rows, nested_items
-from replay_client.client import ReplayClient
 from replay_client.errors import InvalidArgumentError, TableNotFoundError
 from replay_client.results.stats import TableStats
-from replay_client.table import Table
-from replay_client.writer import Writer
+from replay_client.sync.client import ReplayClient
+from replay_client.sync.table import Table
+from replay_client.sync.writer import Writer
 
 __all__ = ["ServiceReplayBuffer"]
 

@@ -33,7 +33,9 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from replay_client._tensors import (
+from replay_client.draws import DrawMode, Prefetch, WeightNorm, beta_for, checked_beta
+from replay_client.sync.table import Table
+from replay_client.sync.tensors import (
     Device,
     MixedTensorBatch,
     MixedTensorSampler,
@@ -41,8 +43,6 @@ from replay_client._tensors import (
     TensorSampler,
     to_torch,
 )
-from replay_client.draws import DrawMode, Prefetch, WeightNorm, beta_for, checked_beta
-from replay_client.table import Table
 
 __all__ = [
     "Device",

@@ -22,7 +22,7 @@ from replay_client import (
     TableReplacedError,
     Transitions,
 )
-from replay_client._answers import joined_rows
+from replay_client._learning.answers import joined_rows
 
 from tests.client.steps.copies import windows_of
 from tests.support.server_process import ServerProcess

@@ -1,4 +1,4 @@
-"""The operations of a client; see `replay_client.client.ReplayClient` for their arguments, results and errors."""
+"""The operations of a client; see `replay_client.sync.client.ReplayClient` for their arguments, results and errors."""
 
 from __future__ import annotations
 

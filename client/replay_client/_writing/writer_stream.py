@@ -1,4 +1,4 @@
-"""One stream of experience of a writer; see `replay_client.writer`."""
+"""One stream of experience of a writer; see `replay_client.sync.writer`."""
 
 from __future__ import annotations
 

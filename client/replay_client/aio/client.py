@@ -1,4 +1,4 @@
-"""A client of one server for asyncio; see `replay_client.client`.
+"""A client of one server for asyncio; see `replay_client.sync.client`.
 
 async with aio.ReplayClient("localhost:50051") as client:
     table = await client.table("cartpole")
@@ -19,11 +19,11 @@ from replay_client._transport.call import Operation
 from replay_client._transport.connection import LinkOptions
 from replay_client.aio._connection import Connection
 from replay_client.aio.table import Table
-from replay_client.client import DEFAULT_TIMEOUT_S
 from replay_client.results.checkpoints import Checkpoint
 from replay_client.results.description import TableDescription
 from replay_client.results.stats import Stats
 from replay_client.security import Tls
+from replay_client.sync.client import DEFAULT_TIMEOUT_S
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""Reads all rows of a table; see `replay_client.row_reader`.
+"""Reads all rows of a table; see `replay_client.sync.row_reader`.
 
 async for rows in await table.rows(order="episode"):
     save(rows["obs"], rows.episodes, rows.steps)
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay_client.batch import Rows
-from replay_client.row_reader import RowPlan, RowReaderBase
+from replay_client.sync.row_reader import RowPlan, RowReaderBase
 
 
 class RowReader(RowReaderBase):

@@ -1,4 +1,4 @@
-"""Draws batches and updates priorities over one stream; see `replay_client.sampler`.
+"""Draws batches and updates priorities over one stream; see `replay_client.sync.sampler`.
 
 async with table.sampler(256, beta=0.4, prefetch=3) as sampler:
     async for batch in sampler:
@@ -15,8 +15,8 @@ from typing import NoReturn
 from numpy.typing import ArrayLike
 from replay_proto.v1 import replay_pb2
 
-from replay_client._answers import BatchReader
-from replay_client._learning import Exchange, Learning
+from replay_client._learning.answers import BatchReader
+from replay_client._learning.learning import Exchange, Learning
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._transport.time_limits import left_s, time_limit
 from replay_client.aio._connection import Connection

@@ -1,4 +1,4 @@
-"""One table of a server: insert rows, draw batches, update priorities; see `replay_client.table`.
+"""One table of a server: insert rows, draw batches, update priorities; see `replay_client.sync.table`.
 
 table = await client.table("cartpole")
 keys = await table.insert({"obs": obs, "action": action, ...})
@@ -32,7 +32,7 @@ from replay_client.draws import DrawMode, Prefetch, WeightNorm
 from replay_client.results.description import TableDescription
 from replay_client.results.inspection import Inspection
 from replay_client.results.stats import TableStats
-from replay_client.row_reader import RowOrder, RowPlan
+from replay_client.sync.row_reader import RowOrder, RowPlan
 
 
 class Table(TableHandle):

@@ -1,4 +1,4 @@
-"""Writes rows for actors: collects them in blocks and sends each exactly once; see `replay_client.writer`.
+"""Writes rows for actors: collects them in blocks and sends each exactly once; see `replay_client.sync.writer`.
 
     async with table.writer() as writer:
         for ...:
@@ -26,7 +26,7 @@ from replay_client.aio._delivery import Delivery
 from replay_client.aio._frames import LocalStreams
 from replay_client.errors import ReplayError
 from replay_client.results.description import TableDescription
-from replay_client.writer import GIVE_UP_S
+from replay_client.sync.writer import GIVE_UP_S
 
 log = logging.getLogger(__name__)
 
@@ -210,7 +210,7 @@ class Writer:
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Flush and close; after an error in the block, give up after `replay_client.writer.GIVE_UP_S`."""
+        """Flush and close; after an error in the block, give up after `replay_client.sync.writer.GIVE_UP_S`."""
         try:
             await self.close(timeout_s=None if error is None else GIVE_UP_S)
         except BaseException as failure:

@@ -32,9 +32,9 @@ from replay_client.cli.plain import plain_description, plain_inspection, plain_s
 from replay_client.cli.units import printable_text
 from replay_client.cli.watch import Watched, looks
 from replay_client.cli.watch import watch as watch_it
-from replay_client.client import ReplayClient
 from replay_client.errors import ReplayError, TableNotFoundError
 from replay_client.results.stats import Stats
+from replay_client.sync.client import ReplayClient
 
 _FAILURE = 1
 

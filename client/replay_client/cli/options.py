@@ -11,9 +11,9 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.console import Console, RenderableType
 
-from replay_client.client import ReplayClient
 from replay_client.errors import ServerUnavailableError, UnauthenticatedError
 from replay_client.security import TOKEN_VARIABLE, Tls, token_from_environment
+from replay_client.sync.client import ReplayClient
 
 TIMEOUT_S = 3.0
 """Default time limit in seconds, short because a person is waiting."""

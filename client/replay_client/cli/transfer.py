@@ -19,10 +19,10 @@ from replay_client._extras import check_extra
 from replay_client.cli.options import DEFAULT_SERVER, Json, Server, client_of, print_json
 from replay_client.cli.plain import plain, plain_fields
 from replay_client.cli.units import bytes_text
-from replay_client.client import ReplayClient
 from replay_client.errors import InvalidArgumentError, ReplayError
-from replay_client.row_reader import RowOrder
-from replay_client.table import Table
+from replay_client.sync.client import ReplayClient
+from replay_client.sync.row_reader import RowOrder
+from replay_client.sync.table import Table
 
 TIMEOUT_S = 30.0
 """Default time limit of each request in seconds."""

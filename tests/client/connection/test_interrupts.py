@@ -94,7 +94,7 @@ def test_ctrl_c_in_a_writer_that_is_held_up_ends_it_and_says_how_many_rows_are_l
     wait_until(lambda: table.stats().waiting_inserts == 1, "the limiter holds the writer up")
     took_s, said = interrupted(process)
     assert took_s < ENDS_WITHIN_S
-    found = re.search(r"WARNING:replay_client.writer:(\d+) rows of table .* were not acknowledged", said)
+    found = re.search(r"WARNING:replay_client.sync.writer:(\d+) rows of table .* were not acknowledged", said)
     assert found is not None, said
     assert int(found[1]) >= 160
 

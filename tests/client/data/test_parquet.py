@@ -26,7 +26,7 @@ from replay_client import (
     Transitions,
     _extras,
 )
-from replay_client._answers import joined_rows
+from replay_client._learning.answers import joined_rows
 from replay_proto.schema import DTYPES
 
 from tests.client import numbered
@@ -38,7 +38,7 @@ from tests.support.server_process import ServerProcess
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
-from replay_client.arrow import ParquetRows, schema_of, write_parquet  # noqa: E402
+from replay_client.sync.arrow import ParquetRows, schema_of, write_parquet  # noqa: E402
 
 NewTable = Callable[..., Table]
 SHAPES: list[tuple[int, ...]] = [(), (3,), (2, 3), (2, 1, 3)]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from replay_client import Batch, Column, InternalServerError, Rows, Schema, Table
-from replay_client._answers import BatchReader
+from replay_client._learning.answers import BatchReader
 from replay_client._rows.columns import Columns
 from replay_client.torch import TensorBatch, to_torch
 from replay_proto.v1 import replay_pb2

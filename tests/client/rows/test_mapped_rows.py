@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from replay_client import Column, ReplayClient, Table
-from replay_client._answers import BatchReader
+from replay_client._learning.answers import BatchReader
 from replay_client._rows.buffers import ColumnBuffers
 from replay_client._rows.mapped_rows import MappedRows
 from replay_client._transport.data_path import DataPath

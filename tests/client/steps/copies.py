@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import numpy as np
 from replay_client import Rows, Table
-from replay_client._answers import joined_rows
+from replay_client._learning.answers import joined_rows
 from replay_proto.steps import WindowShape
 
 from tests.client.steps.numbered_episodes import play

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from replay_client import Column, Discount, InternalServerError, Mask, Next, Return, Sequences, Stack, Transitions
-from replay_client._answers import BatchReader
+from replay_client._learning.answers import BatchReader
 from replay_proto.steps import Derived, Item, Steps
 from replay_proto.v1 import replay_pb2
 

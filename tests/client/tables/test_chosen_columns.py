@@ -169,7 +169,7 @@ def received(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         lengths.append(len(data))
         return split_message(kind, data)
 
-    monkeypatch.setattr("replay_client._answers.split_message", counted)
+    monkeypatch.setattr("replay_client._learning.answers.split_message", counted)
     return lengths
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from replay_client import InvalidArgumentError, Table
-from replay_client._prefetch import FEWEST, MOST, PrefetchTuner
+from replay_client._learning.prefetch import FEWEST, MOST, PrefetchTuner
 
 from tests.client.numbered import rows
 

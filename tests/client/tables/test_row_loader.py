@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from replay_client import Column, InvalidArgumentError, LimitedError, Rows, Sequences, Stack, Table, Transitions
-from replay_client._answers import joined_rows, selected_rows
+from replay_client._learning.answers import joined_rows, selected_rows
 
 from tests.client import numbered
 from tests.client.steps.copies import assert_same_table, expected_drawable, write_episodes

@@ -19,7 +19,7 @@ from replay_client import (
     Transitions,
     _extras,
 )
-from replay_client._answers import joined_rows
+from replay_client._learning.answers import joined_rows
 
 from tests.client.numbered import assert_whole, rows
 from tests.client.steps import numbered_episodes

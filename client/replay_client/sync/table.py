@@ -25,8 +25,8 @@ from replay_proto.frames import Content
 from replay_proto.framing import Array
 from replay_proto.v1 import replay_pb2
 
-from replay_client._answers import Blank
 from replay_client._extras import check_extra
+from replay_client._learning.answers import Blank
 from replay_client._operations.server import describe, drop_table, reset_table, stats
 from replay_client._operations.table import TableHandle
 from replay_client._rows.choosing import chosen_columns
@@ -44,15 +44,15 @@ from replay_client.results.description import TableDescription
 from replay_client.results.inspection import Inspection
 from replay_client.results.stats import TableStats
 from replay_client.results.transfers import Exported, Loaded
-from replay_client.row_loader import RowLoader
-from replay_client.row_reader import RowOrder, RowReader
-from replay_client.sampler import Sampler
-from replay_client.writer import Writer
+from replay_client.sync.row_loader import RowLoader
+from replay_client.sync.row_reader import RowOrder, RowReader
+from replay_client.sync.sampler import Sampler
+from replay_client.sync.writer import Writer
 
 if TYPE_CHECKING:
     import pyarrow
 
-    from replay_client._tensors import Device, TensorSampler
+    from replay_client.sync.tensors import Device, TensorSampler
 
 T = TypeVar("T")
 
@@ -232,7 +232,7 @@ class Table(TableHandle):
     ) -> pyarrow.Table:
         """Read all rows that are live now into an Arrow table (needs the extra ``arrow``).
 
-        `replay_client.arrow` describes its columns.
+        `replay_client.sync.arrow` describes its columns.
 
         Args:
             order: as for `rows`.
@@ -244,7 +244,7 @@ class Table(TableHandle):
             ReplayError: as for `rows`.
         """
         check_extra("arrow", "pyarrow")
-        from replay_client import arrow  # pyarrow is optional
+        from replay_client.sync import arrow  # pyarrow is optional
 
         return arrow.table_of(*self._rows_for_arrow(order, progress, columns))
 
@@ -259,8 +259,8 @@ class Table(TableHandle):
         """Write all rows that are live now to a Parquet file (needs the extra ``arrow``).
 
         The table remains in use meanwhile: rows inserted after this call are not written, and rows that are evicted
-        before they are read are counted. An existing file is replaced once all rows are written. `replay_client.arrow`
-        describes the columns of the file.
+        before they are read are counted. An existing file is replaced once all rows are written.
+        `replay_client.sync.arrow` describes the columns of the file.
 
         Args:
             path: the file.
@@ -277,14 +277,14 @@ class Table(TableHandle):
             ReplayError: as for `rows`.
         """
         check_extra("arrow", "pyarrow")
-        from replay_client import arrow  # pyarrow is optional
+        from replay_client.sync import arrow  # pyarrow is optional
 
         return arrow.write_parquet(*self._rows_for_arrow(order, progress, columns), path)
 
     def _rows_for_arrow(
         self, order: RowOrder, progress: bool, columns: Collection[str] | None
     ) -> tuple[RowReader, pyarrow.Schema]:
-        from replay_client import arrow  # pyarrow is optional
+        from replay_client.sync import arrow  # pyarrow is optional
 
         table = self._run(self._operations.describe())
         schema = arrow.schema_of(table, chosen_columns(self.schema, columns, self.schema.masks))
@@ -327,7 +327,7 @@ class Table(TableHandle):
         check_extra("arrow", "pyarrow")
         if progress:
             check_extra("cli", "rich")
-        from replay_client import arrow  # pyarrow is optional
+        from replay_client.sync import arrow  # pyarrow is optional
 
         loader = self.loader(priorities=priorities, timeout_s=timeout_s)
         rows, table = arrow.ParquetRows(path), self._run(self._operations.describe())
@@ -473,7 +473,7 @@ class Table(TableHandle):
         )
         if device is None:
             return sampler
-        from replay_client._tensors import TensorSampler  # torch is optional
+        from replay_client.sync.tensors import TensorSampler  # torch is optional
 
         return TensorSampler(sampler, device)
 

@@ -24,7 +24,6 @@ from replay_proto.schema import Column
 from replay_proto.steps import Derived, Item
 
 from replay_client._extras import check_extra
-from replay_client._mixing import checked_sizes, mixed_sampler
 from replay_client._operations import server as operations
 from replay_client._operations.server import IfExists
 from replay_client._transport.attempts import FIRST_CONTACT_S
@@ -33,16 +32,17 @@ from replay_client._transport.connection import LinkOptions
 from replay_client._transport.server_link import ServerLink
 from replay_client.draws import DrawMode, Prefetch, WeightNorm
 from replay_client.errors import InvalidArgumentError, TableNotFoundError
-from replay_client.mixed_sampler import MixedSampler
 from replay_client.results.checkpoints import Checkpoint
 from replay_client.results.description import TableDescription
 from replay_client.results.stats import Stats
-from replay_client.row_loader import check_room
 from replay_client.security import Tls
-from replay_client.table import Table
+from replay_client.sync.mixed_sampler import MixedSampler
+from replay_client.sync.mixing import checked_sizes, mixed_sampler
+from replay_client.sync.row_loader import check_room
+from replay_client.sync.table import Table
 
 if TYPE_CHECKING:
-    from replay_client._tensors import Device, MixedTensorSampler
+    from replay_client.sync.tensors import Device, MixedTensorSampler
 
 T = TypeVar("T")
 
@@ -184,7 +184,7 @@ class ReplayClient:
         check_extra("arrow", "pyarrow")
         if progress:
             check_extra("cli", "rich")
-        from replay_client import arrow  # pyarrow is optional
+        from replay_client.sync import arrow  # pyarrow is optional
 
         rows = arrow.ParquetRows(path)
         exported = rows.table()
@@ -286,7 +286,7 @@ class ReplayClient:
         )
         if device is None:
             return sampler
-        from replay_client._tensors import MixedTensorSampler  # torch is optional
+        from replay_client.sync.tensors import MixedTensorSampler  # torch is optional
 
         return MixedTensorSampler(sampler, device)
 

@@ -6,7 +6,7 @@
     learning.answered(request, answer)              # a reply came
     learning.batches                                # what has arrived
 
-`replay_client.sampler` explains how updates and draws are ordered.
+`replay_client.sync.sampler` explains how updates and draws are ordered.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from numpy.typing import ArrayLike
 from replay_proto.frames import Content
 from replay_proto.v1 import replay_pb2
 
-from replay_client._answers import BatchReader
-from replay_client._prefetch import FEWEST, MOST, PrefetchTuner
+from replay_client._learning.answers import BatchReader
+from replay_client._learning.prefetch import FEWEST, MOST, PrefetchTuner
 from replay_client._rows.checks import MOST_KEYS_AT_ONCE, checked_keys, checked_priorities
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._transport.pending import PendingRequests, Request

@@ -18,8 +18,8 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from replay_client._answers import joined_rows, selected_rows
 from replay_client._extras import check_extra
+from replay_client._learning.answers import joined_rows, selected_rows
 from replay_client.batch import Rows
 from replay_client.draws import checked_count
 from replay_client.errors import InvalidArgumentError

@@ -20,8 +20,8 @@ from replay_client._transport.time_limits import left_s
 from replay_client.batch import Batch, Drawn, MixedBatch
 from replay_client.draws import Prefetch
 from replay_client.errors import ClosedError, DeadlineExceededError, InvalidArgumentError
-from replay_client.mixed_sampler import MixedKeys, MixedSampler
-from replay_client.sampler import Sampler
+from replay_client.sync.mixed_sampler import MixedKeys, MixedSampler
+from replay_client.sync.sampler import Sampler
 
 Device = torch.device | str
 """A device, or its name."""

@@ -12,9 +12,9 @@ from replay_client._rows.buffers import JoinedBuffers
 from replay_client._rows.choosing import chosen_columns
 from replay_client.draws import WeightNorm, checked_count
 from replay_client.errors import InvalidArgumentError
-from replay_client.mixed_sampler import MixedSampler
 from replay_client.results.description import FIFO
-from replay_client.table import Table
+from replay_client.sync.mixed_sampler import MixedSampler
+from replay_client.sync.table import Table
 
 
 def checked_sizes(batch_sizes: Mapping[str, int]) -> dict[str, int]:

@@ -28,8 +28,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from replay_proto.v1 import replay_pb2
 
-from replay_client._answers import BatchReader
-from replay_client._learning import Exchange, Learning
+from replay_client._learning.answers import BatchReader
+from replay_client._learning.learning import Exchange, Learning
 from replay_client._rows.checks import checked_keys
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._transport.answered_stream import AnsweredStream

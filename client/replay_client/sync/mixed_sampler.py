@@ -28,7 +28,7 @@ from replay_client._rows.columns import Columns, MixedRows
 from replay_client.batch import Batch, MixedBatch
 from replay_client.draws import Prefetch, WeightNorm
 from replay_client.errors import InvalidArgumentError
-from replay_client.sampler import Sampler
+from replay_client.sync.sampler import Sampler
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,1 @@
+"""The client with calls that wait, in threads; `replay_client` exports its classes."""
