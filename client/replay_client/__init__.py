@@ -8,7 +8,8 @@
 Actors insert with `Table.insert` or `Table.writer`. Learners draw with `Table.sample` or `Table.sampler` and update
 priorities. Modules with additional dependencies must be imported explicitly: `replay_client.spaces` (columns from a
 Gymnasium space), `replay_client.gymnasium` (recorded environments), `replay_client.torch` (batches as tensors),
-`replay_client.jax` (batches as pytrees), and those named after other libraries.
+`replay_client.jax` (batches as pytrees), and those named after other libraries. `replay_client.aio` is the client for
+asyncio.
 """
 
 from replay_proto.schema import Column, Schema
