@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeVar
 
 import grpc
+from replay_proto.tracing import context_metadata
 
 from replay_client._transport.address import checked_address, listens
 from replay_client._transport.attempts import Attempts, FirstContact
@@ -258,7 +259,7 @@ class Connection(ConnectionBase):
     def open_stream(self, method: StreamMethod, requests: Iterator[bytes]) -> MessageStream:
         """Open a bidirectional stream; see `MessageStream`."""
         self.check_usable()
-        return MessageStream(self._channel, self.address, method, requests, self._metadata)
+        return MessageStream(self._channel, self.address, method, requests, self._metadata + context_metadata())
 
     def close(self) -> None:
         """Close the channel, which ends running calls and streams. Does nothing in a forked child."""
@@ -287,7 +288,7 @@ class Connection(ConnectionBase):
             return unary(
                 request,
                 timeout=left_s(deadline),
-                metadata=self._metadata,
+                metadata=self._metadata + context_metadata(),
                 wait_for_ready=wait_for_ready,
             )
         except grpc.RpcError as error:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from replay_proto.errors import FieldError
+from replay_proto.tracing import span
 
 from replay_server import errors
 from replay_server.catalog import Catalog
@@ -145,7 +146,8 @@ class Checkpoints:
             if check is not None:
                 await asyncio.to_thread(self._check_room, series, sum(snapshot.nbytes for snapshot in snapshots))
             try:
-                made = await asyncio.to_thread(self._write, series, snapshots, taken_s)
+                with span("replay/write checkpoint"):
+                    made = await asyncio.to_thread(self._write, series, snapshots, taken_s)
             except CancelledError:
                 raise errors.shutting_down() from None
             except OSError as error:

@@ -49,6 +49,8 @@ class Endpoint(Generic[M]):
             bounds: limits on requests.
             is_stream: whether requests come on a stream, answered in order; otherwise each is a unary call.
         """
+        self.name = request.DESCRIPTOR.name.removesuffix("Request")
+        """Name of the method."""
         self.figures = MethodFigures()
         """Counts and latencies."""
         self.demand = demand

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import grpc
 from replay_proto.frames import Content, FrameError, FrameKind, FrameParser, FrameTooLongError, frame_head
+from replay_proto.tracing import span
 
 from replay_server import errors
 from replay_server.auth.caller import Caller
@@ -194,7 +195,8 @@ class LocalConnection(asyncio.BufferedProtocol):
     def _greet(self, hello: Content) -> None:
         self._silence.cancel()
         try:
-            self._admitted = self._host.admit(hello)
+            with span("replay/local connection opened"):
+                self._admitted = self._host.admit(hello)
             if self._admitted.endpoint.is_stream:
                 self._stream = self._open.enter_context(self._opened(self._admitted))
         except RequestError as refusal:

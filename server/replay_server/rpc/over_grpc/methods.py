@@ -8,6 +8,7 @@ from contextlib import suppress
 import grpc
 from grpc_status import rpc_status
 from replay_proto.access.serving import only_message
+from replay_proto.tracing import span
 
 from replay_server.auth.caller import Authenticator, Caller
 from replay_server.errors import RequestError
@@ -32,8 +33,9 @@ def grpc_handler(
     async def one_message(_requests: object, context: Context) -> bytes:
         figures.started += 1
         try:
-            call = Call(caller_of(context))
-            return await _answer(endpoint, await only_message(context), call, context)
+            with span(f"replay/{endpoint.name}", context.invocation_metadata() or ()):
+                call = Call(caller_of(context))
+                return await _answer(endpoint, await only_message(context), call, context)
         except asyncio.CancelledError:
             figures.ended[grpc.StatusCode.CANCELLED] += 1
             raise
@@ -44,7 +46,8 @@ def grpc_handler(
     async def messages(_requests: object, context: Context) -> None:
         with figures.at_work():
             try:
-                caller = caller_of(context)
+                with span(f"replay/{endpoint.name} opened", context.invocation_metadata() or ()):
+                    caller = caller_of(context)
                 with streams.one_more(context.peer(), caller.identity):
                     await _answer_each(endpoint, caller, context)
                 figures.ended[grpc.StatusCode.OK] += 1

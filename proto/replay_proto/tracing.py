@@ -1,0 +1,47 @@
+"""Spans of OpenTelemetry, and the context that connects those of a client and its server.
+
+Does nothing unless the program has configured OpenTelemetry's SDK, for example by running under
+``opentelemetry-instrument``. OpenTelemetry is neither required nor imported.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Final
+
+Metadata = tuple[tuple[str, str], ...]
+_SDK: Final = "opentelemetry.sdk.trace"
+_NOTHING: Final = nullcontext()
+
+
+def span(name: str, metadata: Iterable[tuple[str, str | bytes]] | None = None) -> AbstractContextManager[object]:
+    """Return a context that records a span, and an error that ends it.
+
+    Args:
+        name: of the span.
+        metadata: of the call that the span answers, whose client may have sent its context; None: the span answers no
+            call, but belongs to the current one, if any.
+    """
+    if _SDK not in sys.modules:
+        return _NOTHING
+    from opentelemetry import propagate, trace
+
+    parent, kind = None, trace.SpanKind.INTERNAL
+    if metadata is not None:
+        parent = propagate.extract({key: value for key, value in metadata if isinstance(value, str)})
+        kind = trace.SpanKind.SERVER
+    made: AbstractContextManager[object] = trace.get_tracer("replay").start_as_current_span(name, parent, kind)
+    return made
+
+
+def context_metadata() -> Metadata:
+    """Metadata of a call that tells the server the current span."""
+    if _SDK not in sys.modules:
+        return ()
+    from opentelemetry import propagate
+
+    carrier: dict[str, str] = {}
+    propagate.inject(carrier)
+    return tuple(carrier.items())
