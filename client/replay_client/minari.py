@@ -143,13 +143,13 @@ def export_dataset(
             ``algorithm_name``, ``data_format``. Images are stored without loss, unless ``jpeg_encoding=True``.
 
     Raises:
-        InvalidArgumentError: the table has no steps, no such columns, or other columns than the spaces; or the ID is
-            malformed or taken. Nothing was written.
+        InvalidArgumentError: the table has no steps, no such columns, or other columns than the spaces; the environment
+            cannot be made; or the ID is malformed or taken. Nothing was written.
         ReplayError: rows cannot be read. The incomplete dataset is removed.
     """
     names = _Names(obs, action, reward)
     names.check(table)
-    made = gymnasium.make(env) if isinstance(env, str | EnvSpec) else env
+    made = _made(env) if isinstance(env, str | EnvSpec) else env
     if made is not None:
         observation_space = observation_space or made.observation_space
         action_space = action_space or made.action_space
@@ -184,6 +184,13 @@ def export_dataset(
         episodes.broken,
         reader.inserted,
     )
+
+
+def _made(env: str | EnvSpec) -> gymnasium.Env[Any, Any]:
+    try:
+        return gymnasium.make(env)
+    except gymnasium.error.Error as error:
+        raise InvalidArgumentError.of_field("env", "an environment that Gymnasium can make", str(error)) from None
 
 
 def columns_from_dataset(

@@ -26,13 +26,14 @@ from replay_client.sync.table import Table
 
 TIMEOUT_S = 30.0
 """Default time limit of each request in seconds."""
+DEFAULT = Transitions()
 _FAILURE = 1
 _MINARI = ("minari", "h5py", "PIL")
 
 TableName = Annotated[str, Parameter(help="Name of the table.")]
 Directory = Annotated[Path, Parameter(help="Directory for the file TABLE.parquet, or for the dataset TABLE-v0.")]
 Format = Annotated[Literal["parquet", "minari"], Parameter(name="--format", help="What to write.")]
-Order = Annotated[RowOrder, Parameter(help="Order of rows in a Parquet file.")]
+Order = Annotated[RowOrder | None, Parameter(help="Order of rows in a Parquet file; default: key.")]
 DatasetId = Annotated[str | None, Parameter(help="ID of the Minari dataset; default: TABLE-v0.")]
 Env = Annotated[str | None, Parameter(help="Gymnasium environment of the Minari dataset, for its spaces.")]
 Source = Annotated[Path, Parameter(help="A Parquet file, or the directory of a Minari dataset.")]
@@ -43,8 +44,12 @@ Append = Annotated[bool, Parameter(negative="", help="Add the rows to an existin
 Capacity = Annotated[
     PositiveInt | None, Parameter(help="Capacity of the new table; default: that of the exported table, or all rows.")
 ]
-NStep = Annotated[PositiveInt, Parameter(help="Steps of a transition in the new table of a Minari dataset.")]
-Gamma = Annotated[float, Parameter(validator=Number(gte=0, lte=1), help="Discount factor of such a table.")]
+NStep = Annotated[
+    PositiveInt | None, Parameter(help="Steps of a transition in the new table of a Minari dataset; default: 1.")
+]
+Gamma = Annotated[
+    float | None, Parameter(validator=Number(gte=0, lte=1), help="Discount factor of such a table; default: 0.99.")
+]
 Priorities = Annotated[bool, Parameter(help="Restore the priorities of a Parquet file.")]
 Keys = Annotated[bool, Parameter(negative="", help="Refuse a Parquet file whose rows cannot get the same keys.")]
 
@@ -56,17 +61,21 @@ def export(
     *,
     server: Server = DEFAULT_SERVER,
     what: Format = "parquet",
-    order: Order = "key",
+    order: Order = None,
     dataset_id: DatasetId = None,
     env: Env = None,
     as_json: Json = False,
 ) -> None:
     """Write a table to a directory, while it remains in use."""
+    if what == "parquet":
+        _check_unused("--format parquet", dataset_id=dataset_id, env=env)
+    else:
+        _check_unused("--format minari", order=order)
     with _failures_shown(), client_of(server, timeout_s=TIMEOUT_S) as client:
         handle = client.table(table)
         directory.mkdir(parents=True, exist_ok=True)
         if what == "parquet":
-            _export_parquet(handle, directory / f"{table}.parquet", order, as_json)
+            _export_parquet(handle, directory / f"{table}.parquet", order or "key", as_json)
         else:
             _export_minari(handle, directory, dataset_id or f"{table}-v0", env, as_json)
 
@@ -81,16 +90,21 @@ def import_table(
     capacity: Capacity = None,
     priorities: Priorities = True,
     keys: Keys = False,
-    n_step: NStep = 1,
-    gamma: Gamma = 0.99,
+    n_step: NStep = None,
+    gamma: Gamma = None,
     as_json: Json = False,
 ) -> None:
     """Load a Parquet file or a Minari dataset into a new table, or into an existing one."""
-    if append and capacity is not None:
-        raise InvalidArgumentError.of_field("capacity", "none with --append", str(capacity))
+    if append:
+        _check_unused("--append", capacity=capacity, n_step=n_step, gamma=gamma)
+    if source.is_dir():
+        _check_unused("a Minari dataset", priorities=None if priorities else False, keys=keys or None)
+    else:
+        _check_unused("a Parquet file", n_step=n_step, gamma=gamma)
     with _failures_shown(), client_of(server, timeout_s=TIMEOUT_S) as client:
         if source.is_dir():
-            name, rows = _import_minari(client, source, table, Transitions(n_step, gamma), append, capacity)
+            steps = Transitions(n_step or DEFAULT.n_step, DEFAULT.gamma if gamma is None else gamma)
+            name, rows = _import_minari(client, source, table, steps, append, capacity)
         else:
             check_extra("arrow", "pyarrow")
             options: dict[str, Any] = {"priorities": priorities, "keys": keys, "progress": _is_watched()}
@@ -99,6 +113,17 @@ def import_table(
         print_json({"table": name, "rows": rows})
     else:
         print(f"inserted {rows:,} rows into table {name}")
+
+
+def _check_unused(reason: str, **options: object) -> None:
+    """Refuse options that have no effect.
+
+    Raises:
+        InvalidArgumentError: names an option that was given.
+    """
+    for name, value in options.items():
+        if value is not None:
+            raise InvalidArgumentError.of_field(name, f"no such option with {reason}", str(value))
 
 
 def _export_parquet(table: Table, path: Path, order: RowOrder, as_json: bool) -> None:

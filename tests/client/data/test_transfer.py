@@ -117,7 +117,13 @@ def test_what_is_wrong_is_said_in_one_line(replay: Replay, table: Table, tmp_pat
         (("export", table.name, "text"), "File exists"),
         (("import", "nothing"), "No such file"),
         (("import", "text", "--append"), "table: expected the name of a table with --append"),
-        (("import", "text", table.name, "--append", "--capacity", "3"), "capacity: expected none with --append"),
+        (
+            ("import", "text", table.name, "--append", "--capacity", "3"),
+            "capacity: expected no such option with --append",
+        ),
+        (("import", "text", "--gamma", "0.9"), "gamma: expected no such option with a Parquet file, got 0.9"),
+        (("import", ".", "--keys"), "keys: expected no such option with a Minari dataset, got True"),
+        (("export", table.name, ".", "--env", "E"), "env: expected no such option with --format parquet, got E"),
         (("import", "."), "source: expected a Parquet file, or the directory of a Minari dataset"),
     ]:
         command, *values = arguments
