@@ -9,6 +9,7 @@ from collections.abc import Awaitable
 from typing import TypeVar
 
 from grpc import aio
+from replay_proto.tracing import context_metadata
 
 from replay_client._transport.address import listens
 from replay_client._transport.attempts import Attempts, FirstContact
@@ -133,7 +134,7 @@ class Connection(ConnectionBase):
         """Open a bidirectional stream; see `MessageStream`."""
         self.check_usable()
         multi: aio.StreamStreamMultiCallable[bytes, bytes] = self._opened().stream_stream(rpc_path(method))
-        stream = MessageStream(self, multi(metadata=aio.Metadata(*self._metadata)))
+        stream = MessageStream(self, multi(metadata=aio.Metadata(*self._metadata, *context_metadata())))
         self.streams.add(stream)
         return stream
 
@@ -181,7 +182,7 @@ class Connection(ConnectionBase):
             unary(
                 call.request,
                 timeout=left_s(deadline),
-                metadata=aio.Metadata(*self._metadata),
+                metadata=aio.Metadata(*self._metadata, *context_metadata()),
                 wait_for_ready=not call.repeat,
             )
         )
