@@ -18,7 +18,7 @@ FIRST_START := tests/server/lifecycle/test_first_start.py
 BEGIN := $(if $(ARGS),$(BIN)/python -m replay_server.process.warming,$(BIN)/pytest $(COVER) $(FIRST_START))
 COVER :=
 
-.PHONY: run test integrations coverage test-deep docs screens try-docs lint format proto torture torture-network fuzz attack soak bench clean help
+.PHONY: run test test-page integrations coverage test-deep docs screens try-docs lint format proto torture torture-network fuzz attack soak bench clean help
 
 run: $(VENV)/.installed  ## Train CartPole-v1 through a server of its own and show the result.
 	$(BIN)/replay-train --env CartPole-v1 $(ARGS)
@@ -29,6 +29,11 @@ test: $(VENV)/.imported  ## All tests.
 	$(BEGIN)
 	$(BIN)/pytest -m "not timed and not long" --numprocesses 3 --dist worksteal $(COVER) $(if $(ARGS),$(ARGS),--deselect $(FIRST_START)) || test $$? -eq $(MAY_END_WITH)
 	$(BIN)/pytest -m timed $(COVER) $(ARGS) || test $$? -eq $(MAY_END_WITH)
+
+# Not part of `make test`: installing Chromium takes 20 s (Debian: apt-get install chromium).
+test-page: $(VENV)/.imported  ## The live page of the server in Chromium.
+	$(BIN)/pip install --quiet --no-compile $(PINNED) --group page
+	$(BIN)/pytest tests/server/http/test_page.py $(ARGS)
 
 # Figures appear in the output of the tests.
 integrations: $(VENV)/.imported  ## Train to the end with other libraries and several learners; takes about an hour.

@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
+from email.message import Message
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -32,7 +33,7 @@ class Reply:
 
     status: int
     text: str
-    headers: Mapping[str, str]
+    headers: Message
 
     def json(self) -> Any:
         """The content of a reply in JSON."""
@@ -53,9 +54,9 @@ def get(
         request.add_header("authorization", f"Bearer {token}")
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=context) as reply:
-            return Reply(reply.status, reply.read().decode(), dict(reply.headers))
+            return Reply(reply.status, reply.read().decode(), reply.headers)
     except urllib.error.HTTPError as refused:
-        return Reply(refused.code, refused.read().decode(), dict(refused.headers))
+        return Reply(refused.code, refused.read().decode(), refused.headers)
 
 
 class Scrape:

@@ -17,8 +17,8 @@ from starlette.requests import Request
 
 from replay_server.auth.caller import Authenticator, Caller
 
-CHALLENGE: Final = 'Basic realm="replay-server: any name, and a token as the password", charset="UTF-8", Bearer'
-"""What a reader without a valid token is asked for."""
+CHALLENGES: Final = ("Bearer", 'Basic realm="replay-server: any name, and a token as the password", charset="UTF-8"')
+"""What a reader without a valid token is asked for. Browsers understand one challenge per header."""
 _BASIC: Final = "basic "
 
 

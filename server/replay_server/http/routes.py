@@ -20,7 +20,7 @@ from starlette.routing import Route
 from replay_server.errors import RequestError
 from replay_server.http.live_page import LivePage
 from replay_server.http.metrics import render
-from replay_server.http.readers import CHALLENGE, Readers
+from replay_server.http.readers import CHALLENGES, Readers
 from replay_server.http.snapshot import View
 
 _REST: Final = 4
@@ -78,5 +78,7 @@ class Routes:
 async def _refuse(_request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
     status = _STATUSES.get(error.reason, 500)
-    headers = {"www-authenticate": CHALLENGE} if status == 401 else None
-    return PlainTextResponse(f"{error}\n", status, headers)
+    response = PlainTextResponse(f"{error}\n", status)
+    for challenge in CHALLENGES if status == 401 else ():
+        response.headers.append("www-authenticate", challenge)
+    return response

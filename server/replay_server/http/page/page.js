@@ -221,6 +221,8 @@ function showCalls(methods) {
 
 function showCheckpoints(checkpoints, now) {
   byId("checkpoints").hidden = !checkpoints;
+  byId("checkpoints").querySelector("table").hidden = !checkpoints?.length;
+  byId("checkpoints").querySelector(".note").hidden = checkpoints?.length > 0;
   const rows = (checkpoints ?? []).map((found) => [
     found.name,
     format.duration(Math.max(0, now - found.taken_s)),
