@@ -10,7 +10,7 @@ import asyncio
 import math
 import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final, get_args
+from typing import Final
 
 from grpc import StatusCode
 from prometheus_client import ProcessCollector, generate_latest
@@ -25,7 +25,6 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from replay_server import __version__
-from replay_server.errors import WaitedFor
 from replay_server.http.snapshot import ServerSnapshot, TableSnapshot
 from replay_server.rpc.endpoint import AnyEndpoint
 from replay_server.rpc.endpoints import SERVICE
@@ -142,7 +141,7 @@ def _waits(tables: Sequence[TableSnapshot]) -> Iterator[Metric]:
     )
     for table in tables:
         calls = {wait.lack.waited_for: wait.calls for wait in table.waits}
-        for waited_for in get_args(WaitedFor):
+        for waited_for in table.may_wait_for:
             waiting.add_metric((table.name, waited_for), calls.get(waited_for, 0))
             waited.add_metric((table.name, waited_for), *table.figures.ended_waits.get(waited_for, Waits()))
     yield waiting

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from replay_proto.access.tokens import Right
 
 from replay_server.auth.caller import Caller
 from replay_server.catalog import Catalog
+from replay_server.errors import WaitedFor
 from replay_server.flow.waits import Wait
 from replay_server.rpc.endpoint import AnyEndpoint
 from replay_server.table.figures.clients import Client
@@ -52,6 +53,8 @@ class TableSnapshot:
     """Rows inserted since the last sync; 0 without checksums."""
     lost: int
     """Rows lost to power losses."""
+    may_wait_for: Sequence[WaitedFor]
+    """What its calls may have to wait for."""
     waits: Sequence[Wait]
     """What waiting calls lack now."""
     figures: Snapshot
@@ -129,6 +132,8 @@ def _read(table: Table, waits: Sequence[Wait]) -> TableSnapshot:
         reserved_bytes=table.directory.reserved_bytes,
         unsynced=table.directory.unsynced,
         lost=table.directory.lost,
+        # Without a gate, only draws wait, for the first rows.
+        may_wait_for=("rows",) if gate is None else get_args(WaitedFor),
         waits=waits,
         figures=table.figures.snapshot(),
         steps=table.step_counts,
