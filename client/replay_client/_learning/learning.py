@@ -122,7 +122,7 @@ class Learning:
     @property
     def unacknowledged(self) -> int:
         """Number of messages with unacknowledged updates; kept updates count as one message."""
-        return bool(self._keys) + sum(exchange.has_update for exchange in self.pending.requests)
+        return bool(self._keys) + sum(exchange.has_update for exchange in tuple(self.pending.requests))
 
     def ask(self) -> None:
         """Add requests until `prefetch` batches are in flight, with the kept updates."""

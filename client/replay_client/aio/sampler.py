@@ -10,15 +10,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import NoReturn
 
 from numpy.typing import ArrayLike
 from replay_proto.v1 import replay_pb2
 
 from replay_client._learning.answers import BatchReader
-from replay_client._learning.learning import Exchange, Learning
+from replay_client._learning.handle import SamplerHandle
+from replay_client._learning.learning import Exchange
 from replay_client._rows.columns import BatchOrKeys
-from replay_client._transport.time_limits import left_s, time_limit
+from replay_client._transport.time_limits import left_s
 from replay_client.aio._connection import Connection
 from replay_client.aio._frames import LocalStreams
 from replay_client.aio._stream import AnsweredStream
@@ -28,7 +28,7 @@ from replay_client.errors import ClosedError
 from replay_client.results.description import TableDescription
 
 
-class Sampler:
+class Sampler(SamplerHandle):
     """An endless iterator over batches; see `replay_client.Sampler`. For use in one task at a time."""
 
     def __init__(
@@ -48,66 +48,13 @@ class Sampler:
         ``draw_over_wire`` draws a replacement for a batch if its rows were overwritten before they were copied.
         ``local`` opens streams over the local socket, if the server is on this host.
         """
-        self._learning = Learning(
-            table,
-            draw,
-            reader,
-            prefetch=prefetch,
-            reconnect_timeout_s=time_limit("reconnect_timeout_s", reconnect_timeout_s, connection.timeout_s),
-        )
+        super().__init__(connection, table, draw, reader, prefetch=prefetch, reconnect_timeout_s=reconnect_timeout_s)
         self._draw_over_wire = draw_over_wire
         self._connection = connection
-        self._table = table
         self._stream: AnsweredStream[Exchange] = AnsweredStream(
             connection, "Learn", self._learning.pending, local=local
         )
         self._receiver: asyncio.Task[None] | None = None
-        self._is_closed = False
-
-    @property
-    def beta(self) -> float:
-        """Exponent of the weights in future requests; `Batch.beta` is the exponent used for a batch."""
-        return self._learning.beta
-
-    @beta.setter
-    def beta(self, beta: float) -> None:
-        self._learning.beta = beta
-
-    @property
-    def prefetch(self) -> int:
-        """Batches in flight while the next one is awaited, at least 1; can be changed, also to "auto"."""
-        return self._learning.prefetch
-
-    @prefetch.setter
-    def prefetch(self, prefetch: Prefetch) -> None:
-        self._learning.prefetch = prefetch
-
-    @property
-    def in_flight(self) -> int:
-        """Batches requested but not yet returned."""
-        return self._learning.in_flight
-
-    @property
-    def unacknowledged(self) -> int:
-        """Number of messages with unacknowledged updates; unsent updates count as one message."""
-        return self._learning.unacknowledged
-
-    @property
-    def updated(self) -> int:
-        """Number of rows updated so far, according to the server's replies."""
-        return self._learning.updated
-
-    @property
-    def stale(self) -> int:
-        """Number of stale keys so far, according to the server's replies."""
-        return self._learning.stale
-
-    def __repr__(self) -> str:
-        draw = f"batch_size={self._learning.draw.batch_size}, beta={self.beta}"
-        return f"<Sampler of table {self._table.name!r} at {self._connection.address}: {draw}>"
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a sampler cannot be pickled or copied; create a sampler there")
 
     def __aiter__(self) -> Sampler:
         return self

@@ -22,27 +22,26 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from replay_proto.v1 import replay_pb2
 
 from replay_client._learning.answers import BatchReader
-from replay_client._learning.learning import Exchange, Learning
+from replay_client._learning.handle import SamplerHandle
+from replay_client._learning.learning import Exchange
 from replay_client._rows.checks import checked_keys
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._transport.answered_stream import AnsweredStream
 from replay_client._transport.connection import Connection
 from replay_client._transport.frame_stream import FrameStream
-from replay_client._transport.time_limits import time_limit
 from replay_client.batch import Batch
 from replay_client.draws import Prefetch
 from replay_client.errors import ClosedError
 from replay_client.results.description import TableDescription
 
 
-class Sampler:
+class Sampler(SamplerHandle):
     """An endless iterator over batches. For use in one thread."""
 
     def __init__(
@@ -62,66 +61,12 @@ class Sampler:
         ``draw_over_wire`` draws a replacement for a batch if its rows were overwritten before they were copied.
         ``open_around`` opens a stream that bypasses gRPC, if available.
         """
-        self._learning = Learning(
-            table,
-            draw,
-            reader,
-            prefetch=prefetch,
-            reconnect_timeout_s=time_limit("reconnect_timeout_s", reconnect_timeout_s, connection.timeout_s),
-        )
+        super().__init__(connection, table, draw, reader, prefetch=prefetch, reconnect_timeout_s=reconnect_timeout_s)
         self._draw_over_wire = draw_over_wire
         self._connection = connection
-        self._table = table
         self._stream: AnsweredStream[Exchange] = AnsweredStream(
             connection, "Learn", self._learning.pending, open_around=open_around
         )
-        self._is_closed = False
-
-    @property
-    def beta(self) -> float:
-        """Exponent of the weights in future requests; `Batch.beta` is the exponent used for a batch."""
-        return self._learning.beta
-
-    @beta.setter
-    def beta(self, beta: float) -> None:
-        self._learning.beta = beta
-
-    @property
-    def prefetch(self) -> int:
-        """Batches in flight while `next()` waits, at least 1; can be changed, also to "auto"."""
-        return self._learning.prefetch
-
-    @prefetch.setter
-    def prefetch(self, prefetch: Prefetch) -> None:
-        self._learning.prefetch = prefetch
-
-    @property
-    def in_flight(self) -> int:
-        """Batches requested but not yet returned."""
-        return self._learning.in_flight
-
-    @property
-    def unacknowledged(self) -> int:
-        """Number of messages with unacknowledged updates; unsent updates count as one message."""
-        with self._stream.changed:
-            return self._learning.unacknowledged
-
-    @property
-    def updated(self) -> int:
-        """Number of rows updated so far, according to the server's replies."""
-        return self._learning.updated
-
-    @property
-    def stale(self) -> int:
-        """Number of stale keys so far, according to the server's replies."""
-        return self._learning.stale
-
-    def __repr__(self) -> str:
-        draw = f"batch_size={self._learning.draw.batch_size}, beta={self.beta}"
-        return f"<Sampler of table {self._table.name!r} at {self._connection.address}: {draw}>"
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a sampler cannot be pickled or copied; send the table and create a sampler there")
 
     def __iter__(self) -> Sampler:
         return self

@@ -1,0 +1,84 @@
+"""What the samplers of all clients have in common, without I/O."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from replay_proto.v1 import replay_pb2
+
+from replay_client._learning.answers import BatchReader
+from replay_client._learning.learning import Learning
+from replay_client._transport.connection import ConnectionBase
+from replay_client._transport.time_limits import time_limit
+from replay_client.draws import Prefetch
+from replay_client.results.description import TableDescription
+
+
+class SamplerHandle:
+    """The properties of a sampler."""
+
+    def __init__(
+        self,
+        connection: ConnectionBase,
+        table: TableDescription,
+        draw: replay_pb2.Draw,
+        reader: BatchReader,
+        *,
+        prefetch: Prefetch,
+        reconnect_timeout_s: float | None,
+    ) -> None:
+        self._learning = Learning(
+            table,
+            draw,
+            reader,
+            prefetch=prefetch,
+            reconnect_timeout_s=time_limit("reconnect_timeout_s", reconnect_timeout_s, connection.timeout_s),
+        )
+        self._table = table
+        self._address = connection.address
+        self._is_closed = False
+
+    @property
+    def beta(self) -> float:
+        """Exponent of the weights in future requests; `Batch.beta` is the exponent used for a batch."""
+        return self._learning.beta
+
+    @beta.setter
+    def beta(self, beta: float) -> None:
+        self._learning.beta = beta
+
+    @property
+    def prefetch(self) -> int:
+        """Batches in flight while the sampler waits for the next one, at least 1; can be changed, also to "auto"."""
+        return self._learning.prefetch
+
+    @prefetch.setter
+    def prefetch(self, prefetch: Prefetch) -> None:
+        self._learning.prefetch = prefetch
+
+    @property
+    def in_flight(self) -> int:
+        """Batches requested but not yet returned."""
+        return self._learning.in_flight
+
+    @property
+    def unacknowledged(self) -> int:
+        """Number of messages with unacknowledged updates; unsent updates count as one message."""
+        return self._learning.unacknowledged
+
+    @property
+    def updated(self) -> int:
+        """Number of rows updated so far, according to the server's replies."""
+        return self._learning.updated
+
+    @property
+    def stale(self) -> int:
+        """Number of stale keys so far, according to the server's replies."""
+        return self._learning.stale
+
+    def __repr__(self) -> str:
+        draw = f"batch_size={self._learning.draw.batch_size}, beta={self.beta}"
+        return f"<Sampler of table {self._table.name!r} at {self._address}: {draw}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a sampler cannot be pickled or copied; send the table and create a sampler there")
