@@ -27,7 +27,7 @@ from benchmarks.report import Section, spread
 from benchmarks.service import full_table, running_server
 from benchmarks.workloads import WORKLOADS, Workload
 
-PREFETCHES: tuple[Prefetch, ...] = (1, 3, 16, "auto")
+PREFETCHES = (1, 3, 16)
 BETA = 0.4
 _US_PER_S = 1e6
 
@@ -99,7 +99,7 @@ def measure(workload: Workload, peers: Path, rounds: int = ROUNDS, window_s: flo
         full_table(near, workload)
         contestants: dict[str, Window] = {
             f"sampler, prefetch {prefetch}": sampler_steps(near.table(workload.name), workload, prefetch)
-            for prefetch in PREFETCHES
+            for prefetch in (*PREFETCHES, "auto")
         }
         contestants["sampler, prefetch 3, rows over gRPC"] = sampler_steps(far.table(workload.name), workload, 3)
         contestants["sample and update_priorities, single calls"] = single_call_steps(

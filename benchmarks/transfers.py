@@ -54,7 +54,7 @@ def export_rows(address: str, path: str) -> Cost:
 def load_rows(address: str, path: str) -> Cost:
     """Load the file into a new table; runs in a process of its own."""
     with ReplayClient(address) as client:
-        cost = _cost(lambda: len(client.load_parquet(path, _COPY)))
+        cost = _cost(lambda: len(client.load_parquet(path, name=_COPY)))
         client.drop_table(_COPY)
         return cost
 

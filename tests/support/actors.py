@@ -50,14 +50,19 @@ def insert_for(address: str, table_name: str, writer: int, duration_s: float, le
         return done
 
 
-def learn_for(address: str, data_path: str, table_name: str, learner: int, duration_s: float) -> Learned:
-    """Draw batches and set priorities for some time, checking that every row is intact and matches its key."""
+def learn_for(
+    address: str, data_path: str, table_name: str, learner: int, duration_s: float, least_rows: int = 0
+) -> Learned:
+    """Draw batches and set priorities for some time and at least a minimum count of rows.
+
+    Every row must be intact and match its key.
+    """
     deadline = time.monotonic() + duration_s
     random = np.random.default_rng(learner)
     with Caller(address, data_path) as caller:
         table = caller.table(table_name)
         stream, done, update = LearnStream(table), Learned(), None
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline or done.sampled < least_rows:
             # Occasionally use nearly the maximum number of rows per call.
             batch_size = 16_000 if done.sampled % 7 == 0 else 61
             answer, batches = stream.ask(update=update, draw=make_draw(batch_size, beta=0.5, wait_s=30.0), batches=2)

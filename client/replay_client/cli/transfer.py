@@ -164,7 +164,7 @@ def _import_parquet(
         return name, client.table(name).load_parquet(path, **options).rows
     if capacity is not None:
         options["capacity"] = capacity
-    table = client.load_parquet(path, name, **options)
+    table = client.load_parquet(path, name=name, **options)
     return table.name, table.describe().inserted
 
 

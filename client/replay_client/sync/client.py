@@ -156,8 +156,8 @@ class ReplayClient:
     def load_parquet(
         self,
         path: str | os.PathLike[str],
-        name: str | None = None,
         *,
+        name: str | None = None,
         priorities: bool = True,
         keys: bool = False,
         timeout_s: float | None = None,

@@ -43,7 +43,7 @@ def mixed_sampler(
     samplers = {
         name: table.part_sampler(
             None if columns is None else tuple(common),
-            partial(buffers.blank, number),
+            blank=partial(buffers.blank, number),
             batch_size=sizes[name],
             weight_norm=weight_norm,
             **options,

@@ -462,7 +462,7 @@ class Table(TableHandle):
         """
         sampler = self.part_sampler(
             self._operations.chosen(columns),
-            None,
+            blank=None,
             prefetch=prefetch,
             reconnect_timeout_s=reconnect_timeout_s,
             batch_size=batch_size,
@@ -480,8 +480,8 @@ class Table(TableHandle):
     def part_sampler(
         self,
         names: tuple[str, ...] | None,
-        blank: Blank | None,
         *,
+        blank: Blank | None,
         prefetch: Prefetch,
         reconnect_timeout_s: float | None,
         **draw: Any,

@@ -82,7 +82,7 @@ def test_every_dtype_and_shape_comes_back_bit_by_bit(
     rows = {name: values_of(column, 30, rng) for name, column in columns.items()}
     table.insert(rows, priorities=np.arange(30) / 4)
     assert table.to_parquet(file).rows == 30
-    loaded = client.load_parquet(file, copy)
+    loaded = client.load_parquet(file, name=copy)
     read = loaded.read(range(30))
     assert_same_bits(read, rows)
     assert read.priorities.tolist() == (np.arange(30) / 4).tolist()
@@ -127,7 +127,7 @@ def test_a_table_of_steps_comes_back_with_its_windows(
     write_episodes(table, streams=3, rows=300)
     result = table.to_parquet(file)
     assert (result.rows, result.inserted, result.overtaken) == (250, 300, 0)
-    loaded = client.load_parquet(file, copy)
+    loaded = client.load_parquet(file, name=copy)
     assert loaded.steps == table.steps
     assert_same_table(table, loaded)
     again = new_table(**STEPS[kind])
@@ -183,7 +183,7 @@ def test_a_table_is_made_anew_with_its_config(
     table = new_table(**config)
     table.insert(numbered.rows(range(50)), priorities=np.arange(50))
     table.to_parquet(file)
-    loaded = client.load_parquet(file, copy, keys=True)
+    loaded = client.load_parquet(file, name=copy, keys=True)
     assert replace(loaded.describe(), **STATE) == replace(table.describe(), **STATE)
     read = loaded.read(range(50))
     numbered.assert_whole(read)
@@ -194,7 +194,7 @@ def test_a_copy_may_have_another_config(new_table: NewTable, client: ReplayClien
     table = new_table(alpha=0.9)
     table.insert(numbered.rows(range(50)))
     table.to_parquet(file)
-    loaded = client.load_parquet(file, copy, capacity=20, backend="uniform")
+    loaded = client.load_parquet(file, name=copy, capacity=20, backend="uniform")
     assert (loaded.capacity, loaded.backend, len(loaded)) == (20, "uniform", 20)
     assert loaded.read(range(50)).row_keys.tolist() == list(range(30, 50))
     with pytest.raises(TableExistsError):
@@ -244,7 +244,7 @@ def test_optional_columns_are_null_where_they_are_missing(
     original = table.read(range(35))
     for name in ("goal", "image", "score"):
         assert data[name].is_null().to_pylist() == (~original[f"{name}_present"]).tolist()
-    assert_same_bits(client.load_parquet(file, copy).read(range(35)), dict(original))
+    assert_same_bits(client.load_parquet(file, name=copy).read(range(35)), dict(original))
 
 
 def test_some_of_the_columns(new_table: NewTable, client: ReplayClient, file: Path, copy: str) -> None:
@@ -259,7 +259,7 @@ def test_some_of_the_columns(new_table: NewTable, client: ReplayClient, file: Pa
     table.to_parquet(file, columns=["number"])
     assert pq.read_schema(file).names == ["number", *places]
     with pytest.raises(InvalidArgumentError, match="path: expected a file exported with all columns"):
-        client.load_parquet(file, copy)
+        client.load_parquet(file, name=copy)
 
 
 def test_files_may_lack_optional_columns_or_have_masks(new_table: NewTable, file: Path) -> None:
@@ -364,13 +364,13 @@ def test_files_that_make_no_table_are_refused_before_one_is_made(
         ({"keys": True}, "keys"),
     ]:
         with pytest.raises(InvalidArgumentError, match=f"^{field}: "):
-            client.load_parquet(file, f"{table.name}-copy", **config)  # type: ignore[arg-type]
+            client.load_parquet(file, name=f"{table.name}-copy", **config)  # type: ignore[arg-type]
     schema = pq.read_schema(file)
     newer = pq.read_table(file).replace_schema_metadata({b"replay.table": b'{"shards": 3}'})
     assert b"replay.table" in schema.metadata
     pq.write_table(newer, file)
     with pytest.raises(InvalidArgumentError, match="path: expected a file with a config that is known here"):
-        client.load_parquet(file, f"{table.name}-copy")
+        client.load_parquet(file, name=f"{table.name}-copy")
     assert set(client) == names | {table.name}
 
 

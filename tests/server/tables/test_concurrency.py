@@ -16,6 +16,7 @@ from tests.support.processes import loaded_processes
 from tests.support.server_process import ServerProcess
 
 DURATION_S = 1.0
+LEAST_DRAWN = 1000
 
 
 # Not every data path is combined with every backend, because torn or lost rows do not depend on how rows are chosen.
@@ -35,7 +36,8 @@ def test_two_processes_insert_and_two_learn_at_once(
             pool.submit(insert_for, server.address, table.name, writer, DURATION_S, capacity + 1) for writer in (1, 2)
         ]
         learning = [
-            pool.submit(learn_for, server.address, data_path, table.name, learner, DURATION_S) for learner in (1, 2)
+            pool.submit(learn_for, server.address, data_path, table.name, learner, DURATION_S, 1000)
+            for learner in (1, 2)
         ]
         inserted = [future.result() for future in inserting]
         learned = [future.result() for future in learning]
@@ -43,7 +45,6 @@ def test_two_processes_insert_and_two_learn_at_once(
     stats = table.stats()
     total = sum(each.rows for each in inserted)
     assert total > 2 * capacity, "the ring was not overwritten"
-    assert min(each.sampled for each in learned) > 1000
     assert stats.table.inserted == total
     assert (stats.table.size, stats.evicted) == (capacity, total - capacity)
     # If inserts overwrite a batch while a client copies it, the batch is replaced, and both count.
