@@ -24,6 +24,7 @@ _LOGARITHMIC: Final = 10.0
 """Bars have logarithmic widths if the largest value is at least this many times the smallest."""
 _EQUAL: Final = 1e-3
 """Values are shown as one if they differ by less than this fraction: ages have a limited resolution."""
+_AGE_DIGITS: Final = 2
 _CLIENTS: Final = 20
 """Maximum clients of a table to name."""
 _CHECKPOINTS: Final = 10
@@ -107,8 +108,14 @@ def distributions_of(table: Table, random: np.random.Generator) -> dict[str, Any
     priorities, ages_s = some_priorities(table, random), some_ages_s(table)
     return {
         "priorities": _of_priorities(table, priorities) if len(priorities) else None,
-        "ages_s": {"median": _short(float(np.median(ages_s))), **_histogram(ages_s)} if len(ages_s) else None,
+        "ages_s": _of_ages(ages_s) if len(ages_s) else None,
     }
+
+
+def _of_ages(ages_s: NDArray[np.float64]) -> dict[str, Any]:
+    """Return a histogram of ages. Tables with few rows for their capacity know few different ages: one bar for each."""
+    known = len(np.unique(ages_s.round(_AGE_DIGITS)))
+    return {"median": _short(float(np.median(ages_s))), **_histogram(ages_s, bars=min(_BARS, known))}
 
 
 def _of_priorities(table: Table, sample: NDArray[np.float64]) -> dict[str, Any]:
@@ -125,12 +132,12 @@ def _of_priorities(table: Table, sample: NDArray[np.float64]) -> dict[str, Any]:
     }
 
 
-def _histogram(values: NDArray[np.float64], *, logarithmic: bool = False) -> dict[str, Any]:
+def _histogram(values: NDArray[np.float64], *, bars: int = _BARS, logarithmic: bool = False) -> dict[str, Any]:
     """Return the fractions of values in equally wide bars, or in one if all values are about equal."""
     low, high = float(values.min()), float(values.max())
     if high - low <= _EQUAL * high:
         return {"low": _short(high), "high": _short(high), "logarithmic": False, "fractions": [1.0]}
-    counts, _ = np.histogram(np.log(values) if logarithmic else values, _BARS)
+    counts, _ = np.histogram(np.log(values) if logarithmic else values, bars)
     fractions = [_short(fraction) for fraction in (counts / len(values)).tolist()]
     return {"low": _short(low), "high": _short(high), "logarithmic": logarithmic, "fractions": fractions}
 
