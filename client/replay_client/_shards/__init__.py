@@ -1,0 +1,1 @@
+"""One logical table over several servers, its shards."""

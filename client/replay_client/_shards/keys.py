@@ -1,0 +1,33 @@
+"""Keys of a logical table: the id of the shard in the upper bits, and the key in that shard below.
+
+A shard's id is never used again, so keys of a lost shard stay unknown instead of naming other rows. The shard with
+id 0 has the keys of a table on one server.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+_LOCAL_BITS: Final = 48
+MOST_ID: Final = (1 << (63 - _LOCAL_BITS)) - 1
+"""Largest id of a shard."""
+MOST_LOCAL: Final = (1 << _LOCAL_BITS) - 1
+"""Largest key in a shard."""
+
+
+def global_keys(shard_id: int, local: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Compose keys, int64[n], from the keys in a shard, int64[n]."""
+    return local | np.int64(shard_id << _LOCAL_BITS)
+
+
+def shard_ids(keys: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the ids of the shards, int64[n]; negative for negative keys, which no row has."""
+    return keys >> _LOCAL_BITS
+
+
+def local_keys(keys: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the keys in the shards, int64[n]."""
+    return keys & np.int64(MOST_LOCAL)

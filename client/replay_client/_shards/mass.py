@@ -1,0 +1,64 @@
+"""Two-level draws: first shards by their mass, then rows in each shard.
+
+    chances = shard_chances(masses, drawable)                       # q
+    counts = rows_by_shard(chances, 256, "stratified", random)      # n: rows to draw in each shard
+    probability = chances[shard] * probability_in_shard             # P = q * p
+
+A shard's mass may have changed since its last reply. `P` is the probability with which a row was really drawn, so the
+expected number of draws of a row in a batch of B rows is B * P, however old the masses are, and weights are unbiased.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replay_client.draws import DrawMode
+
+
+def shard_chances(masses: NDArray[np.float64], drawable: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the probability of each shard, float64[shards].
+
+    It is the shard's part of the total mass or, if all masses are zero, of the drawable rows, as in a single table.
+
+    Args:
+        masses: float64[shards]: mass of each shard.
+        drawable: int64[shards]: rows of each that can be drawn; at least one shard has any.
+    """
+    weights = np.where(drawable > 0, masses, 0.0)
+    total = weights.sum()
+    if total <= 0.0:
+        weights, total = drawable.astype(np.float64), float(drawable.sum())
+    chances: NDArray[np.float64] = weights / total
+    return chances
+
+
+def rows_by_shard(
+    chances: NDArray[np.float64], batch_size: int, mode: DrawMode, random: np.random.Generator
+) -> NDArray[np.int64]:
+    """Choose how many rows of a batch to draw in each shard, int64[shards].
+
+    Stratified: the shards' masses lie side by side on a line, which is cut into ``batch_size`` equal parts. One point
+    is chosen in each part, as in a single table (Schaul et al. 2016, section 3.3). Independent: a multinomial draw.
+    """
+    if mode == "independent":
+        return random.multinomial(batch_size, chances)
+    points = (np.arange(batch_size) + random.random(batch_size)) / batch_size
+    ends = np.cumsum(chances)
+    # Sums may round to less than 1. The last shard with any mass takes the points above.
+    last = int(np.flatnonzero(chances)[-1])
+    shards = np.minimum(np.searchsorted(ends, points, side="right"), last)
+    return np.bincount(shards, minlength=len(chances)).astype(np.int64)
+
+
+def joined_weights(probabilities: NDArray[np.float64], reference: float | None, beta: float) -> NDArray[np.float32]:
+    """Return the weights of rows of several shards, float32[n]: ``(P_ref / P) ** beta``.
+
+    Args:
+        probabilities: float64[n]: ``P`` of the rows.
+        reference: the smallest ``P`` in all shards; None: the smallest in the batch.
+        beta: the exponent (Schaul et al. 2016, section 3.4).
+    """
+    smallest = probabilities.min() if reference is None else reference
+    weights: NDArray[np.float64] = (smallest / probabilities) ** beta
+    return weights.astype(np.float32)

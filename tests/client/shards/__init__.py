@@ -1,0 +1,1 @@
+"""Logical tables over several servers."""
