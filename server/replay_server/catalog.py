@@ -23,6 +23,7 @@ from replay_server.flow.long_calls import LongCalls
 from replay_server.flow.waiting import Waiters
 from replay_server.storage.power_loss.boot_mark import BootMark
 from replay_server.storage.root import Root
+from replay_server.storage.shard_map import ShardMapFile
 from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import DamagedTableError, TableDirectory, finished_tables, full_bytes
 from replay_server.table.table import Table, memory_bytes
@@ -44,6 +45,8 @@ class Catalog:
         self._checked = checked
         self._boot = None if root.temporary else BootMark(root.path)
         self.bounds = bounds or Bounds()
+        self.shards = ShardMapFile(root.path)
+        """The other servers of this service, if any."""
         self._tables: dict[str, Table] = {}
         self._changing = asyncio.Lock()
         bounds, share = self.bounds, self.bounds.caller_share

@@ -184,6 +184,12 @@ def checkpoint_damaged(name: str, file: str, fault: str) -> RequestError:
     return RequestError("CHECKPOINT_DAMAGED", message, checkpoint=name, file=file)
 
 
+def shards_changed(current: int, expected: int) -> RequestError:
+    """The shard map has another version than the caller expects."""
+    message = f"the shard map has version {current}, not {expected}: read it again, and repeat the change"
+    return RequestError("SHARDS_CHANGED", message, current=current, expected=expected)
+
+
 def internal() -> RequestError:
     """An internal error; the log has the details."""
     return RequestError("INTERNAL", "internal error; the server's log has the traceback")

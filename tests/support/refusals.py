@@ -34,6 +34,7 @@ CODES = {
     "CHECKPOINTS_OFF": grpc.StatusCode.FAILED_PRECONDITION,
     "CHECKPOINT_NOT_FOUND": grpc.StatusCode.NOT_FOUND,
     "CHECKPOINT_DAMAGED": grpc.StatusCode.DATA_LOSS,
+    "SHARDS_CHANGED": grpc.StatusCode.ABORTED,
 }
 """Documented status codes by reason."""
 
@@ -58,6 +59,7 @@ METADATA = {
     "CHECKPOINTS_OFF": {"setting"},
     "CHECKPOINT_NOT_FOUND": {"checkpoint"},
     "CHECKPOINT_DAMAGED": {"checkpoint", "file"},
+    "SHARDS_CHANGED": {"current", "expected"},
 }
 """Documented metadata by reason."""
 

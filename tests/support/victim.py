@@ -31,6 +31,8 @@ def make_victim(caller: Caller) -> CalledTable:
 
 def good_request(method: str, table: CalledTable) -> Message:
     """A valid request with every field set."""
+    if method == "SetShards":
+        return _next_shards(table)
     name, uid = table.name, table.uid
     priorities = float64([0.5, 2.0])
     insertion = replay_pb2.Insertion(row_count=2, priorities=priorities, runs=one_run(2, 7, 8))
@@ -57,6 +59,15 @@ def good_request(method: str, table: CalledTable) -> Message:
         "Checkpoint": replay_pb2.CheckpointRequest(tables=[name], series="series", keep=2),
         "ListCheckpoints": replay_pb2.ListCheckpointsRequest(),
         "VerifyCheckpoint": replay_pb2.VerifyCheckpointRequest(name=f"{_SERIES}-000001"),
+        "GetShards": replay_pb2.GetShardsRequest(),
         "Inspect": replay_pb2.InspectRequest(table=name, table_uid=uid),
     }
     return requests[method]
+
+
+def _next_shards(table: CalledTable) -> replay_pb2.SetShardsRequest:
+    """A change of the shard map."""
+    version = table.caller.stub.GetShards(replay_pb2.GetShardsRequest()).map.version
+    shard = replay_pb2.Shard(id=3, address="here:1", state=replay_pb2.SHARD_STATE_ACTIVE)
+    shards = replay_pb2.ShardMap(uid=WRITER, version=version + 1, shards=[shard])
+    return replay_pb2.SetShardsRequest(map=shards, expected_version=version)

@@ -109,6 +109,8 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """NOT_FOUND: the checkpoint does not exist. Metadata: `checkpoint`."""
     ERROR_REASON_CHECKPOINT_DAMAGED: _ErrorReason.ValueType  # 21
     """DATA_LOSS: a checkpoint file is corrupt. Metadata: `checkpoint`, `file`."""
+    ERROR_REASON_SHARDS_CHANGED: _ErrorReason.ValueType  # 22
+    """ABORTED: the shard map has another version. Metadata: `current`, `expected`."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call was refused: the `reason` of its google.rpc.ErrorInfo, without the prefix."""
@@ -177,6 +179,8 @@ ERROR_REASON_CHECKPOINT_NOT_FOUND: ErrorReason.ValueType  # 20
 """NOT_FOUND: the checkpoint does not exist. Metadata: `checkpoint`."""
 ERROR_REASON_CHECKPOINT_DAMAGED: ErrorReason.ValueType  # 21
 """DATA_LOSS: a checkpoint file is corrupt. Metadata: `checkpoint`, `file`."""
+ERROR_REASON_SHARDS_CHANGED: ErrorReason.ValueType  # 22
+"""ABORTED: the shard map has another version. Metadata: `current`, `expected`."""
 global___ErrorReason = ErrorReason
 
 class _DataType:
@@ -320,6 +324,34 @@ WEIGHT_NORM_BATCH: WeightNorm.ValueType  # 1
 WEIGHT_NORM_TABLE: WeightNorm.ValueType  # 2
 """The weight of the least probable live row with non-zero mass."""
 global___WeightNorm = WeightNorm
+
+class _ShardState:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _ShardStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_ShardState.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    SHARD_STATE_UNSPECIFIED: _ShardState.ValueType  # 0
+    """Refused."""
+    SHARD_STATE_ACTIVE: _ShardState.ValueType  # 1
+    """Gets new rows, and is drawn from."""
+    SHARD_STATE_DRAINING: _ShardState.ValueType  # 2
+    """Gets no new rows, but is drawn from."""
+    SHARD_STATE_LOST: _ShardState.ValueType  # 3
+    """Will not come back. Its rows are lost, and its id is never used again."""
+
+class ShardState(_ShardState, metaclass=_ShardStateEnumTypeWrapper):
+    """State of a shard."""
+
+SHARD_STATE_UNSPECIFIED: ShardState.ValueType  # 0
+"""Refused."""
+SHARD_STATE_ACTIVE: ShardState.ValueType  # 1
+"""Gets new rows, and is drawn from."""
+SHARD_STATE_DRAINING: ShardState.ValueType  # 2
+"""Gets no new rows, but is drawn from."""
+SHARD_STATE_LOST: ShardState.ValueType  # 3
+"""Will not come back. Its rows are lost, and its id is never used again."""
+global___ShardState = ShardState
 
 @typing.final
 class Column(google.protobuf.message.Message):
@@ -1146,6 +1178,7 @@ class WriteResponse(google.protobuf.message.Message):
     SEQUENCE_FIELD_NUMBER: builtins.int
     TABLE_UID_FIELD_NUMBER: builtins.int
     DELAY_S_FIELD_NUMBER: builtins.int
+    SHARDS_VERSION_FIELD_NUMBER: builtins.int
     sequence: builtins.int
     """The acknowledged sequence number."""
     table_uid: builtins.bytes
@@ -1154,6 +1187,8 @@ class WriteResponse(google.protobuf.message.Message):
     """Seconds for which the writer should collect rows before it sends the next message; longer if the server has many
     writers. A writer may send earlier.
     """
+    shards_version: builtins.int
+    """Version of the server's shard map; 0 if there is none."""
     @property
     def keys(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___KeyRange]:
         """Keys of the rows, as in InsertResponse."""
@@ -1165,8 +1200,9 @@ class WriteResponse(google.protobuf.message.Message):
         sequence: builtins.int = ...,
         table_uid: builtins.bytes = ...,
         delay_s: builtins.float = ...,
+        shards_version: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["delay_s", b"delay_s", "keys", b"keys", "sequence", b"sequence", "table_uid", b"table_uid"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["delay_s", b"delay_s", "keys", b"keys", "sequence", b"sequence", "shards_version", b"shards_version", "table_uid", b"table_uid"]) -> None: ...
 
 global___WriteResponse = WriteResponse
 
@@ -1456,17 +1492,25 @@ class PriorityUpdate(google.protobuf.message.Message):
 
     KEYS_FIELD_NUMBER: builtins.int
     PRIORITIES_FIELD_NUMBER: builtins.int
+    OTHERS_LARGEST_FIELD_NUMBER: builtins.int
     keys: builtins.bytes
     """int64[n]. If a key occurs more than once, its last priority is set."""
     priorities: builtins.bytes
     """float64[n], finite and not negative: the absolute TD error, before any exponent."""
+    others_largest: builtins.float
+    """Largest priority in the other shards of a distributed table, finite and not negative. Rows that are inserted
+    without a priority get at least this one, until a later update changes it.
+    """
     def __init__(
         self,
         *,
         keys: builtins.bytes = ...,
         priorities: builtins.bytes = ...,
+        others_largest: builtins.float | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["keys", b"keys", "priorities", b"priorities"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_others_largest", b"_others_largest", "others_largest", b"others_largest"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_others_largest", b"_others_largest", "keys", b"keys", "others_largest", b"others_largest", "priorities", b"priorities"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_others_largest", b"_others_largest"]) -> typing.Literal["others_largest"] | None: ...
 
 global___PriorityUpdate = PriorityUpdate
 
@@ -1555,6 +1599,7 @@ class LearnRequest(google.protobuf.message.Message):
     BATCHES_FIELD_NUMBER: builtins.int
     SAME_HOST_FIELD_NUMBER: builtins.int
     AHEAD_FIELD_NUMBER: builtins.int
+    WANTS_STATE_FIELD_NUMBER: builtins.int
     table: builtins.str
     """Name of the table; required in the stream's first message, and the same or empty later."""
     table_uid: builtins.bytes
@@ -1565,6 +1610,8 @@ class LearnRequest(google.protobuf.message.Message):
     """Number of batches that the learner has requested but not yet used when it sends this request. Their updates come
     after this draw. Used only for Stats.
     """
+    wants_state: builtins.bool
+    """If true, the response has the `state`."""
     @property
     def update(self) -> global___PriorityUpdate:
         """Priorities to set first."""
@@ -1587,9 +1634,10 @@ class LearnRequest(google.protobuf.message.Message):
         batches: builtins.int = ...,
         same_host: global___SameHost | None = ...,
         ahead: builtins.int = ...,
+        wants_state: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["draw", b"draw", "same_host", b"same_host", "update", b"update"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ahead", b"ahead", "batches", b"batches", "draw", b"draw", "same_host", b"same_host", "table", b"table", "table_uid", b"table_uid", "update", b"update"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ahead", b"ahead", "batches", b"batches", "draw", b"draw", "same_host", b"same_host", "table", b"table", "table_uid", b"table_uid", "update", b"update", "wants_state", b"wants_state"]) -> None: ...
 
 global___LearnRequest = LearnRequest
 
@@ -1602,6 +1650,7 @@ class LearnResponse(google.protobuf.message.Message):
     UPDATE_FIELD_NUMBER: builtins.int
     BATCHES_FIELD_NUMBER: builtins.int
     TABLE_UID_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
     ROWS_FIELD_NUMBER: builtins.int
     table_uid: builtins.bytes
     """The table's uid."""
@@ -1615,16 +1664,21 @@ class LearnResponse(google.protobuf.message.Message):
     def batches(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Batch]:
         """The batches; none if there was no draw."""
 
+    @property
+    def state(self) -> global___TableState:
+        """State of the table after the update and before the draw, if the request wants it."""
+
     def __init__(
         self,
         *,
         update: global___UpdateResult | None = ...,
         batches: collections.abc.Iterable[global___Batch] | None = ...,
         table_uid: builtins.bytes = ...,
+        state: global___TableState | None = ...,
         rows: builtins.bytes = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["update", b"update"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batches", b"batches", "rows", b"rows", "table_uid", b"table_uid", "update", b"update"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["state", b"state", "update", b"update"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["batches", b"batches", "rows", b"rows", "state", b"state", "table_uid", b"table_uid", "update", b"update"]) -> None: ...
 
 global___LearnResponse = LearnResponse
 
@@ -1657,20 +1711,26 @@ class CreateTableResponse(google.protobuf.message.Message):
 
     TABLE_FIELD_NUMBER: builtins.int
     CREATED_FIELD_NUMBER: builtins.int
+    SHARDS_FIELD_NUMBER: builtins.int
     created: builtins.bool
     """True if this call created it."""
     @property
     def table(self) -> global___TableDescription:
         """The table, new or found."""
 
+    @property
+    def shards(self) -> global___ShardMap:
+        """The server's shard map, if it has one."""
+
     def __init__(
         self,
         *,
         table: global___TableDescription | None = ...,
         created: builtins.bool = ...,
+        shards: global___ShardMap | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["table", b"table"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["created", b"created", "table", b"table"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["shards", b"shards", "table", b"table"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["created", b"created", "shards", b"shards", "table", b"table"]) -> None: ...
 
 global___CreateTableResponse = CreateTableResponse
 
@@ -1765,17 +1825,23 @@ class DescribeTableResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     TABLE_FIELD_NUMBER: builtins.int
+    SHARDS_FIELD_NUMBER: builtins.int
     @property
     def table(self) -> global___TableDescription:
         """The table."""
+
+    @property
+    def shards(self) -> global___ShardMap:
+        """The server's shard map, if it has one."""
 
     def __init__(
         self,
         *,
         table: global___TableDescription | None = ...,
+        shards: global___ShardMap | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["table", b"table"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["table", b"table"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["shards", b"shards", "table", b"table"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["shards", b"shards", "table", b"table"]) -> None: ...
 
 global___DescribeTableResponse = DescribeTableResponse
 
@@ -1818,6 +1884,176 @@ class ResetTableResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["removed", b"removed"]) -> None: ...
 
 global___ResetTableResponse = ResetTableResponse
+
+@typing.final
+class Shard(google.protobuf.message.Message):
+    """One server of a service whose tables are distributed over several servers."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ID_FIELD_NUMBER: builtins.int
+    ADDRESS_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    id: builtins.int
+    """Identifies the server with its current tables: 0 to 32767. The key of a row in a distributed table is
+    `id << 48 | key`, with its key in this server's table.
+    """
+    address: builtins.str
+    """Where clients reach it, such as "host:50051"."""
+    state: global___ShardState.ValueType
+    """Whether it gets new rows, and is drawn from."""
+    def __init__(
+        self,
+        *,
+        id: builtins.int = ...,
+        address: builtins.str = ...,
+        state: global___ShardState.ValueType = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "id", b"id", "state", b"state"]) -> None: ...
+
+global___Shard = Shard
+
+@typing.final
+class ShardMap(google.protobuf.message.Message):
+    """All servers of a service. Each keeps a copy; the newest version counts. Clients distribute rows and draws over them;
+    a server never acts on the map, and keeps its own keys.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    UID_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
+    SHARDS_FIELD_NUMBER: builtins.int
+    uid: builtins.bytes
+    """16 bytes chosen at random for the service; a server refuses another service's map."""
+    version: builtins.int
+    """At least 1, and higher with each change."""
+    @property
+    def shards(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Shard]:
+        """Ascending by id."""
+
+    def __init__(
+        self,
+        *,
+        uid: builtins.bytes = ...,
+        version: builtins.int = ...,
+        shards: collections.abc.Iterable[global___Shard] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["shards", b"shards", "uid", b"uid", "version", b"version"]) -> None: ...
+
+global___ShardMap = ShardMap
+
+@typing.final
+class GetShardsRequest(google.protobuf.message.Message):
+    """Asks for the shard map."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___GetShardsRequest = GetShardsRequest
+
+@typing.final
+class GetShardsResponse(google.protobuf.message.Message):
+    """See GetShardsRequest."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MAP_FIELD_NUMBER: builtins.int
+    @property
+    def map(self) -> global___ShardMap:
+        """The map; absent: the server's tables have no other shards."""
+
+    def __init__(
+        self,
+        *,
+        map: global___ShardMap | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["map", b"map"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["map", b"map"]) -> None: ...
+
+global___GetShardsResponse = GetShardsResponse
+
+@typing.final
+class SetShardsRequest(google.protobuf.message.Message):
+    """See SetShards."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MAP_FIELD_NUMBER: builtins.int
+    EXPECTED_VERSION_FIELD_NUMBER: builtins.int
+    expected_version: builtins.int
+    """Version of the map to replace; 0: there is none."""
+    @property
+    def map(self) -> global___ShardMap:
+        """The new map."""
+
+    def __init__(
+        self,
+        *,
+        map: global___ShardMap | None = ...,
+        expected_version: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["map", b"map"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["expected_version", b"expected_version", "map", b"map"]) -> None: ...
+
+global___SetShardsRequest = SetShardsRequest
+
+@typing.final
+class SetShardsResponse(google.protobuf.message.Message):
+    """The map has been replaced."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___SetShardsResponse = SetShardsResponse
+
+@typing.final
+class TableState(google.protobuf.message.Message):
+    """State of a table, for clients that distribute draws over several servers."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TOTAL_MASS_FIELD_NUMBER: builtins.int
+    SIZE_FIELD_NUMBER: builtins.int
+    DRAWABLE_FIELD_NUMBER: builtins.int
+    INSERTED_FIELD_NUMBER: builtins.int
+    SMALLEST_PROBABILITY_FIELD_NUMBER: builtins.int
+    LARGEST_PRIORITY_FIELD_NUMBER: builtins.int
+    SHARDS_VERSION_FIELD_NUMBER: builtins.int
+    total_mass: builtins.float
+    """Mass of all rows that can be drawn."""
+    size: builtins.int
+    """Live rows."""
+    drawable: builtins.int
+    """Rows that can be drawn."""
+    inserted: builtins.int
+    """Rows ever inserted."""
+    smallest_probability: builtins.float
+    """Probability of the least probable row with non-zero mass; 0 if there is none."""
+    largest_priority: builtins.float
+    """Largest priority of a live row; 0 if there is none."""
+    shards_version: builtins.int
+    """Version of the server's shard map; 0 if there is none."""
+    def __init__(
+        self,
+        *,
+        total_mass: builtins.float = ...,
+        size: builtins.int = ...,
+        drawable: builtins.int = ...,
+        inserted: builtins.int = ...,
+        smallest_probability: builtins.float = ...,
+        largest_priority: builtins.float = ...,
+        shards_version: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["drawable", b"drawable", "inserted", b"inserted", "largest_priority", b"largest_priority", "shards_version", b"shards_version", "size", b"size", "smallest_probability", b"smallest_probability", "total_mass", b"total_mass"]) -> None: ...
+
+global___TableState = TableState
 
 @typing.final
 class StatsRequest(google.protobuf.message.Message):

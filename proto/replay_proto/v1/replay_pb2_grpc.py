@@ -110,6 +110,16 @@ class ReplayServiceStub(object):
                 request_serializer=replay__proto_dot_v1_dot_replay__pb2.VerifyCheckpointRequest.SerializeToString,
                 response_deserializer=replay__proto_dot_v1_dot_replay__pb2.VerifyCheckpointResponse.FromString,
                 _registered_method=True)
+        self.GetShards = channel.unary_unary(
+                '/replay.v1.ReplayService/GetShards',
+                request_serializer=replay__proto_dot_v1_dot_replay__pb2.GetShardsRequest.SerializeToString,
+                response_deserializer=replay__proto_dot_v1_dot_replay__pb2.GetShardsResponse.FromString,
+                _registered_method=True)
+        self.SetShards = channel.unary_unary(
+                '/replay.v1.ReplayService/SetShards',
+                request_serializer=replay__proto_dot_v1_dot_replay__pb2.SetShardsRequest.SerializeToString,
+                response_deserializer=replay__proto_dot_v1_dot_replay__pb2.SetShardsResponse.FromString,
+                _registered_method=True)
         self.Inspect = channel.unary_unary(
                 '/replay.v1.ReplayService/Inspect',
                 request_serializer=replay__proto_dot_v1_dot_replay__pb2.InspectRequest.SerializeToString,
@@ -249,6 +259,23 @@ class ReplayServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetShards(self, request, context):
+        """Returns the servers that hold the shards of this server's tables; see ShardMap.
+        Right: any.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetShards(self, request, context):
+        """Replaces the shard map of this server, unless it has changed since the caller read it: ABORTED / SHARDS_CHANGED.
+        The caller then sends the same map to the other servers.
+        Right: admin on all tables.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Inspect(self, request, context):
         """Returns the distribution of a table's rows: priorities and probabilities by rank, ages, numbers of draws, and the
         rows with the largest priorities. Inspections run one at a time, concurrently with writes: the result reflects a
@@ -336,6 +363,16 @@ def add_ReplayServiceServicer_to_server(servicer, server):
                     servicer.VerifyCheckpoint,
                     request_deserializer=replay__proto_dot_v1_dot_replay__pb2.VerifyCheckpointRequest.FromString,
                     response_serializer=replay__proto_dot_v1_dot_replay__pb2.VerifyCheckpointResponse.SerializeToString,
+            ),
+            'GetShards': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetShards,
+                    request_deserializer=replay__proto_dot_v1_dot_replay__pb2.GetShardsRequest.FromString,
+                    response_serializer=replay__proto_dot_v1_dot_replay__pb2.GetShardsResponse.SerializeToString,
+            ),
+            'SetShards': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetShards,
+                    request_deserializer=replay__proto_dot_v1_dot_replay__pb2.SetShardsRequest.FromString,
+                    response_serializer=replay__proto_dot_v1_dot_replay__pb2.SetShardsResponse.SerializeToString,
             ),
             'Inspect': grpc.unary_unary_rpc_method_handler(
                     servicer.Inspect,
@@ -749,6 +786,60 @@ class ReplayService(object):
             '/replay.v1.ReplayService/VerifyCheckpoint',
             replay__proto_dot_v1_dot_replay__pb2.VerifyCheckpointRequest.SerializeToString,
             replay__proto_dot_v1_dot_replay__pb2.VerifyCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetShards(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/replay.v1.ReplayService/GetShards',
+            replay__proto_dot_v1_dot_replay__pb2.GetShardsRequest.SerializeToString,
+            replay__proto_dot_v1_dot_replay__pb2.GetShardsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetShards(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/replay.v1.ReplayService/SetShards',
+            replay__proto_dot_v1_dot_replay__pb2.SetShardsRequest.SerializeToString,
+            replay__proto_dot_v1_dot_replay__pb2.SetShardsResponse.FromString,
             options,
             channel_credentials,
             insecure,

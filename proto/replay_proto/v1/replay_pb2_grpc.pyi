@@ -169,6 +169,23 @@ class ReplayServiceStub:
     Right: admin on all tables.
     """
 
+    GetShards: grpc.UnaryUnaryMultiCallable[
+        replay_proto.v1.replay_pb2.GetShardsRequest,
+        replay_proto.v1.replay_pb2.GetShardsResponse,
+    ]
+    """Returns the servers that hold the shards of this server's tables; see ShardMap.
+    Right: any.
+    """
+
+    SetShards: grpc.UnaryUnaryMultiCallable[
+        replay_proto.v1.replay_pb2.SetShardsRequest,
+        replay_proto.v1.replay_pb2.SetShardsResponse,
+    ]
+    """Replaces the shard map of this server, unless it has changed since the caller read it: ABORTED / SHARDS_CHANGED.
+    The caller then sends the same map to the other servers.
+    Right: admin on all tables.
+    """
+
     Inspect: grpc.UnaryUnaryMultiCallable[
         replay_proto.v1.replay_pb2.InspectRequest,
         replay_proto.v1.replay_pb2.InspectResponse,
@@ -307,6 +324,23 @@ class ReplayServiceAsyncStub:
         replay_proto.v1.replay_pb2.VerifyCheckpointResponse,
     ]
     """Verifies the checksum of every file of a checkpoint.
+    Right: admin on all tables.
+    """
+
+    GetShards: grpc.aio.UnaryUnaryMultiCallable[
+        replay_proto.v1.replay_pb2.GetShardsRequest,
+        replay_proto.v1.replay_pb2.GetShardsResponse,
+    ]
+    """Returns the servers that hold the shards of this server's tables; see ShardMap.
+    Right: any.
+    """
+
+    SetShards: grpc.aio.UnaryUnaryMultiCallable[
+        replay_proto.v1.replay_pb2.SetShardsRequest,
+        replay_proto.v1.replay_pb2.SetShardsResponse,
+    ]
+    """Replaces the shard map of this server, unless it has changed since the caller read it: ABORTED / SHARDS_CHANGED.
+    The caller then sends the same map to the other servers.
     Right: admin on all tables.
     """
 
@@ -478,6 +512,27 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[replay_proto.v1.replay_pb2.VerifyCheckpointResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.VerifyCheckpointResponse]]:
         """Verifies the checksum of every file of a checkpoint.
+        Right: admin on all tables.
+        """
+
+    @abc.abstractmethod
+    def GetShards(
+        self,
+        request: replay_proto.v1.replay_pb2.GetShardsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[replay_proto.v1.replay_pb2.GetShardsResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.GetShardsResponse]]:
+        """Returns the servers that hold the shards of this server's tables; see ShardMap.
+        Right: any.
+        """
+
+    @abc.abstractmethod
+    def SetShards(
+        self,
+        request: replay_proto.v1.replay_pb2.SetShardsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[replay_proto.v1.replay_pb2.SetShardsResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.SetShardsResponse]]:
+        """Replaces the shard map of this server, unless it has changed since the caller read it: ABORTED / SHARDS_CHANGED.
+        The caller then sends the same map to the other servers.
         Right: admin on all tables.
         """
 

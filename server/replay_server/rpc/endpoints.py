@@ -15,6 +15,7 @@ from replay_server.rpc.handlers.checkpoints import CheckpointHandlers
 from replay_server.rpc.handlers.inserts import InsertHandlers
 from replay_server.rpc.handlers.inspection import InspectionHandler
 from replay_server.rpc.handlers.sampling import SamplingHandlers
+from replay_server.rpc.handlers.shards import ShardHandlers
 from replay_server.rpc.handlers.stats import StatsHandler
 from replay_server.rpc.handlers.tables import TableHandlers
 from replay_server.rpc.rights import Demand
@@ -60,6 +61,10 @@ def all_endpoints(
     stats, inspection = StatsHandler(catalog, endpoints), InspectionHandler(catalog)
     add("Stats", replay_pb2.StatsRequest, rights.TO_SEE_FIGURES, stats.stats)
     add("Inspect", replay_pb2.InspectRequest, read, inspection.inspect)
+
+    shards = ShardHandlers(catalog)
+    add("GetShards", replay_pb2.GetShardsRequest, rights.FOR_ANY, shards.get)
+    add("SetShards", replay_pb2.SetShardsRequest, rights.TO_ADMINISTER_ALL, shards.set)
 
     kept = CheckpointHandlers(checkpoints)
     add("Checkpoint", replay_pb2.CheckpointRequest, to_copy, kept.create)

@@ -44,6 +44,8 @@ TO_CREATE = Demand(
 """The right to administer the table to be created."""
 TO_LIST = Demand(None, lambda caller, _named, _: caller.check(Right.READ))
 """The right to read at least one table; the reply omits tables that the caller may not read."""
+FOR_ANY = Demand(None, lambda caller, _named, _: caller.check(Right.any()))
+"""Any right to any table."""
 TO_SEE_FIGURES = Demand(_TABLE_NAME, lambda caller, named, _: caller.check(Right.READ, named.table or None))
 """The right to read the named table, or at least one if none is named; the reply omits tables without this right."""
 TO_ADMINISTER_ALL = Demand(None, lambda caller, _named, _: caller.check_on_all(Right.ADMIN))

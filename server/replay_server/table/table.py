@@ -104,6 +104,8 @@ class Table:
         """Statistics since the server started."""
         self.resets = 0
         """Number of resets since the server started."""
+        self.others_largest_priority = 0.0
+        """Largest priority in the other shards of a distributed table, as of a learner's last request."""
 
     @property
     def name(self) -> str:
@@ -237,7 +239,7 @@ class Table:
     @property
     def new_priority(self) -> float:
         """Default priority of new rows."""
-        return self.largest_priority or FIRST_PRIORITY
+        return max(self.largest_priority, self.others_largest_priority) or FIRST_PRIORITY
 
     def reserve(self, count: int) -> None:
         """Reserve space for this many more rows. May run in any thread.

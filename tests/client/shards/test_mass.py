@@ -63,6 +63,6 @@ def test_stratified_counts_are_those_of_a_single_table() -> None:
 
 def test_weights_follow_the_formula() -> None:
     probabilities = np.array([0.1, 0.025, 0.5])
-    assert joined_weights(probabilities, None, 0.5).tolist() == np.float32([0.5, 1.0, 0.05**0.5]).tolist()
-    assert joined_weights(probabilities, 0.001, 1.0).tolist() == np.float32([0.01, 0.04, 0.002]).tolist()
+    assert joined_weights(probabilities, None, 0.5).tolist() == np.array([0.5, 1.0, 0.05**0.5], np.float32).tolist()
+    assert joined_weights(probabilities, 0.001, 1.0).tolist() == np.array([0.01, 0.04, 0.002], np.float32).tolist()
     assert joined_weights(probabilities, None, 0.0).tolist() == [1.0, 1.0, 1.0]

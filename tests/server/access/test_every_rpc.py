@@ -62,6 +62,8 @@ Checkpoint                  401    401    401      403    403    403    403     
 Checkpoint:table            401    401    401      403    403    ok     ok      403    ok      cut
 ListCheckpoints             401    401    401      403    403    403    403     403    ok      cut
 VerifyCheckpoint            401    401    401      403    403    403    403     403    404     cut
+GetShards                   401    401    401      ok     ok     ok     ok      ok     ok      cut
+SetShards                   401    401    401      403    403    403    403     403    409     cut
 Inspect                     401    401    401      ok     403    403    ok      403    403     cut
 LearnerService.Join         401    401    401      403    ok     403    ok      403    403     cut
 LearnerService.Report       401    401    401      403    ok     403    ok      403    403     cut
@@ -86,6 +88,7 @@ CODES = {
     "401": grpc.StatusCode.UNAUTHENTICATED,
     "403": grpc.StatusCode.PERMISSION_DENIED,
     "404": grpc.StatusCode.NOT_FOUND,
+    "409": grpc.StatusCode.ABORTED,
     "cut": grpc.StatusCode.UNAVAILABLE,
 }
 EXPECTED = {cells[0]: dict(zip(CALLERS, cells[1:], strict=True)) for cells in map(str.split, TABLE.splitlines()[3:])}
@@ -139,6 +142,15 @@ def request_of(call: str, target: Target) -> Message:
         "Checkpoint:table": lambda: replay_pb2.CheckpointRequest(tables=[name]),
         "ListCheckpoints": replay_pb2.ListCheckpointsRequest,
         "VerifyCheckpoint": lambda: replay_pb2.VerifyCheckpointRequest(name="absent-1"),
+        "GetShards": replay_pb2.GetShardsRequest,
+        "SetShards": lambda: replay_pb2.SetShardsRequest(
+            map=replay_pb2.ShardMap(
+                uid=bytes(16),
+                version=1,
+                shards=[replay_pb2.Shard(address="here:1", state=replay_pb2.SHARD_STATE_ACTIVE)],
+            ),
+            expected_version=7,
+        ),
         "Inspect": lambda: replay_pb2.InspectRequest(table=name),
         "LearnerService.Join": lambda: learner_pb2.JoinRequest(name="test"),
         "LearnerService.Report": lambda: learner_pb2.ReportRequest(

@@ -49,6 +49,8 @@ Checkpoint:tables  admin on the table, admin on the other
 Checkpoint:both    admin on the table, admin on the other, admin on the series
 ListCheckpoints    admin on all
 VerifyCheckpoint   admin on all
+GetShards          read/write/admin on any
+SetShards          admin on all
 Inspect            read on the table
 """
 """Required rights by RPC (with a kind of request after a colon). `on any`: on any table that the token covers."""

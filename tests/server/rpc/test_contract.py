@@ -48,6 +48,7 @@ ERRORS: list[RequestError] = [
     errors.checkpoints_off(),
     errors.checkpoint_not_found("checkpoint"),
     errors.checkpoint_damaged("checkpoint", "file", "fault"),
+    errors.shards_changed(2, 1),
 ]
 
 

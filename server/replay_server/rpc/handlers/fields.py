@@ -59,6 +59,13 @@ def keys(value: bytes) -> NDArray[np.int64]:
     return np.frombuffer(value, "<i8").copy()  # kernels need writable arrays
 
 
+def priority(field: str, value: float, limit: float) -> float:
+    """Check a single priority; ``limit`` is the largest that the backend accepts."""
+    if not 0.0 <= value <= min(limit, _LARGEST_FINITE):
+        raise FieldError(field, f"a finite number from 0 to {min(limit, _LARGEST_FINITE):g}", str(value))
+    return value
+
+
 def priorities(value: bytes, count: int, limit: float) -> NDArray[np.float64]:
     """Convert priorities to float64[count], and check them.
 

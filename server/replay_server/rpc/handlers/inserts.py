@@ -49,6 +49,7 @@ class InsertHandlers:
             sequence=head.insertion.sequence,
             table_uid=table.uid,
             delay_s=self._pace.delay_s(writer_id, time.monotonic()),
+            shards_version=self._catalog.shards.version,
         ).SerializeToString()
 
     async def _insert(

@@ -128,6 +128,8 @@ class SamplingHandlers:
             fields.table_uid(uid, required=True)
             response.update.CopyFrom(await self._update(call, table, message.update))
             client.updates += response.update.updated
+        if message.wants_state:
+            response.state.CopyFrom(self._state(table))
         if wanted is None:
             return response.SerializeToString()
 
@@ -156,8 +158,23 @@ class SamplingHandlers:
         if len(keys) > LONG_ROWS and await self._catalog.long_calls.turn(call.caller.identity):
             call.caller.check_valid()
             table = self._catalog.find(table.name, table.uid)
+        if update.HasField("others_largest"):
+            others = fields.priority("update.others_largest", update.others_largest, table.priority_limit)
+            table.others_largest_priority = others
         updated, stale = table.update(keys, priorities)
         return replay_pb2.UpdateResult(updated=updated, stale=stale)
+
+    def _state(self, table: Table) -> replay_pb2.TableState:
+        drawable = table.drawable
+        return replay_pb2.TableState(
+            total_mass=table.total_mass,
+            size=table.size,
+            drawable=drawable,
+            inserted=table.inserted,
+            smallest_probability=table.draws.smallest_probability(table.live) if drawable else 0.0,
+            largest_priority=table.largest_priority,
+            shards_version=self._catalog.shards.version,
+        )
 
     def _may_copy(self, table: Table, same_host: replay_pb2.SameHost) -> bool:
         """Whether a client has shown that it can read the table's directory."""

@@ -46,7 +46,9 @@ class TableHandlers:
             TableConfig.from_proto(config), call.caller.grant(), client=call.caller.identity
         )
         description = self._describe(table, call.caller)
-        return replay_pb2.CreateTableResponse(table=description, created=created).SerializeToString()
+        return replay_pb2.CreateTableResponse(
+            table=description, created=created, shards=self._shards()
+        ).SerializeToString()
 
     async def drop(self, request: Framed[replay_pb2.DropTableRequest], call: Call) -> bytes:
         """Remove a table."""
@@ -67,13 +69,19 @@ class TableHandlers:
     async def describe(self, request: Framed[replay_pb2.DescribeTableRequest], call: Call) -> bytes:
         """Describe one table."""
         table = self._catalog.find(request.head.table)
-        return replay_pb2.DescribeTableResponse(table=self._describe(table, call.caller)).SerializeToString()
+        return replay_pb2.DescribeTableResponse(
+            table=self._describe(table, call.caller), shards=self._shards()
+        ).SerializeToString()
 
     async def reset(self, request: Framed[replay_pb2.ResetTableRequest], call: Call) -> bytes:
         """Reset a table."""
         table = self._catalog.find(request.head.table, fields.table_uid(request.head.table_uid))
         removed = self._catalog.reset(table, client=call.caller.identity)
         return replay_pb2.ResetTableResponse(removed=removed).SerializeToString()
+
+    def _shards(self) -> replay_pb2.ShardMap | None:
+        current = self._catalog.shards.current
+        return None if current is None else current.to_proto()
 
     def _describe(self, table: Table, caller: Caller) -> replay_pb2.TableDescription:
         """Describe a table; include the path of its files only if the caller may read the table."""

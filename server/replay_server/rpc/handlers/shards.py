@@ -1,0 +1,39 @@
+"""Handlers of GetShards and SetShards."""
+
+from __future__ import annotations
+
+from replay_proto.errors import FieldError
+from replay_proto.framing import Framed
+from replay_proto.v1 import replay_pb2
+
+from replay_server import errors
+from replay_server.catalog import Catalog
+from replay_server.rpc.call import Call
+from replay_server.rpc.handlers import fields
+from replay_server.storage.shard_map import ShardMap
+
+
+class ShardHandlers:
+    """Handlers of RPCs on the shard map."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._kept = catalog.shards
+
+    async def get(self, _request: Framed[replay_pb2.GetShardsRequest], _call: Call) -> bytes:
+        """Return the map."""
+        current = self._kept.current
+        return replay_pb2.GetShardsResponse(map=None if current is None else current.to_proto()).SerializeToString()
+
+    async def set(self, request: Framed[replay_pb2.SetShardsRequest], _call: Call) -> bytes:
+        """Replace the map, if the caller knows the current one."""
+        new = ShardMap.from_proto(request.head.map)
+        expected = fields.at_least("expected_version", 0, request.head.expected_version)
+        current = self._kept.current
+        if expected != self._kept.version:
+            raise errors.shards_changed(self._kept.version, expected)
+        if current is not None and current.uid != new.uid:
+            raise FieldError("map.uid", f"that of this service ({current.uid.hex()})", new.uid.hex())
+        if new.version <= expected:
+            raise FieldError("map.version", f"more than {expected}", str(new.version))
+        self._kept.replace(new)
+        return replay_pb2.SetShardsResponse().SerializeToString()

@@ -1,0 +1,136 @@
+"""Which servers hold the shards of this service's tables, as a small durable file.
+
+    kept = ShardMapFile(root.path)
+    kept.replace(new, expected_version=kept.version)
+    kept.current
+
+Clients read the map from any server and use the newest version. The server itself never acts on it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from replay_proto.errors import FieldError
+from replay_proto.v1 import replay_pb2
+
+from replay_server.files.durable_files import replace_file
+from replay_server.storage.table_directory import DamagedTableError
+
+SHARD_MAP_FILE: Final = "shards.json"
+MOST_ID: Final = (1 << 15) - 1
+"""Largest id of a shard: keys have 15 bits for it."""
+_MOST_SHARDS: Final = 1024
+_MOST_ADDRESS: Final = 256
+_UID_BYTES: Final = 16
+_STATES: Final = {
+    "active": replay_pb2.SHARD_STATE_ACTIVE,
+    "draining": replay_pb2.SHARD_STATE_DRAINING,
+    "lost": replay_pb2.SHARD_STATE_LOST,
+}
+
+
+class Shard(NamedTuple):
+    """One server of a service."""
+
+    id: int
+    """Names this server with its current tables; never used for another."""
+    address: str
+    """Where clients reach it."""
+    state: str
+    """"active", "draining" or "lost"."""
+
+
+class ShardMap(NamedTuple):
+    """All servers of a service, checked."""
+
+    uid: bytes
+    """16 random bytes that distinguish services."""
+    version: int
+    """Increases with each change, from 1."""
+    shards: tuple[Shard, ...]
+    """In order of their ids."""
+
+    @classmethod
+    def from_proto(cls, message: replay_pb2.ShardMap) -> ShardMap:
+        """Read and check a map that a client sent.
+
+        Raises:
+            FieldError: names the invalid field.
+        """
+        names = {state: name for name, state in _STATES.items()}
+        shards = tuple(Shard(each.id, each.address, names.get(each.state, "")) for each in message.shards)
+        return cls(message.uid, message.version, shards)._checked()
+
+    def to_proto(self) -> replay_pb2.ShardMap:
+        """Convert to the protobuf message."""
+        shards = [replay_pb2.Shard(id=each.id, address=each.address, state=_STATES[each.state]) for each in self.shards]
+        return replay_pb2.ShardMap(uid=self.uid, version=self.version, shards=shards)
+
+    def _checked(self) -> ShardMap:
+        if len(self.uid) != _UID_BYTES:
+            raise FieldError("map.uid", f"{_UID_BYTES} bytes", f"{len(self.uid)} bytes")
+        if self.version < 1:
+            raise FieldError("map.version", "at least 1", str(self.version))
+        if not 1 <= len(self.shards) <= _MOST_SHARDS:
+            raise FieldError("map.shards", f"1 to {_MOST_SHARDS} shards", str(len(self.shards)))
+        for index, shard in enumerate(self.shards):
+            field = f"map.shards[{index}]"
+            if not 0 <= shard.id <= MOST_ID:
+                raise FieldError(f"{field}.id", f"0 to {MOST_ID}", str(shard.id))
+            if index and shard.id <= self.shards[index - 1].id:
+                raise FieldError(f"{field}.id", "more than the id before it", str(shard.id))
+            if not 1 <= len(shard.address) <= _MOST_ADDRESS:
+                raise FieldError(f"{field}.address", f"1 to {_MOST_ADDRESS} characters", repr(shard.address))
+            if shard.state not in _STATES:
+                raise FieldError(f"{field}.state", "active, draining or lost", "another state")
+        in_use = [shard.address for shard in self.shards if shard.state != "lost"]
+        for address in in_use:
+            if in_use.count(address) > 1:
+                raise FieldError("map.shards", "each address once", f"{address!r} twice")
+        return self
+
+
+class ShardMapFile:
+    """The map that a server keeps, if any."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read the map in a server's root.
+
+        Raises:
+            DamagedTableError: the file is corrupt.
+        """
+        self._path = folder / SHARD_MAP_FILE
+        self.current: ShardMap | None = None
+        """The map; None: the tables of this server have no other shards."""
+        if self._path.exists():
+            try:
+                self.current = _from_json(json.loads(self._path.read_text("utf-8")))
+            except (ValueError, KeyError, TypeError, FieldError) as error:
+                raise DamagedTableError(f"{self._path}: corrupt: {error}; remove it, and set the map again") from error
+
+    @property
+    def version(self) -> int:
+        """Version of the map; 0 if there is none."""
+        return 0 if self.current is None else self.current.version
+
+    def replace(self, new: ShardMap) -> None:
+        """Store another map durably.
+
+        Raises:
+            OSError: the file cannot be written; the old map stays.
+        """
+        replace_file(self._path, json.dumps(_to_json(new), indent=1))
+        self.current = new
+
+
+def _to_json(shard_map: ShardMap) -> dict[str, Any]:
+    shards = [shard._asdict() for shard in shard_map.shards]
+    return {"uid": shard_map.uid.hex(), "version": shard_map.version, "shards": shards}
+
+
+def _from_json(stored: dict[str, Any]) -> ShardMap:
+    shards = tuple(Shard(**shard) for shard in stored["shards"])
+    return ShardMap(bytes.fromhex(stored["uid"]), stored["version"], shards)._checked()

@@ -1,0 +1,1 @@
+"""What servers know of other shards."""

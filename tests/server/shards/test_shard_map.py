@@ -1,0 +1,155 @@
+"""A server keeps the shard map, and replaces it only for callers that know the current one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+import pytest
+from replay_proto.v1 import replay_pb2
+
+from tests.support.caller import Caller, make_draw, make_update, table_config
+from tests.support.refusals import refused
+from tests.support.server_process import ServerProcess
+
+StartServer = Callable[..., ServerProcess]
+Call = Callable[[ServerProcess], Caller]
+ACTIVE, LOST = replay_pb2.SHARD_STATE_ACTIVE, replay_pb2.SHARD_STATE_LOST
+UID = b"of this service."
+
+
+def shard(number: int, address: str = "", state: replay_pb2.ShardState.ValueType = ACTIVE) -> replay_pb2.Shard:
+    return replay_pb2.Shard(id=number, address=address or f"h{number}:50051", state=state)
+
+
+def shard_map(version: int, *shards: replay_pb2.Shard, uid: bytes = UID) -> replay_pb2.ShardMap:
+    return replay_pb2.ShardMap(uid=uid, version=version, shards=shards or [shard(0), shard(1)])
+
+
+def replace(caller: Caller, new: replay_pb2.ShardMap, expected: int) -> None:
+    caller.stub.SetShards(replay_pb2.SetShardsRequest(map=new, expected_version=expected))
+
+
+def current(caller: Caller) -> replay_pb2.GetShardsResponse:
+    response: replay_pb2.GetShardsResponse = caller.stub.GetShards(replay_pb2.GetShardsRequest())
+    return response
+
+
+def test_a_new_server_has_no_map_and_keeps_the_one_it_is_given(
+    start_server: StartServer, call: Call, tmp_path: Path
+) -> None:
+    flags = ("--data-dir", str(tmp_path / "data"))
+    server = start_server(*flags)
+    caller = call(server)
+    assert not current(caller).HasField("map")
+    replace(caller, shard_map(1), 0)
+    second = shard_map(2, shard(0), shard(1, state=LOST), shard(2, "h1:50051"))
+    replace(caller, second, 1)
+    assert current(caller).map == second
+    server.kill()
+    assert current(call(start_server(*flags))).map == second
+
+
+@pytest.fixture
+def caller(start_server: StartServer, call: Call) -> Caller:
+    return call(start_server())
+
+
+@pytest.mark.parametrize("expected", [0, 2, 3])
+def test_a_map_that_has_changed_meanwhile_is_not_replaced(caller: Caller, expected: int) -> None:
+    replace(caller, shard_map(1), 0)
+    with refused("SHARDS_CHANGED", current="1", expected=str(expected)):
+        replace(caller, shard_map(9), expected)
+    assert current(caller).map == shard_map(1)
+
+
+@pytest.mark.parametrize(
+    ("new", "field"),
+    [
+        (shard_map(1), "map.version"),
+        (shard_map(0), "map.version"),
+        (shard_map(2, uid=b"of another one.."), "map.uid"),
+        (shard_map(2, uid=b"short"), "map.uid"),
+        (shard_map(2, shard(-1)), "map.shards[0].id"),
+        (shard_map(2, shard(1 << 15)), "map.shards[0].id"),
+        (shard_map(2, shard(1), shard(1, "other:1")), "map.shards[1].id"),
+        (shard_map(2, shard(1), shard(0)), "map.shards[1].id"),
+        (shard_map(2, shard(0, "h:1"), shard(1, "h:1")), "map.shards"),
+        (shard_map(2, shard(0, state=replay_pb2.SHARD_STATE_UNSPECIFIED)), "map.shards[0].state"),
+        (shard_map(2, shard(0, "x" * 257)), "map.shards[0].address"),
+        (replay_pb2.ShardMap(uid=UID, version=2), "map.shards"),
+        (shard_map(2, *(shard(number) for number in range(1025))), "map.shards"),
+    ],
+)
+def test_an_invalid_map_is_refused(caller: Caller, new: replay_pb2.ShardMap, field: str) -> None:
+    replace(caller, shard_map(1), 0)
+    with refused("INVALID_FIELD", field=field):
+        replace(caller, new, 1)
+    assert current(caller).map == shard_map(1)
+
+
+def test_a_corrupt_map_is_not_ignored(start_server: StartServer, call: Call, tmp_path: Path) -> None:
+    flags = ("--data-dir", str(tmp_path / "data"))
+    server = start_server(*flags)
+    replace(call(server), shard_map(1), 0)
+    server.terminate()
+    (tmp_path / "data" / "shards.json").write_text('{"uid": "00"}')
+    with pytest.raises(Exception, match=r"shards\.json"):
+        start_server(*flags)
+
+
+def test_clients_hear_of_the_map_where_they_open_tables_and_write(caller: Caller) -> None:
+    request = replay_pb2.CreateTableRequest(config=table_config("t"))
+    assert not caller.stub.CreateTable(request).HasField("shards")
+    replace(caller, shard_map(1), 0)
+    assert caller.stub.CreateTable(request).shards == shard_map(1)
+    assert caller.stub.DescribeTable(replay_pb2.DescribeTableRequest(table="t")).shards == shard_map(1)
+
+
+def test_a_learner_gets_the_state_of_the_table_if_it_asks(caller: Caller) -> None:
+    replace(caller, shard_map(1), 0)
+    table = caller.create("t", capacity=10, backend="sum_tree", parameters={"alpha": 1.0, "epsilon": 0.0})
+    asks = [replay_pb2.LearnRequest(table="t", table_uid=table.uid, wants_state=wants) for wants in (True, False)]
+    empty, nothing = caller.stub.Learn(iter(asks))
+    assert empty.state == replay_pb2.TableState(shards_version=1)
+    assert not nothing.HasField("state")
+    table.insert(range(4), [1.0, 2.0, 3.0, 4.0])
+    (full,) = caller.stub.Learn(iter(asks[:1]))
+    assert full.state == replay_pb2.TableState(
+        total_mass=10.0,
+        size=4,
+        drawable=4,
+        inserted=4,
+        smallest_probability=0.1,
+        largest_priority=4.0,
+        shards_version=1,
+    )
+
+
+def test_new_rows_get_the_largest_priority_of_all_shards(caller: Caller) -> None:
+    table = caller.create("t", capacity=10)
+
+    def hear(others_largest: float) -> None:
+        update = replay_pb2.PriorityUpdate(others_largest=others_largest)
+        request = replay_pb2.LearnRequest(table="t", table_uid=table.uid, update=update, draw=make_draw(1))
+        list(caller.stub.Learn(iter([request])))
+
+    table.insert([0], [2.0])
+    hear(5.0)
+    table.insert([1])
+    table.update([1], [1.0])
+    hear(0.0)
+    table.insert([2])
+    priorities = caller.stub.Read(replay_pb2.ReadRequest(table="t", keys=bytes(8) + (2).to_bytes(8, "little")))
+    assert priorities.priorities == _float64(2.0, 2.0)
+    table.update([0, 2], [1.0, 1.0])
+    hear(5.0)
+    table.insert([3])
+    assert caller.stub.Read(replay_pb2.ReadRequest(table="t", keys=(3).to_bytes(8, "little"))).priorities == _float64(5)
+    with pytest.raises(grpc.RpcError, match="others_largest"):
+        hear(float("inf"))
+
+
+def _float64(*values: float) -> bytes:
+    return make_update([0] * len(values), values).priorities
