@@ -36,6 +36,7 @@ from replay_client.errors import (
     SequenceGapError,
     SequenceTooOldError,
     ServerUnavailableError,
+    ShardsChangedError,
     TableEmptyError,
     TableExistsError,
     TableNotFoundError,
@@ -50,6 +51,7 @@ from replay_client.local_server import LocalServer
 from replay_client.results.checkpoints import Checkpoint, CheckpointTable
 from replay_client.results.description import TableDescription
 from replay_client.results.inspection import Inspection, LargestRows
+from replay_client.results.shards import Shard, ShardMap
 from replay_client.results.stats import (
     LimiterStats,
     MethodStats,
@@ -67,6 +69,7 @@ from replay_client.sync.mixed_sampler import MixedKeys, MixedSampler
 from replay_client.sync.row_loader import RowLoader
 from replay_client.sync.row_reader import RowReader
 from replay_client.sync.sampler import Sampler
+from replay_client.sync.shards.sharded_table import ShardedTable
 from replay_client.sync.table import Table
 from replay_client.sync.writer import Writer
 
@@ -115,6 +118,10 @@ __all__ = [
     "Sequences",
     "ServerStats",
     "ServerUnavailableError",
+    "Shard",
+    "ShardMap",
+    "ShardedTable",
+    "ShardsChangedError",
     "Stack",
     "Stats",
     "StepStats",

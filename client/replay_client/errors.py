@@ -119,6 +119,12 @@ class WriterSupersededError(WriterError):
     """Another stream of the same writer was opened."""
 
 
+class ShardsChangedError(ReplayError):
+    """The servers of the service have changed since the caller learned of them. Open the table again."""
+
+    default_code = grpc.StatusCode.ABORTED
+
+
 class CheckpointsOffError(ReplayError):
     """The server has no --checkpoint-dir."""
 
@@ -177,6 +183,7 @@ BY_REASON: Final[Mapping[str, type[ReplayError]]] = {
     "CHECKPOINTS_OFF": CheckpointsOffError,
     "CHECKPOINT_NOT_FOUND": CheckpointNotFoundError,
     "CHECKPOINT_DAMAGED": CheckpointDamagedError,
+    "SHARDS_CHANGED": ShardsChangedError,
 }
 """Exception types by reason."""
 

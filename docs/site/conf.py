@@ -59,6 +59,7 @@ CONTENTS = """
 docs/client
 docs/steps
 docs/mixed-data
+docs/scaling
 docs/data
 docs/integrations
 docs/trainer

@@ -31,7 +31,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"_extras", "draws", "results", "security", "sequences"},
         {"_rows"},
         {"_first_rows", "_transport", "batch", "spaces"},
-        {"_learning", "_writing", "jax"},
+        {"_learning", "_shards", "_writing", "jax"},
         {"_operations"},
         {"sync"},
         {"aio", "gymnasium", "local_server", "minari", "sb3", "tianshou", "torch", "torchrl"},

@@ -16,10 +16,14 @@ _SERIES = "kept"
 
 
 def make_victim(caller: Caller) -> CalledTable:
-    """Recreate the table as the only one, and a checkpoint if there was none."""
+    """Recreate the table as the only one, and a checkpoint and a shard map if there was none."""
     for name in caller.table_names():
         caller.table(name).drop()
-    table = caller.create(NAME, capacity=12)
+    if not _shards_version(caller):
+        caller.stub.SetShards(_next_shards(caller))
+    config, version = table_config(NAME, capacity=12), _shards_version(caller)
+    answer = caller.stub.CreateTable(replay_pb2.CreateTableRequest(config=config, shards_version=version))
+    table = CalledTable(caller, NAME, answer.table.uid)
     table.insert(range(20), 1.0 + np.arange(20), stream=4, episode=5)
     table.update([10, 11, 3], [0.5, 0.25, 9.0])
     table.insert([77], writer_id=WRITER, sequence=1)
@@ -32,7 +36,7 @@ def make_victim(caller: Caller) -> CalledTable:
 def good_request(method: str, table: CalledTable) -> Message:
     """A valid request with every field set."""
     if method == "SetShards":
-        return _next_shards(table)
+        return _next_shards(table.caller)
     name, uid = table.name, table.uid
     priorities = float64([0.5, 2.0])
     insertion = replay_pb2.Insertion(row_count=2, priorities=priorities, runs=one_run(2, 7, 8))
@@ -43,7 +47,8 @@ def good_request(method: str, table: CalledTable) -> Message:
     update = make_update([12, 13], [3.0, 4.0])
     requests: dict[str, Message] = {
         "CreateTable": replay_pb2.CreateTableRequest(
-            config=table_config("other", backend="sum_tree", parameters={"alpha": 0.5, "epsilon": 0.25}, seed=5)
+            config=table_config("other", backend="sum_tree", parameters={"alpha": 0.5, "epsilon": 0.25}, seed=5),
+            shards_version=_shards_version(table.caller),
         ),
         "DropTable": replay_pb2.DropTableRequest(table=name, table_uid=uid),
         "ListTables": replay_pb2.ListTablesRequest(),
@@ -65,9 +70,14 @@ def good_request(method: str, table: CalledTable) -> Message:
     return requests[method]
 
 
-def _next_shards(table: CalledTable) -> replay_pb2.SetShardsRequest:
+def _shards_version(caller: Caller) -> int:
+    version: int = caller.stub.GetShards(replay_pb2.GetShardsRequest()).map.version
+    return version
+
+
+def _next_shards(caller: Caller) -> replay_pb2.SetShardsRequest:
     """A change of the shard map."""
-    version = table.caller.stub.GetShards(replay_pb2.GetShardsRequest()).map.version
+    version = _shards_version(caller)
     shard = replay_pb2.Shard(id=3, address="here:1", state=replay_pb2.SHARD_STATE_ACTIVE)
     shards = replay_pb2.ShardMap(uid=WRITER, version=version + 1, shards=[shard])
     return replay_pb2.SetShardsRequest(map=shards, expected_version=version)

@@ -58,15 +58,15 @@ class BatchReader:
         head, rows = split_message(replay_pb2.SampleResponse, answer)
         return self._batch(head.batch, rows)
 
-    def learned(self, answer: Content) -> tuple[replay_pb2.UpdateResult, list[Batch | None]]:
-        """Decode a reply to Learn: the result of the update, and the batches; a batch is None as in `sampled`."""
+    def learned(self, answer: Content) -> tuple[replay_pb2.LearnResponse, list[Batch | None]]:
+        """Decode a reply to Learn: the message, and its batches; a batch is None as in `sampled`."""
         head, rows = split_message(replay_pb2.LearnResponse, answer)
         batches, start = [], 0
         for message in head.batches:
             end = start + (self._row_bytes(message) if rows else 0)
             batches.append(self._batch(message, rows[start:end]))
             start = end
-        return head.update, batches
+        return head, batches
 
     def _row_bytes(self, message: replay_pb2.Batch) -> int:
         """Return the length of the field ``rows`` for this batch, if the reply includes rows."""

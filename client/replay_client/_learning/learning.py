@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from numpy.typing import ArrayLike
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from replay_proto.frames import Content
 from replay_proto.v1 import replay_pb2
 
@@ -82,6 +83,11 @@ class Learning:
         """Number of stale keys so far, according to the replies."""
         self.draw = draw
         """What is drawn in future requests."""
+        self.state: replay_pb2.TableState | None = None
+        """The latest state of the table that came with a reply, if `ask_for` asked for it."""
+        self.others_largest: float | None = None
+        """Largest priority in the other shards of a distributed table, for future requests; None: do not send it."""
+        self._others_largest_sent: float | None = None
         self._reader = reader
         self._keys: list[bytes] = []
         self._priorities: list[bytes] = []
@@ -135,6 +141,25 @@ class Learning:
         if together == 1:  # otherwise, updates wait for the next request
             self.send_updates()  # only after an error while batches were in flight
 
+    def ask_for(self, draw: replay_pb2.Draw | None) -> None:
+        """Add a request for the state of the table and, unless it is None, one batch of this draw.
+
+        It also has the kept updates. Such batches do not count for `prefetch`.
+        """
+        self._add(0 if draw is None else 1, draw, wants_state=True)
+
+    @property
+    def has_kept(self) -> bool:
+        """Whether updates, or the others' largest priority, wait for the next request."""
+        return bool(self._keys) or self.others_largest != self._others_largest_sent
+
+    def unacknowledged_updates(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return the keys int64[n] and priorities float64[n] of updates without a reply, oldest first."""
+        updates = [replay_pb2.LearnRequest.FromString(each.message).update for each in self.pending.requests]
+        keys = b"".join([*(update.keys for update in updates), *self._keys])
+        priorities = b"".join([*(update.priorities for update in updates), *self._priorities])
+        return np.frombuffer(keys, "<i8"), np.frombuffer(priorities, "<f8")
+
     def update(self, batch_or_keys: BatchOrKeys, priorities: ArrayLike) -> None:
         """Keep updates for the next request; if they are too many, add requests for them.
 
@@ -160,9 +185,11 @@ class Learning:
 
     def answered(self, exchange: Exchange, answer: Content) -> None:
         """Process the reply to a request that was just removed from the pending ones."""
-        update, batches = self._reader.learned(answer)
-        self.updated += update.updated
-        self.stale += update.stale
+        head, batches = self._reader.learned(answer)
+        self.updated += head.update.updated
+        self.stale += head.update.stale
+        if head.HasField("state"):
+            self.state = head.state
         self.batches.extend(batch or exchange.draw for batch in batches)
 
     def too_late(self) -> DeadlineExceededError:
@@ -171,8 +198,14 @@ class Learning:
             f"{self.unacknowledged} updates of table {self._table.name!r} were not acknowledged in time"
         )
 
-    def _add(self, batches: int, *, ahead: int = 0) -> None:
-        """Add a request with the kept updates, for ``batches`` batches after ``ahead`` that are in flight."""
+    def _add(
+        self, batches: int, draw: replay_pb2.Draw | None = None, *, ahead: int = 0, wants_state: bool = False
+    ) -> None:
+        """Add a request with the kept updates, for ``batches`` batches after ``ahead`` that are in flight.
+
+        The batches are of ``draw``; None: of `draw`.
+        """
+        draw = draw or self.draw
         request = replay_pb2.LearnRequest(table=self._table.name, table_uid=self._table.uid)
         has_update = bool(self._keys)
         if has_update:
@@ -181,12 +214,18 @@ class Learning:
             self._keys.clear()
             self._priorities.clear()
             self._keys_kept = 0
+        if self.others_largest != self._others_largest_sent:
+            self._others_largest_sent = self.others_largest
+            request.update.others_largest = self.others_largest or 0.0
+            has_update = True
+        if wants_state:
+            request.wants_state = True
         if batches:
-            request.draw.CopyFrom(self.draw)
+            request.draw.CopyFrom(draw)
             request.batches = batches
             request.ahead = ahead
             if self._reader.mapped is not None:
                 request.same_host.CopyFrom(self._reader.mapped.request)
         self.pending.add(
-            Exchange(message=request.SerializeToString(), draw=self.draw, has_update=has_update, batches=batches)
+            Exchange(message=request.SerializeToString(), draw=draw, has_update=has_update, batches=batches)
         )

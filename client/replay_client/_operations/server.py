@@ -15,6 +15,7 @@ from replay_client._transport.call import Call, Operation
 from replay_client.errors import InvalidArgumentError, TableExistsError
 from replay_client.results.checkpoints import Checkpoint
 from replay_client.results.description import TableDescription
+from replay_client.results.shards import ShardMap
 from replay_client.results.stats import Stats
 
 log = logging.getLogger(__name__)
@@ -64,12 +65,15 @@ def table_config(
 
 
 def create_table(
-    config: replay_pb2.TableConfig, if_exists: IfExists | None
+    config: replay_pb2.TableConfig, if_exists: IfExists | None, *, shards_version: int = 0
 ) -> Operation[tuple[TableDescription, bool]]:
-    """Create a table, or open an existing one. Returns its description, and whether it is new."""
+    """Create a table, or open an existing one. Returns its description, and whether it is new.
+
+    ``shards_version`` is the version of the shard map by which the table is divided; 0: it is not.
+    """
     if if_exists not in (None, *get_args(IfExists)):
         raise InvalidArgumentError.of_field("if_exists", "'open', 'reset' or 'error'", repr(if_exists))
-    request = replay_pb2.CreateTableRequest(config=config)
+    request = replay_pb2.CreateTableRequest(config=config, shards_version=shards_version)
     # A retry might find the table of the first attempt.
     answer = yield Call("CreateTable", request.SerializeToString(), repeat=if_exists != "error")
     response = replay_pb2.CreateTableResponse.FromString(bytes(answer))
@@ -81,9 +85,30 @@ def create_table(
 
 def describe(name: str) -> Operation[TableDescription]:
     """Fetch the description of a table."""
+    description, _ = yield from open_table(name)
+    return description
+
+
+def open_table(name: str) -> Operation[tuple[TableDescription, ShardMap | None]]:
+    """Fetch the description of a table, and the shard map of its server, if any."""
     request = replay_pb2.DescribeTableRequest(table=name)
     answer = yield Call("DescribeTable", request.SerializeToString())
-    return TableDescription.from_proto(replay_pb2.DescribeTableResponse.FromString(bytes(answer)).table)
+    response = replay_pb2.DescribeTableResponse.FromString(bytes(answer))
+    shards = ShardMap.from_proto(response.shards) if response.HasField("shards") else None
+    return TableDescription.from_proto(response.table), shards
+
+
+def get_shards(*, timeout_s: float) -> Operation[ShardMap | None]:
+    """Fetch the shard map of a server; None: it has none."""
+    answer = yield Call("GetShards", replay_pb2.GetShardsRequest().SerializeToString(), timeout_s=timeout_s)
+    response = replay_pb2.GetShardsResponse.FromString(bytes(answer))
+    return ShardMap.from_proto(response.map) if response.HasField("map") else None
+
+
+def set_shards(new: ShardMap, expected_version: int) -> Operation[None]:
+    """Replace the shard map of a server, unless it has another version than expected."""
+    request = replay_pb2.SetShardsRequest(map=new.to_proto(), expected_version=expected_version)
+    yield Call("SetShards", request.SerializeToString(), repeat=False)
 
 
 def list_tables() -> Operation[list[TableDescription]]:

@@ -1,1 +1,1 @@
-"""One logical table over several servers, its shards."""
+"""One logical table over several servers, its shards, without I/O."""

@@ -57,6 +57,7 @@ READ_ONLY: Final = (
     "Stats",
     "Inspect",
     "ListCheckpoints",
+    "GetShards",
 )
 """Methods that gRPC may retry. Sample is included although a draw changes counters, a table's random sequence, or a
 queue: if its reply was lost, these have changed anyway."""

@@ -68,6 +68,11 @@ class PendingRequests(Generic[R]):
         """Whether `next_to_send` returns a request."""
         return self._sent < len(self.requests)
 
+    @property
+    def is_failing(self) -> bool:
+        """Whether the last stream broke, and there are requests to which no reply has come since."""
+        return self._failing_since is not None and bool(self.requests)
+
     def add(self, request: R) -> None:
         """Add a request, to be sent after the others."""
         self.requests.append(request)

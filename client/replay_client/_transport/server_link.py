@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from multiprocessing.context import get_spawning_popen
 from typing import Any
@@ -47,6 +48,10 @@ class ServerLink:
                 if self._connection is None:
                     self._connection = self._opened()
         return self._connection
+
+    def to(self, address: str) -> ServerLink:
+        """Return a link with the same options to another server."""
+        return ServerLink(replace(self.options, address=address), self._token, lacks_token=self._lacks_token)
 
     def data_path(self, table: TableDescription) -> DataPath:
         """Find the shortcuts to a table, without a call to the server."""

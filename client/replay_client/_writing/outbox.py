@@ -92,6 +92,8 @@ class Outbox:
         """Rows that have not been sent."""
         self.acknowledged = 0
         """Number of acknowledged rows."""
+        self.inserted = table.inserted
+        """Rows ever inserted into the table by anyone, according to the last reply."""
         self.is_paused = False
         """Whether sending stopped after a temporary error, until a call retries."""
         self.has_failed = False
@@ -205,6 +207,7 @@ class Outbox:
             got = f"got one to block {response.sequence}"
             raise InternalServerError(f"expected a reply to block {block.sequence}, {got}")
         self._server_delay_s = response.delay_s
+        self.inserted = max((keys.first + keys.count for keys in response.keys), default=self.inserted)
         self._acknowledge(block)
 
     def failed(self, error: Exception) -> None:

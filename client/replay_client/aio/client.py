@@ -19,6 +19,7 @@ from replay_client._transport.call import Operation
 from replay_client._transport.connection import LinkOptions
 from replay_client.aio._connection import Connection
 from replay_client.aio.table import Table
+from replay_client.errors import InvalidArgumentError
 from replay_client.results.checkpoints import Checkpoint
 from replay_client.results.description import TableDescription
 from replay_client.results.stats import Stats
@@ -95,7 +96,11 @@ class ReplayClient:
 
     async def table(self, name: str) -> Table:
         """Open an existing table; see `replay_client.ReplayClient.table`."""
-        return Table(self._connection, self._options, await self._run(operations.describe(name)))
+        description, shards = await self._run(operations.open_table(name))
+        if shards is not None:
+            expected = "a table on one server; use replay_client.ReplayClient"
+            raise InvalidArgumentError.of_field("name", expected, f"{name!r}, on {len(shards.in_use)} servers")
+        return Table(self._connection, self._options, description)
 
     async def tables(self) -> list[TableDescription]:
         """List the descriptions of all tables, sorted by name."""

@@ -15,7 +15,7 @@ from replay_proto.command_line import EXIT_USAGE, new_app, run_app
 from rich.console import Console
 from rich.prompt import Confirm
 
-from replay_client.cli import checkpoints, render, transfer
+from replay_client.cli import checkpoints, render, shards, transfer
 from replay_client.cli.distribution import Distributions
 from replay_client.cli.inspect_view import Inspected, inspect_screen, inspect_view
 from replay_client.cli.options import (
@@ -44,6 +44,7 @@ app = new_app(
     "requires a token, and REPLAY_TLS_CA, REPLAY_TLS_CERT and REPLAY_TLS_KEY for TLS.",
 )
 app.command(checkpoints.app)
+app.command(shards.app)
 app.command(transfer.export)
 app.command(transfer.import_table, name="import")
 

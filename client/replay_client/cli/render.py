@@ -17,6 +17,7 @@ from replay_client.cli.table_view import fill_share, table_view, wait_text
 from replay_client.cli.units import bytes_text, count_text, duration_text, number_text, printable_text
 from replay_client.results.checkpoints import Checkpoint
 from replay_client.results.description import TableDescription
+from replay_client.results.shards import Shard
 from replay_client.results.stats import MethodStats, ServerStats, Stats, TableStats
 
 _FILL_WIDTH = 10
@@ -40,6 +41,16 @@ def table_list(descriptions: Sequence[TableDescription], server: str) -> Rendera
             bytes_text(description.row_bytes),
             Text("\n").join(_column(name, column) for name, column in _columns(description).items()),
         )
+    return grid
+
+
+def shard_list(shards: Sequence[Shard], server: str) -> RenderableType:
+    """Render a list of the servers of a service."""
+    if not shards:
+        return Text(f"the tables of {server} are on no other servers", _FAINT)
+    grid = _grid(">shard", "server", "state")
+    for shard in shards:
+        grid.add_row(Text(str(shard.id), f"bold {_ACCENT}"), printable_text(shard.address), Text(shard.state, _FAINT))
     return grid
 
 

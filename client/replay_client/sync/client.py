@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from replay_proto.schema import Column
@@ -26,19 +26,23 @@ from replay_proto.steps import Derived, Item
 from replay_client._extras import check_extra
 from replay_client._operations import server as operations
 from replay_client._operations.server import IfExists
+from replay_client._transport.address import checked_address
 from replay_client._transport.attempts import FIRST_CONTACT_S
 from replay_client._transport.call import Operation
 from replay_client._transport.connection import LinkOptions
 from replay_client._transport.server_link import ServerLink
 from replay_client.draws import DrawMode, Prefetch, WeightNorm
-from replay_client.errors import InvalidArgumentError, TableNotFoundError
+from replay_client.errors import InvalidArgumentError, ShardsChangedError, TableNotFoundError
 from replay_client.results.checkpoints import Checkpoint
 from replay_client.results.description import TableDescription
+from replay_client.results.shards import ShardMap, ShardState
 from replay_client.results.stats import Stats
 from replay_client.security import Tls
 from replay_client.sync.mixed_sampler import MixedSampler
 from replay_client.sync.mixing import checked_sizes, mixed_sampler
 from replay_client.sync.row_loader import check_room
+from replay_client.sync.shards.fleet import Fleet
+from replay_client.sync.shards.opening import create_sharded, open_sharded
 from replay_client.sync.table import Table
 
 if TYPE_CHECKING:
@@ -65,7 +69,8 @@ class ReplayClient:
         """Open a channel; the server may start later.
 
         Args:
-            address: ``host:port``, or gRPC's ``dns:...`` or ``unix:path``.
+            address: ``host:port``, or gRPC's ``dns:...`` or ``unix:path``. Several addresses, separated by commas:
+                tables are distributed over these servers; see docs/scaling.md. Later, one of them is enough.
             token: for a server that requires one; sent in plain text without `tls`.
             tls: certificates for TLS; None: plain text.
             timeout_s: default time limit of calls in seconds, including waits for the server; `math.inf`: none. It
@@ -79,16 +84,24 @@ class ReplayClient:
         Raises:
             InvalidArgumentError: for a malformed address or token, an invalid time limit, or an unreadable TLS file.
         """
-        options = LinkOptions.checked(
-            address, timeout_s=timeout_s, wait_for_server_s=wait_for_server_s, tls=tls, same_host=same_host
-        )
-        self._link = ServerLink(options, token)
+        links = [
+            ServerLink(
+                LinkOptions.checked(
+                    each, timeout_s=timeout_s, wait_for_server_s=wait_for_server_s, tls=tls, same_host=same_host
+                ),
+                token,
+            )
+            for each in (address.split(",") if isinstance(address, str) else [address])
+        ]
+        self._link = links[0]
+        self._fleet = Fleet(links)
+        self._has_several = len(links) > 1
         self._link.connection  # noqa: B018 - reads and validates TLS files
 
     @property
     def address(self) -> str:
-        """The server's address, as given."""
-        return self._link.options.address
+        """The server's address, as given; several are separated by commas."""
+        return ",".join(self._fleet.seeds)
 
     def __repr__(self) -> str:
         return f"<ReplayClient of {self.address}>"
@@ -150,8 +163,14 @@ class ReplayClient:
             error_buffer=error_buffer,
             parameters=parameters,
         )
-        description, created = self._run(operations.create_table(config, if_exists))
-        return Table(self._link, description, created=created)
+        if not self._has_several:
+            try:
+                description, created = self._run(operations.create_table(config, if_exists))
+            except ShardsChangedError:
+                pass  # The server is one of several.
+            else:
+                return Table(self._link, description, created=created)
+        return create_sharded(self._fleet, self._fleet.find(), config, if_exists)
 
     def load_parquet(
         self,
@@ -204,7 +223,16 @@ class ReplayClient:
         Raises:
             TableNotFoundError: the table does not exist.
         """
-        return Table(self._link, self._run(operations.describe(name)))
+        if not self._has_several:
+            try:
+                description, shards = self._run(operations.open_table(name))
+            except TableNotFoundError:
+                if self._fleet.current() is None:
+                    raise
+            else:
+                if shards is None:
+                    return Table(self._link, description)
+        return open_sharded(self._fleet, self._fleet.find(), name)
 
     @overload
     def sampler(
@@ -300,7 +328,10 @@ class ReplayClient:
         Raises:
             TableNotFoundError: the table does not exist.
         """
-        self._run(operations.drop_table(name))
+        if self._has_several:
+            self.table(name).drop()
+        else:
+            self._run(operations.drop_table(name))
 
     def stats(self) -> Stats:
         """Fetch statistics of the server and all tables; a cheap call."""
@@ -355,13 +386,45 @@ class ReplayClient:
         """
         return self._run(operations.verify_checkpoint(name, timeout_s=timeout_s))
 
+    def shards(self) -> ShardMap | None:
+        """Return the servers over which tables are distributed; None: over no others."""
+        return self._fleet.current()
+
+    def set_shards(self, addresses: Sequence[str]) -> ShardMap:
+        """Distribute tables over these servers. Known ones keep their ids, and new ones get new ids.
+
+        Rows do not move: new rows go to the emptier servers. Clients use new servers when they open the table again.
+
+        Raises:
+            InvalidArgumentError: an address is malformed, or one of a server in use is missing.
+            ShardsChangedError: another client has changed the servers meanwhile.
+            PermissionDeniedError: the token lacks the right ``admin`` on all tables.
+        """
+        return self._fleet.set_addresses([checked_address(address) for address in addresses])
+
+    def mark_shard(self, shard_id: int, *, state: ShardState) -> ShardMap:
+        """Change the state of one server.
+
+        Args:
+            shard_id: the id of its shard.
+            state: ``"draining"``: it gets no new rows. ``"lost"``: it will not come back; its rows are given up,
+                and its id is never used again. ``"active"``: it gets rows again.
+
+        Raises:
+            InvalidArgumentError: there is no such shard, it is lost already, or it is the last one.
+            ShardsChangedError: another client has changed the servers meanwhile.
+            PermissionDeniedError: the token lacks the right ``admin`` on all tables.
+        """
+        return self._fleet.mark(shard_id, state)
+
     def keep_alive(self, needed: object) -> None:
         """Hold a reference to an object for as long as this client or a table, writer or sampler of it exists."""
         self._link.connection.kept_alive = needed
 
     def close(self) -> None:
         """Close all connections. Close writers and samplers first."""
-        self._link.close()
+        for link in list(self._fleet.links.values()):
+            link.close()
 
     def __enter__(self) -> ReplayClient:
         return self
@@ -372,7 +435,10 @@ class ReplayClient:
     def __contains__(self, name: object) -> bool:
         """Whether the server has a table with this name."""
         try:
-            self._run(operations.describe(str(name)))
+            if self._has_several:
+                self.table(str(name))
+            else:
+                self._run(operations.describe(str(name)))
         except TableNotFoundError:
             return False
         return True
@@ -389,4 +455,7 @@ class ReplayClient:
         return copy.deepcopy(self)  # with a separate connection: closing one leaves the other open
 
     def _run(self, operation: Operation[T]) -> T:
+        if self._has_several:
+            expected = "one server for this call; create a client of each"
+            raise InvalidArgumentError.of_field("address", expected, self.address)
         return self._link.connection.run(operation)

@@ -482,6 +482,7 @@ class Table(TableHandle):
         names: tuple[str, ...] | None,
         *,
         blank: Blank | None,
+        kind: type[Sampler] = Sampler,
         prefetch: Prefetch,
         reconnect_timeout_s: float | None,
         **draw: Any,
@@ -491,6 +492,7 @@ class Table(TableHandle):
         Args:
             names: columns of its batches; None: all.
             blank: provides the memory for its batches; None: the sampler does.
+            kind: the class of the sampler.
             prefetch: as for `sampler`.
             reconnect_timeout_s: as for `sampler`.
             **draw: the options of `TableOperations.draw`.
@@ -498,7 +500,7 @@ class Table(TableHandle):
         self._connection.reach()
         replacing = self._operations.batch_reader(names)
         reader = replacing if blank is None else self._operations.batch_reader(names, blank)
-        return Sampler(
+        return kind(
             self._connection,
             self._description,
             self._operations.draw(**draw, reader=reader),

@@ -42,7 +42,7 @@ from replay_client._transport.connection import Connection
 from replay_client._transport.frame_stream import FrameStream
 from replay_client._writing.delivery import Delivery
 from replay_client._writing.writer_stream import WriterStream
-from replay_client._writing.writing import WriterOptions
+from replay_client._writing.writing import WriterOptions, Writing
 from replay_client.errors import ReplayError
 from replay_client.results.description import TableDescription
 
@@ -89,6 +89,21 @@ class Writer:
         """Number of appended rows that are not yet acknowledged."""
         with self._changed:
             return self._outbox.in_flight
+
+    @property
+    def inserted(self) -> int:
+        """Rows ever inserted into the table by anyone, according to the last reply."""
+        return self._outbox.inserted
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the server does not answer at present; the writer keeps trying."""
+        return self._writing.pending.is_failing or self._outbox.is_paused
+
+    @property
+    def writing(self) -> Writing:
+        """What checks the arguments of its methods; internal."""
+        return self._writing
 
     def __len__(self) -> int:
         """Number of streams."""

@@ -1689,6 +1689,11 @@ class CreateTableRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     CONFIG_FIELD_NUMBER: builtins.int
+    SHARDS_VERSION_FIELD_NUMBER: builtins.int
+    shards_version: builtins.int
+    """Version of the shard map by which the caller has divided the table; 0: it has not. If the server's is another:
+    ABORTED / SHARDS_CHANGED.
+    """
     @property
     def config(self) -> global___TableConfig:
         """The config of the table."""
@@ -1697,9 +1702,10 @@ class CreateTableRequest(google.protobuf.message.Message):
         self,
         *,
         config: global___TableConfig | None = ...,
+        shards_version: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["config", b"config"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["config", b"config"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["config", b"config", "shards_version", b"shards_version"]) -> None: ...
 
 global___CreateTableRequest = CreateTableRequest
 
@@ -1711,26 +1717,20 @@ class CreateTableResponse(google.protobuf.message.Message):
 
     TABLE_FIELD_NUMBER: builtins.int
     CREATED_FIELD_NUMBER: builtins.int
-    SHARDS_FIELD_NUMBER: builtins.int
     created: builtins.bool
     """True if this call created it."""
     @property
     def table(self) -> global___TableDescription:
         """The table, new or found."""
 
-    @property
-    def shards(self) -> global___ShardMap:
-        """The server's shard map, if it has one."""
-
     def __init__(
         self,
         *,
         table: global___TableDescription | None = ...,
         created: builtins.bool = ...,
-        shards: global___ShardMap | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["shards", b"shards", "table", b"table"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["created", b"created", "shards", b"shards", "table", b"table"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["table", b"table"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["created", b"created", "table", b"table"]) -> None: ...
 
 global___CreateTableResponse = CreateTableResponse
 

@@ -134,7 +134,8 @@ class ReplayServiceServicer(object):
     def CreateTable(self, request, context):
         """Creates a table, or returns an existing one with the same name and config. If the configs differ in more than
         the seed, ALREADY_EXISTS / TABLE_EXISTS names the difference. If two callers race, one creates the table and the
-        other gets the existing one.
+        other gets the existing one. A server with a shard map refuses callers that have not divided the table by it:
+        ABORTED / SHARDS_CHANGED.
         Right: admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

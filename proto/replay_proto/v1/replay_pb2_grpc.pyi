@@ -47,7 +47,8 @@ class ReplayServiceStub:
     ]
     """Creates a table, or returns an existing one with the same name and config. If the configs differ in more than
     the seed, ALREADY_EXISTS / TABLE_EXISTS names the difference. If two callers race, one creates the table and the
-    other gets the existing one.
+    other gets the existing one. A server with a shard map refuses callers that have not divided the table by it:
+    ABORTED / SHARDS_CHANGED.
     Right: admin.
     """
 
@@ -205,7 +206,8 @@ class ReplayServiceAsyncStub:
     ]
     """Creates a table, or returns an existing one with the same name and config. If the configs differ in more than
     the seed, ALREADY_EXISTS / TABLE_EXISTS names the difference. If two callers race, one creates the table and the
-    other gets the existing one.
+    other gets the existing one. A server with a shard map refuses callers that have not divided the table by it:
+    ABORTED / SHARDS_CHANGED.
     Right: admin.
     """
 
@@ -365,7 +367,8 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[replay_proto.v1.replay_pb2.CreateTableResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.CreateTableResponse]]:
         """Creates a table, or returns an existing one with the same name and config. If the configs differ in more than
         the seed, ALREADY_EXISTS / TABLE_EXISTS names the difference. If two callers race, one creates the table and the
-        other gets the existing one.
+        other gets the existing one. A server with a shard map refuses callers that have not divided the table by it:
+        ABORTED / SHARDS_CHANGED.
         Right: admin.
         """
 

@@ -101,15 +101,18 @@ def test_a_corrupt_map_is_not_ignored(start_server: StartServer, call: Call, tmp
 
 def test_clients_hear_of_the_map_where_they_open_tables_and_write(caller: Caller) -> None:
     request = replay_pb2.CreateTableRequest(config=table_config("t"))
-    assert not caller.stub.CreateTable(request).HasField("shards")
+    caller.stub.CreateTable(request)
     replace(caller, shard_map(1), 0)
-    assert caller.stub.CreateTable(request).shards == shard_map(1)
+    with refused("SHARDS_CHANGED", current="1", expected="0"):
+        caller.stub.CreateTable(request)
+    request.shards_version = 1
+    caller.stub.CreateTable(request)
     assert caller.stub.DescribeTable(replay_pb2.DescribeTableRequest(table="t")).shards == shard_map(1)
 
 
 def test_a_learner_gets_the_state_of_the_table_if_it_asks(caller: Caller) -> None:
-    replace(caller, shard_map(1), 0)
     table = caller.create("t", capacity=10, backend="sum_tree", parameters={"alpha": 1.0, "epsilon": 0.0})
+    replace(caller, shard_map(1), 0)
     asks = [replay_pb2.LearnRequest(table="t", table_uid=table.uid, wants_state=wants) for wants in (True, False)]
     empty, nothing = caller.stub.Learn(iter(asks))
     assert empty.state == replay_pb2.TableState(shards_version=1)

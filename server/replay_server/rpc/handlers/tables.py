@@ -8,6 +8,7 @@ from replay_proto.access.tokens import Right
 from replay_proto.framing import Framed
 from replay_proto.v1 import replay_pb2
 
+from replay_server import errors
 from replay_server.auth.caller import Caller
 from replay_server.catalog import Catalog
 from replay_server.rpc.call import Call
@@ -42,13 +43,13 @@ class TableHandlers:
         """Create a table, or find an existing one with the same config."""
         config = request.head.config
         self._catalog.bounds.check_columns(len(config.columns))  # before processing them
+        if request.head.shards_version != self._catalog.shards.version:
+            raise errors.shards_changed(self._catalog.shards.version, request.head.shards_version)
         table, created = await self._catalog.create(
             TableConfig.from_proto(config), call.caller.grant(), client=call.caller.identity
         )
         description = self._describe(table, call.caller)
-        return replay_pb2.CreateTableResponse(
-            table=description, created=created, shards=self._shards()
-        ).SerializeToString()
+        return replay_pb2.CreateTableResponse(table=description, created=created).SerializeToString()
 
     async def drop(self, request: Framed[replay_pb2.DropTableRequest], call: Call) -> bytes:
         """Remove a table."""
@@ -69,8 +70,9 @@ class TableHandlers:
     async def describe(self, request: Framed[replay_pb2.DescribeTableRequest], call: Call) -> bytes:
         """Describe one table."""
         table = self._catalog.find(request.head.table)
+        current = self._catalog.shards.current
         return replay_pb2.DescribeTableResponse(
-            table=self._describe(table, call.caller), shards=self._shards()
+            table=self._describe(table, call.caller), shards=None if current is None else current.to_proto()
         ).SerializeToString()
 
     async def reset(self, request: Framed[replay_pb2.ResetTableRequest], call: Call) -> bytes:
@@ -78,10 +80,6 @@ class TableHandlers:
         table = self._catalog.find(request.head.table, fields.table_uid(request.head.table_uid))
         removed = self._catalog.reset(table, client=call.caller.identity)
         return replay_pb2.ResetTableResponse(removed=removed).SerializeToString()
-
-    def _shards(self) -> replay_pb2.ShardMap | None:
-        current = self._catalog.shards.current
-        return None if current is None else current.to_proto()
 
     def _describe(self, table: Table, caller: Caller) -> replay_pb2.TableDescription:
         """Describe a table; include the path of its files only if the caller may read the table."""

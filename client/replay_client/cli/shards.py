@@ -1,0 +1,54 @@
+"""``replay shards``: the servers over which tables are distributed."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import App, Parameter
+from rich.console import Console
+
+from replay_client.cli import render
+from replay_client.cli.options import DEFAULT_SERVER, Json, Server, client_of, print_json, show
+from replay_client.results.shards import ShardMap
+
+app = App(name="shards", help="Show and change the servers over which tables are distributed.")
+
+Addresses = Annotated[str, Parameter(help="HOST:PORT of all servers in use, separated by commas.")]
+ShardId = Annotated[int, Parameter(help="Id of the shard; see `replay shards show`.")]
+
+
+@app.command(name="show")
+def show_all(*, server: Server = DEFAULT_SERVER, as_json: Json = False) -> None:
+    """List the servers and the state of their shards."""
+    with client_of(server) as client:
+        _show(client.shards(), server, as_json)
+
+
+@app.command(name="set")
+def set_addresses(addresses: Addresses, /, *, as_json: Json = False) -> None:
+    """Distribute tables over these servers. Servers in use keep their ids; others get new ids."""
+    with client_of(addresses) as client:
+        _show(client.set_shards(addresses.split(",")), addresses, as_json)
+
+
+@app.command
+def drain(shard: ShardId, /, *, server: Server = DEFAULT_SERVER, as_json: Json = False) -> None:
+    """Give a server no new rows; its rows are still drawn."""
+    with client_of(server) as client:
+        _show(client.mark_shard(shard, state="draining"), server, as_json)
+
+
+@app.command
+def lost(shard: ShardId, /, *, server: Server = DEFAULT_SERVER, as_json: Json = False) -> None:
+    """Give up a server that will not come back, and its rows."""
+    with client_of(server) as client:
+        _show(client.mark_shard(shard, state="lost"), server, as_json)
+
+
+def _show(shards: ShardMap | None, server: str, as_json: bool) -> None:
+    if as_json:
+        listed = () if shards is None else shards.shards
+        version = 0 if shards is None else shards.version
+        print_json({"version": version, "shards": [vars(shard) for shard in listed]})
+    else:
+        show(render.shard_list(() if shards is None else shards.shards, server), Console())

@@ -1,0 +1,58 @@
+"""The servers of a service whose tables are distributed over several servers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from replay_proto.v1 import replay_pb2
+
+ShardState = Literal["active", "draining", "lost"]
+"""``active``: gets rows and is drawn from. ``draining``: is only drawn from. ``lost``: will not come back."""
+
+_STATES: Final[dict[ShardState, replay_pb2.ShardState.ValueType]] = {
+    "active": replay_pb2.SHARD_STATE_ACTIVE,
+    "draining": replay_pb2.SHARD_STATE_DRAINING,
+    "lost": replay_pb2.SHARD_STATE_LOST,
+}
+_NAMES: Final = {value: name for name, value in _STATES.items()}
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One server of the service."""
+
+    id: int
+    """Identifies the server with its current tables: 0 to 32767; never used for another."""
+    address: str
+    """Where clients reach it."""
+    state: ShardState
+    """Whether it gets rows, and is drawn from."""
+
+
+@dataclass(frozen=True)
+class ShardMap:
+    """All servers of the service. Each keeps a copy; the newest version counts."""
+
+    uid: bytes
+    """16 random bytes that distinguish services."""
+    version: int
+    """Increases with each change, from 1."""
+    shards: tuple[Shard, ...]
+    """Ascending by id."""
+
+    @property
+    def in_use(self) -> tuple[Shard, ...]:
+        """The shards that are not lost."""
+        return tuple(shard for shard in self.shards if shard.state != "lost")
+
+    @classmethod
+    def from_proto(cls, message: replay_pb2.ShardMap) -> ShardMap:
+        """Convert a message."""
+        shards = tuple(Shard(each.id, each.address, _NAMES.get(each.state, "draining")) for each in message.shards)
+        return cls(message.uid, message.version, shards)
+
+    def to_proto(self) -> replay_pb2.ShardMap:
+        """Convert to a message."""
+        shards = [replay_pb2.Shard(id=each.id, address=each.address, state=_STATES[each.state]) for each in self.shards]
+        return replay_pb2.ShardMap(uid=self.uid, version=self.version, shards=shards)

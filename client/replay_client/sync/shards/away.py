@@ -1,0 +1,79 @@
+"""A shard whose server is away: its updates are held, and a thread waits for the server's return."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from replay_proto.frames import Content
+
+from replay_client._operations.server import describe
+from replay_client._transport.call import Call, run
+from replay_client.errors import ReplayError
+from replay_client.sync.shards.member import Member
+
+log = logging.getLogger(__name__)
+
+_LOOK_EVERY_S: Final = 0.25
+_LOOK_S: Final = 0.5
+MOST_HELD: Final = 1 << 16
+"""Maximum updates that are held for a shard."""
+
+
+class AwayShard:
+    """See the module."""
+
+    def __init__(self, member: Member, *, is_replaced: bool = False) -> None:
+        """Start to look for the server. ``is_replaced``: it is there, but has lost the table."""
+        self.member = member
+        self.is_replaced = is_replaced
+        """Whether its table is gone for good."""
+        self.is_back = False
+        """Whether the server is back with the same table."""
+        self.dropped = 0
+        """Updates that were not held, because there were too many."""
+        self._held: dict[int, float] = {}
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        if not is_replaced:
+            self._thread = threading.Thread(target=self._look, name="replay-shard-away", daemon=True)
+            self._thread.start()
+
+    def hold(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:
+        """Hold updates of keys int64[n] in the shard, with priorities float64[n]; the last one of each key counts."""
+        for key, priority in zip(keys.tolist(), priorities.tolist(), strict=True):
+            if key in self._held or len(self._held) < MOST_HELD:
+                self._held[key] = priority
+            else:
+                self.dropped += 1
+
+    def held(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return the held keys int64[n] and priorities float64[n]."""
+        return np.array(list(self._held), np.int64), np.array(list(self._held.values()), np.float64)
+
+    def end(self) -> None:
+        """Stop looking."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _call(self, call: Call) -> Content:
+        return self.member.link.connection.call(replace(call, timeout_s=_LOOK_S))
+
+    def _look(self) -> None:
+        table = self.member.table
+        while not self._ended.wait(_LOOK_EVERY_S):
+            try:
+                found = run(describe(table.name), self._call)
+            except ReplayError:
+                continue
+            if found.uid == table.uid:
+                self.is_back = True
+            else:
+                self.is_replaced = True
+                log.warning("%s returned with another table %r; its rows are lost", self.member, table.name)
+            return

@@ -1,0 +1,223 @@
+"""The servers of one service, found from the addresses of some of them.
+
+fleet = Fleet(links)
+shards = fleet.find()               # the newest shard map; the first client of several servers creates it
+fleet.link(shards.in_use[0].address)
+fleet.change(new)                   # one writer; raises ShardsChangedError if another was faster
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final
+
+from replay_client._operations import server as operations
+from replay_client._shards.keys import MOST_ID
+from replay_client._transport.server_link import ServerLink
+from replay_client.errors import (
+    InvalidArgumentError,
+    PermissionDeniedError,
+    ServerUnavailableError,
+    ShardsChangedError,
+)
+from replay_client.results.shards import Shard, ShardMap, ShardState
+
+_UID_BYTES: Final = 16
+_ASK_S: Final = 2.0
+"""Time limit for each server, because the others also have the map."""
+_SPREADING_S: Final = 1.0
+"""Time for another client to send the first map to all servers."""
+_POLL_S: Final = 0.05
+
+
+class Fleet:
+    """See the module. Thread-safe."""
+
+    def __init__(self, links: Sequence[ServerLink]) -> None:
+        """``links`` are those to the addresses that the user gave; they are not contacted yet."""
+        self.links = {link.options.address: link for link in links}
+        """Links by address, to all servers found so far."""
+        self.seeds = tuple(self.links)
+        """The given addresses."""
+
+    def link(self, address: str) -> ServerLink:
+        """Return the link to a server."""
+        if address not in self.links:
+            self.links[address] = next(iter(self.links.values())).to(address)
+        return self.links[address]
+
+    def find(self) -> ShardMap:
+        """Return the newest map that any server has. If no server has one, create it with the given addresses.
+
+        Raises:
+            ServerUnavailableError: no server is reachable, or there is no map and not all are.
+            PermissionDeniedError: there is no map, and this client may not create it.
+            InvalidArgumentError: the addresses belong to different services, or one is not in the map.
+        """
+        deadline = time.monotonic() + _SPREADING_S
+        while True:
+            found = self._ask()
+            newest = _newest(found)
+            if newest is None:
+                newest = self._create(sorted(found))
+            lacking = self._lacking(newest, found)
+            if not lacking:
+                self._bring_up_to_date(newest, found)
+                return newest
+            if newest.version > 1 or time.monotonic() >= deadline:
+                raise InvalidArgumentError.of_field(
+                    "address",
+                    f"a server with the tables of shard {lacking[0].id}; if they are gone, run "
+                    f"`replay shards lost {lacking[0].id}` and then `replay shards set` with all addresses",
+                    f"{lacking[0].address}, which has no shard map",
+                )
+            time.sleep(_POLL_S)
+
+    def current(self) -> ShardMap | None:
+        """Return the newest map that any server has, if any.
+
+        Raises:
+            ServerUnavailableError: no server is reachable.
+        """
+        return _newest(self._ask())
+
+    def change(self, new: ShardMap) -> None:
+        """Send a new version of the map to all its servers, first to the one whose address sorts first.
+
+        Raises:
+            ShardsChangedError: the map has changed meanwhile.
+            PermissionDeniedError: the token lacks the right ``admin`` on all tables.
+            ServerUnavailableError: no server is reachable. Servers that are not reachable now get the map later.
+        """
+        unreachable = None
+        is_first = True
+        for address in sorted(shard.address for shard in new.in_use):
+            connection = self.link(address).connection
+            try:
+                current = connection.run(operations.get_shards(timeout_s=_ASK_S))
+                if is_first and current is not None and current.version >= new.version:
+                    raise ShardsChangedError(
+                        f"the shard map has version {current.version} already: read it again, and repeat the change"
+                    )
+                if current is None or current.version < new.version:
+                    connection.run(operations.set_shards(new, 0 if current is None else current.version))
+                is_first = False
+            except ServerUnavailableError as error:
+                unreachable = error
+            except ShardsChangedError:
+                if is_first:
+                    raise
+                # Another client sends the same map.
+        if is_first and unreachable is not None:
+            raise unreachable
+
+    def set_addresses(self, addresses: Sequence[str]) -> ShardMap:
+        """Make these the servers of the service: known ones keep their ids, and new ones get new ids.
+
+        Raises:
+            InvalidArgumentError: a server in use is missing.
+        """
+        current = self.current()
+        if current is None:
+            return self._create(sorted(addresses))
+        missing = [shard for shard in current.in_use if shard.address not in addresses]
+        if missing:
+            expected = f"{missing[0].address} also; `replay shards lost {missing[0].id}` if it is gone for good"
+            raise InvalidArgumentError.of_field("addresses", expected, ",".join(addresses))
+        known = {shard.address for shard in current.in_use}
+        new = [address for address in sorted(addresses) if address not in known]
+        first_id = current.shards[-1].id + 1
+        if first_id + len(new) - 1 > MOST_ID:
+            raise InvalidArgumentError.of_field("addresses", f"fewer new servers: ids end at {MOST_ID}", str(len(new)))
+        added = tuple(Shard(first_id + number, address, "active") for number, address in enumerate(new))
+        changed = replace(current, version=current.version + 1, shards=(*current.shards, *added))
+        self.change(changed)
+        return changed
+
+    def mark(self, shard_id: int, state: ShardState) -> ShardMap:
+        """Change the state of a shard.
+
+        Raises:
+            InvalidArgumentError: there is no such shard, it is lost, or it is the last one.
+        """
+        current = self.current()
+        by_id = {} if current is None else {shard.id: shard for shard in current.in_use}
+        if current is None or shard_id not in by_id:
+            expected = f"one of {', '.join(map(str, by_id))}" if by_id else "a service with several servers"
+            raise InvalidArgumentError.of_field("shard", expected, str(shard_id))
+        if state == "lost" and len(by_id) == 1:
+            raise InvalidArgumentError.of_field("shard", "not the only one; add another server first", str(shard_id))
+        shards = tuple(replace(each, state=state) if each.id == shard_id else each for each in current.shards)
+        changed = replace(current, version=current.version + 1, shards=shards)
+        self.change(changed)
+        return changed
+
+    def _ask(self) -> dict[str, ShardMap | None]:
+        """Fetch the map of each reachable server: of the given ones, and of those in the maps."""
+        found: dict[str, ShardMap | None] = {}
+        to_ask, asked = list(self.seeds), set[str]()
+        failure: ServerUnavailableError | None = None
+        while to_ask:
+            address = to_ask.pop(0)
+            if address in asked:
+                continue
+            asked.add(address)
+            try:
+                found[address] = self.link(address).connection.run(operations.get_shards(timeout_s=_ASK_S))
+            except ServerUnavailableError as error:
+                failure = error
+            newest = _newest(found)
+            if not to_ask and newest is not None:
+                to_ask = [shard.address for shard in newest.in_use if shard.address not in asked]
+        if failure is not None and _newest(found) is None:
+            raise failure
+        return found
+
+    def _create(self, addresses: Sequence[str]) -> ShardMap:
+        """Create the first map, unless another client is faster."""
+        shards = tuple(Shard(number, address, "active") for number, address in enumerate(addresses))
+        new = ShardMap(secrets.token_bytes(_UID_BYTES), 1, shards)
+        try:
+            self.change(new)
+        except ShardsChangedError:
+            return self.find()
+        except PermissionDeniedError as error:
+            error.add_note(
+                "the first client of several servers needs this right; or an operator runs "
+                f"`replay shards set {','.join(addresses)}`"
+            )
+            raise
+        return new
+
+    def _bring_up_to_date(self, newest: ShardMap, found: dict[str, ShardMap | None]) -> None:
+        """Send the map to servers that were away when it changed, if this client may."""
+        in_use = {shard.address for shard in newest.in_use}
+        for address, shards in found.items():
+            if address in in_use and shards is not None and shards.version < newest.version:
+                with suppress(PermissionDeniedError, ShardsChangedError, ServerUnavailableError):
+                    self.link(address).connection.run(operations.set_shards(newest, shards.version))
+
+    def _lacking(self, newest: ShardMap, found: dict[str, ShardMap | None]) -> list[Shard]:
+        """Return reachable servers without a map; check those that have one."""
+        in_use = {shard.address for shard in newest.in_use}
+        for address in self.seeds:
+            if address not in in_use:
+                expected = f"one of {', '.join(sorted(in_use))}; `replay shards set` adds a server"
+                raise InvalidArgumentError.of_field("address", expected, address)
+        return [shard for shard in newest.in_use if shard.address in found and found[shard.address] is None]
+
+
+def _newest(found: dict[str, ShardMap | None]) -> ShardMap | None:
+    """Return the newest of the maps.
+
+    Raises:
+        InvalidArgumentError: they belong to different services.
+    """
+    maps = {address: shards for address, shards in found.items() if shards is not None}
+    if len({shards.uid for shards in maps.values()}) > 1:
+        raise InvalidArgumentError.of_field("address", "servers of one service", ", ".join(maps) + ", of several")
+    return max(maps.values(), key=lambda shards: shards.version, default=None)

@@ -1,0 +1,29 @@
+"""One shard of a distributed table, as a client has opened it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from replay_client._transport.server_link import ServerLink
+from replay_client.results.description import TableDescription
+from replay_client.sync.table import Table
+
+
+@dataclass(frozen=True)
+class Member:
+    """See the module."""
+
+    id: int
+    """Id of the shard, in the upper bits of its keys."""
+    link: ServerLink
+    """The link to its server."""
+    table: Table
+    """The shard's own table. Its keys are those in the shard."""
+    description: TableDescription
+    """The description of that table when it was opened."""
+    is_active: bool
+    """Whether it gets new rows."""
+
+    def __str__(self) -> str:
+        """Name the shard in messages."""
+        return f"shard {self.id} at {self.link.options.address}"

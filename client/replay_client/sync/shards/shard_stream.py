@@ -1,0 +1,88 @@
+"""A learner's stream to one shard: draws of any size, and the state of the shard's table with each reply."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from replay_proto.v1 import replay_pb2
+
+from replay_client._shards.step import Step
+from replay_client.batch import Batch
+from replay_client.errors import TableEmptyError
+from replay_client.sync.sampler import Sampler
+
+
+class ShardStream(Sampler):
+    """See the module. For use in one thread."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.state_at = -1e9
+        """When the latest state arrived, on the clock `time.monotonic`."""
+        self._steps: deque[Step] = deque()  # to which the batches in flight belong
+
+    @property
+    def state(self) -> replay_pb2.TableState:
+        """The latest state of the table."""
+        return self._learning.state or replay_pb2.TableState()
+
+    @property
+    def has_kept(self) -> bool:
+        """Whether updates wait for the next request."""
+        return self._learning.has_kept
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether any reply is due."""
+        return bool(self._learning.pending.requests)
+
+    @property
+    def next_is_batch(self) -> bool:
+        """Whether the next reply has a batch, unless the request is refused."""
+        return bool(self._learning.pending.requests and self._learning.pending.requests[0].batches)
+
+    def hear(self, others_largest: float) -> None:
+        """Tell the shard the largest priority in the others, with the next request."""
+        self._learning.others_largest = others_largest
+
+    def forget_drawable(self) -> None:
+        """Record that the table has turned out to be empty."""
+        if self._learning.state is not None:
+            self._learning.state.drawable = 0
+
+    def ask_for(self, draw: replay_pb2.Draw | None, step: Step | None = None) -> None:
+        """Send the kept updates and a request for the state and, unless it is None, for one batch for a step."""
+        self._learning.ask_for(draw)
+        if step is not None:
+            self._steps.append(step)
+        self._stream.send_pending()
+
+    def take(self, deadline: float = math.inf) -> tuple[Step, Batch | None] | None:
+        """Wait for the next reply; return the step that it belongs to, if any, and its batch.
+
+        The batch is None if the table has turned out to be empty.
+
+        Raises:
+            ServerUnavailableError: the server is unreachable.
+            ReplayError: the server refused the request.
+        """
+        is_batch = self.next_is_batch
+        try:
+            exchange, answer = self._stream.receive(deadline)
+        except TableEmptyError:
+            return (self._steps.popleft(), None) if is_batch else None
+        self._learning.answered(exchange, answer)
+        self.state_at = time.monotonic()
+        if not exchange.batches:
+            return None
+        batch = self._learning.batches.popleft()
+        return self._steps.popleft(), self._draw_over_wire(batch) if isinstance(batch, replay_pb2.Draw) else batch
+
+    def unacknowledged_updates(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return the keys int64[n] and priorities float64[n] of updates that may not have arrived."""
+        return self._learning.unacknowledged_updates()

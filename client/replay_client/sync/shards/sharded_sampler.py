@@ -1,0 +1,425 @@
+"""Draws batches from a distributed table, as from one table, and updates priorities where the rows are.
+
+Each step chooses how many rows to draw in each shard by the shards' masses, requests them in one message per shard, and
+joins them in random order (`replay_client._shards.mass`). If a server goes away, the rows of its shard are drawn in the
+others until it returns with the same table. Updates of its rows are sent to it then.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import ArrayLike
+from replay_proto.v1 import replay_pb2
+
+from replay_client._learning.answers import Blank
+from replay_client._learning.prefetch import MOST, PrefetchTuner
+from replay_client._rows.checks import checked_keys, checked_priorities
+from replay_client._rows.columns import BatchOrKeys
+from replay_client._shards.keys import global_keys, local_keys, shard_ids
+from replay_client._shards.mass import joined_weights, rows_by_shard, shard_chances
+from replay_client._shards.step import Step
+from replay_client.batch import Batch
+from replay_client.draws import DrawMode, Prefetch, checked_beta, checked_count
+from replay_client.errors import (
+    DeadlineExceededError,
+    ReplayError,
+    ServerUnavailableError,
+    TableEmptyError,
+    TableNotFoundError,
+    TableReplacedError,
+)
+from replay_client.sync.sampler import Sampler
+from replay_client.sync.shards.away import AwayShard
+from replay_client.sync.shards.member import Member
+from replay_client.sync.shards.shard_stream import ShardStream
+
+log = logging.getLogger(__name__)
+
+AWAY_AFTER_S: Final = 0.2
+"""Seconds to retry a shard's server before its rows are drawn in the other shards."""
+_STATE_EVERY_S: Final = 0.05
+"""Maximum age of the state of a shard from which nothing was drawn."""
+_POLL_S: Final = 0.02
+_GONE: Final = (ServerUnavailableError, TableReplacedError, TableNotFoundError)
+
+
+class ShardedSampler(Sampler):
+    """See the module, and `Sampler`. For use in one thread."""
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        open_stream: Callable[[Member], ShardStream],
+        draw: replay_pb2.Draw,
+        blank: Blank,
+        *,
+        prefetch: Prefetch,
+        reconnect_timeout_s: float,
+        random: np.random.Generator,
+    ) -> None:
+        """Created by `ShardedTable.sampler`.
+
+        Args:
+            members: the shards, at least one.
+            open_stream: opens a stream to a shard.
+            draw: what to draw.
+            blank: provides the memory for batches.
+            prefetch: number of batches in flight.
+            reconnect_timeout_s: seconds to wait if all servers are away.
+            random: chooses the shards.
+        """
+        self._connection = members[0].link.connection
+        self._name = members[0].table.name
+        self._members = {member.id: member for member in members}
+        self._open_stream = open_stream
+        self._draw = draw
+        self._blank = blank
+        self._reconnect_timeout_s = reconnect_timeout_s
+        self._random = random
+        self._is_closed = False
+        self._tuner: PrefetchTuner | None = None
+        self._prefetch = 1
+        self.prefetch = prefetch
+        self._steps: deque[Step] = deque()
+        self._streams: dict[int, ShardStream] = {}
+        self._away: dict[int, AwayShard] = {}
+        self._counted = [0, 0]  # updated and stale rows on streams that have ended, or in no shard
+        self._updates = False  # whether there was an update: a token may lack the right
+        self._begin()
+
+    @property
+    def beta(self) -> float:
+        """Exponent of the weights in future requests; `Batch.beta` is the exponent used for a batch."""
+        return self._draw.beta
+
+    @beta.setter
+    def beta(self, beta: float) -> None:
+        draw = replay_pb2.Draw()
+        draw.CopyFrom(self._draw)  # batches in flight refer to the previous one
+        draw.beta = checked_beta(beta)
+        self._draw = draw
+
+    @property
+    def prefetch(self) -> int:
+        """Batches in flight while `next()` waits, at least 1; can be changed, also to "auto"."""
+        return self._prefetch if self._tuner is None else self._tuner.prefetch
+
+    @prefetch.setter
+    def prefetch(self, prefetch: Prefetch) -> None:
+        if prefetch == "auto":
+            self._tuner = PrefetchTuner(MOST)
+        else:
+            self._prefetch, self._tuner = checked_count("prefetch", prefetch), None
+
+    @property
+    def in_flight(self) -> int:
+        """Batches requested but not yet returned."""
+        return len(self._steps)
+
+    @property
+    def unacknowledged(self) -> int:
+        """Number of messages with unacknowledged updates, except those held for servers that are away."""
+        return sum(stream.unacknowledged for stream in list(self._streams.values()))
+
+    @property
+    def updated(self) -> int:
+        """Number of rows updated so far, according to the servers' replies."""
+        return self._counted[0] + sum(stream.updated for stream in list(self._streams.values()))
+
+    @property
+    def stale(self) -> int:
+        """Number of stale keys so far, with those of lost shards."""
+        return self._counted[1] + sum(stream.stale for stream in list(self._streams.values()))
+
+    @property
+    def shards_away(self) -> list[int]:
+        """Ids of the shards whose servers are away, or have lost the table."""
+        return sorted(self._away)
+
+    def __repr__(self) -> str:
+        draw = f"batch_size={self._draw.batch_size}, beta={self.beta}"
+        return f"<ShardedSampler of table {self._name!r} on {len(self._members)} servers: {draw}>"
+
+    def __iter__(self) -> ShardedSampler:
+        return self
+
+    def __next__(self) -> Batch:
+        """Send updates and requests for another batch, and return the oldest batch in flight; see `Sampler`.
+
+        Raises:
+            ServerUnavailableError: all servers were unreachable for `reconnect_timeout_s`. Calling again retries.
+            ReplayError: as for `Sampler`.
+        """
+        began_s = 0.0
+        while not began_s or not self._steps:  # a step is given up if all its shards have lost their rows
+            self.request()
+            began_s = time.perf_counter()
+            while self._steps and self._steps[0].asked:
+                self._receive_from(next(iter(self._steps[0].asked)))
+        if self._tuner is not None:
+            self._tuner.stepped(began_s, time.perf_counter())
+        return self._joined(self._steps.popleft())
+
+    def request(self) -> None:
+        """Send updates and requests for another batch, as `next()` does, but do not wait for the batch.
+
+        Raises:
+            ReplayError: as for `next()`.
+        """
+        self._check_usable()
+        self._welcome_back()
+        for shard_id, stream in list(self._streams.items()):
+            while shard_id in self._streams and stream.is_asked and not stream.next_is_batch:
+                self._receive_from(shard_id)
+        self._tell_largest()
+        while len(self._steps) < self.prefetch:
+            self._begin_step()
+        self._ask_idle()
+
+    def update_priorities(self, batch_or_keys: BatchOrKeys, priorities: ArrayLike) -> None:
+        """Update priorities; see `Sampler.update_priorities`. Those of a shard that is away are held: 65,536 of them.
+
+        Raises:
+            InvalidArgumentError: the keys or the priorities are invalid.
+        """
+        self._check_usable()
+        keys = checked_keys(batch_or_keys)
+        values = checked_priorities(priorities, len(keys))
+        self._updates = True
+        owners = shard_ids(keys)
+        left = len(keys)
+        for shard_id in self._members:
+            mine = owners == shard_id
+            if not mine.any():
+                continue
+            left -= int(mine.sum())
+            if shard_id in self._streams:
+                self._streams[shard_id].update_priorities(local_keys(keys[mine]), values[mine])
+            else:
+                self._away[shard_id].hold(local_keys(keys[mine]), values[mine])
+        self._counted[1] += left
+
+    def flush(self, *, timeout_s: float | None = None) -> None:
+        """Wait until all updates are acknowledged, except those held for servers that are away; see `Sampler.flush`.
+
+        Raises:
+            DeadlineExceededError: timed out. The updates are kept and sent again later.
+            ReplayError: as for `next()`.
+        """
+        self._check_usable()
+        deadline = self.deadline(timeout_s)
+        for shard_id, stream in list(self._streams.items()):
+            if stream.has_kept:
+                stream.ask_for(None)
+            while shard_id in self._streams and stream.unacknowledged:
+                if time.monotonic() >= deadline:
+                    raise DeadlineExceededError(f"updates of table {self._name!r} were not acknowledged in time")
+                self._receive_from(shard_id, deadline)
+
+    def cancel(self, *, is_waited_for: bool = False) -> None:
+        """Close without a flush; see `Sampler.cancel`."""
+        if self._connection.is_forked:
+            return
+        self._is_closed = True
+        for stream in list(self._streams.values()):
+            stream.cancel(is_waited_for=is_waited_for)
+        for away in list(self._away.values()):
+            away.end()
+
+    def _begin(self) -> None:
+        """Open all streams, and learn the states."""
+        for member in self._members.values():
+            try:
+                self._open(member)
+            except ServerUnavailableError as error:
+                self._lose(member.id, error)
+        self._learn_states(self._streams)
+
+    def _open(self, member: Member) -> ShardStream:
+        stream = self._streams[member.id] = self._open_stream(member)
+        stream.ask_for(None)
+        return stream
+
+    def _learn_states(self, shard_ids: Iterable[int]) -> None:
+        """Wait for the replies of these shards, as far as they carry no batches."""
+        for shard_id in list(shard_ids):
+            while (stream := self._streams.get(shard_id)) and stream.is_asked and not stream.next_is_batch:
+                self._receive_from(shard_id)
+
+    def _begin_step(self) -> None:
+        """Request another batch.
+
+        Raises:
+            ServerUnavailableError: all servers are away.
+            TableEmptyError: there is nothing to draw.
+            DeadlineExceededError: there was nothing to draw for the draw's time limit.
+        """
+        chances = self._drawable_chances()
+        smallest = {shard_id: self._streams[shard_id].state.smallest_probability for shard_id in chances}
+        step = Step(self._draw, chances, smallest)
+        self._steps.append(step)
+        self._request_rows(step, self._draw.batch_size)
+
+    def _request_rows(self, step: Step, rows: int) -> None:
+        """Request rows for a step, by its chances."""
+        ids = list(step.chances)
+        mode: DrawMode = "independent" if step.draw.draw_mode == replay_pb2.DRAW_MODE_INDEPENDENT else "stratified"
+        counts = rows_by_shard(np.array(list(step.chances.values())), rows, mode, self._random)
+        for shard_id, count in zip(ids, counts.tolist(), strict=True):
+            if count:
+                step.asked[shard_id] = step.asked.get(shard_id, 0) + count
+                draw = replay_pb2.Draw()
+                draw.CopyFrom(step.draw)
+                draw.batch_size, draw.wait_s, draw.beta = count, 0.0, 0.0  # `_joined` computes the weights
+                self._streams[shard_id].ask_for(draw, step)
+
+    def _drawable_chances(self) -> dict[int, float]:
+        """Return the probability of each shard by id, by the last states; wait until there are rows to draw."""
+        began = time.monotonic()
+        is_fresh = False
+        while True:
+            self._await_a_shard()
+            ids = list(self._streams)
+            states = [self._streams[shard_id].state for shard_id in ids]
+            drawable = np.array([state.drawable for state in states], np.int64)
+            if drawable.any():
+                masses = np.array([state.total_mass for state in states], np.float64)
+                chances = shard_chances(masses, drawable)
+                return {shard_id: float(chance) for shard_id, chance in zip(ids, chances, strict=True) if chance > 0}
+            waited_s = time.monotonic() - began
+            if is_fresh and waited_s >= self._draw.wait_s:
+                if not self._draw.wait_s:
+                    raise TableEmptyError(f"table {self._name!r} has no rows to draw; pass timeout_s to wait for some")
+                raise DeadlineExceededError(f"table {self._name!r} had no rows to draw for {waited_s:.1f} s")
+            if is_fresh:
+                time.sleep(_POLL_S)
+            is_fresh = True
+            for stream in self._streams.values():
+                stream.ask_for(None)
+            self._learn_states(ids)
+
+    def _await_a_shard(self) -> None:
+        """Wait until a server is there.
+
+        Raises:
+            ServerUnavailableError: there is none for `reconnect_timeout_s`.
+        """
+        deadline = time.monotonic() + self._reconnect_timeout_s
+        while not self._streams:
+            if time.monotonic() >= deadline:
+                raise ServerUnavailableError(f"none of the servers of table {self._name!r} can be reached")
+            time.sleep(_POLL_S)
+            self._check_usable()  # another thread may have closed the sampler
+            self._welcome_back()
+
+    def _receive_from(self, shard_id: int, deadline: float = math.inf) -> None:
+        """Process the next reply of a shard."""
+        try:
+            taken = self._streams[shard_id].take(deadline)
+        except _GONE as error:
+            self._lose(shard_id, error)
+            return
+        if taken is None:
+            return
+        step, batch = taken
+        if batch is None:
+            self._streams[shard_id].forget_drawable()
+            self._redraw(step, shard_id)
+        else:
+            step.arrived(shard_id, batch)
+
+    def _lose(self, shard_id: int, error: ReplayError) -> None:
+        """Draw in the other shards from now on, also what was requested from this one."""
+        log.warning("%s is away, so its rows are not drawn: %s", self._members[shard_id], error)
+        is_replaced = not isinstance(error, ServerUnavailableError)
+        away = self._away[shard_id] = AwayShard(self._members[shard_id], is_replaced=is_replaced)
+        stream = self._streams.pop(shard_id, None)
+        if stream is not None:
+            away.hold(*stream.unacknowledged_updates())
+            self._counted[0] += stream.updated
+            self._counted[1] += stream.stale
+            stream.cancel()
+        if is_replaced and all(each.is_replaced for each in self._away.values()) and not self._streams:
+            raise error
+        for step in list(self._steps):
+            self._redraw(step, shard_id)
+
+    def _redraw(self, step: Step, shard_id: int) -> None:
+        """Draw a step's rows of a shard in the others."""
+        if step not in self._steps:
+            return
+        missing = step.without(shard_id)
+        if step.chances and missing:
+            self._request_rows(step, missing)
+        elif not step.chances:
+            self._steps.remove(step)
+
+    def _welcome_back(self) -> None:
+        """Draw again from shards whose servers are back."""
+        for shard_id, away in list(self._away.items()):
+            if away.is_back:
+                del self._away[shard_id]
+                away.end()
+                log.warning("%s is back", away.member)
+                keys, priorities = away.held()
+                self._counted[1] += away.dropped
+                stream = self._streams[shard_id] = self._open_stream(away.member)
+                if len(keys):
+                    stream.update_priorities(keys, priorities)
+                stream.ask_for(None)
+                self._learn_states([shard_id])
+
+    def _tell_largest(self) -> None:
+        """Tell each shard the largest priority in the others, which its new rows get."""
+        if not self._updates:
+            return
+        largest = {shard_id: stream.state.largest_priority for shard_id, stream in self._streams.items()}
+        for shard_id, stream in self._streams.items():
+            stream.hear(max((value for other, value in largest.items() if other != shard_id), default=0.0))
+
+    def _ask_idle(self) -> None:
+        """Send updates to shards that got no request with them, and ask for states that have become old."""
+        now = time.monotonic()
+        for stream in self._streams.values():
+            if stream.has_kept or (not stream.is_asked and now - stream.state_at > _STATE_EVERY_S):
+                stream.ask_for(None)
+
+    def _joined(self, step: Step) -> Batch:
+        """Join the parts of a batch in random order, and compute probabilities and weights."""
+        rows = step.draw.batch_size
+        order = self._random.permutation(rows)
+        columns = self._blank(rows)
+        keys, probabilities = np.empty(rows, np.int64), np.empty(rows, np.float64)
+        start = 0
+        smallest = dict(step.smallest)
+        for shard_id, part in step.parts:
+            places = order[start : start + part.batch_size]
+            start += part.batch_size
+            keys[places] = global_keys(shard_id, part.row_keys)
+            probabilities[places] = part.probabilities * step.chances[shard_id]
+            smallest[shard_id] = part.smallest_probability
+            for name, column in columns.items():
+                column[places] = part.columns[name]
+        of_shards = [chance * smallest[shard_id] for shard_id, chance in step.chances.items()]
+        least = min((value for value in of_shards if value > 0), default=float(probabilities.min()))
+        is_by_batch = step.draw.weight_norm == replay_pb2.WEIGHT_NORM_BATCH
+        states = [stream.state for stream in self._streams.values()]
+        return Batch(
+            row_keys=keys,
+            columns=columns,
+            probabilities=probabilities,
+            weights=joined_weights(probabilities, None if is_by_batch else least, step.draw.beta),
+            beta=step.draw.beta,
+            size=sum(state.size for state in states),
+            drawable=sum(state.drawable for state in states),
+            total_mass=sum(state.total_mass for state in states),
+            smallest_probability=least,
+            inserted=sum(state.inserted for state in states),
+        )

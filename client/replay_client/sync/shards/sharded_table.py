@@ -1,0 +1,270 @@
+"""One table over several servers; see docs/scaling.md.
+
+Each server has a shard: a table of its own with a part of the capacity. Keys of this table contain the shard's id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from replay_client._learning.answers import Blank, joined_rows, selected_rows
+from replay_client._rows.buffers import ColumnBuffers
+from replay_client._rows.checks import checked_keys, checked_priorities, checked_rows
+from replay_client._rows.columns import BatchOrKeys
+from replay_client._shards.keys import global_keys, local_keys, shard_ids
+from replay_client._transport.data_path import DataPath
+from replay_client._transport.time_limits import time_limit
+from replay_client._writing.writing import MAX_BLOCKS_IN_FLIGHT, WriterOptions
+from replay_client.batch import Batch, Rows, UpdateResult
+from replay_client.draws import DrawMode, Prefetch, WeightNorm
+from replay_client.errors import InvalidArgumentError, ReplayError
+from replay_client.results.description import TableDescription
+from replay_client.results.inspection import Inspection
+from replay_client.results.stats import TableStats
+from replay_client.sync.row_loader import RowLoader
+from replay_client.sync.row_reader import RowOrder, RowReader
+from replay_client.sync.sampler import Sampler
+from replay_client.sync.shards.member import Member
+from replay_client.sync.shards.shard_stream import ShardStream
+from replay_client.sync.shards.sharded_sampler import AWAY_AFTER_S, ShardedSampler
+from replay_client.sync.shards.sharded_writer import ShardedWriter
+from replay_client.sync.table import Table
+
+
+class ShardedTable(Table):
+    """See the module, and `Table`. Thread-safe."""
+
+    def __init__(self, members: Sequence[Member], *, created: bool = False) -> None:
+        """Created by `ReplayClient`; ``members`` are the shards, ascending by id."""
+        description = _merged([member.description for member in members])
+        super().__init__(members[0].link, description, created=created, data_path=DataPath())
+        self._members = tuple(members)
+        self._random = np.random.default_rng(description.seed)
+        self._inserted = {member.id: member.description.inserted for member in members}
+
+    @property
+    def shards(self) -> dict[int, Table]:
+        """The table of each shard by its id, for what the whole table does not offer. It has its own keys."""
+        return {member.id: member.table for member in self._members}
+
+    def __repr__(self) -> str:
+        servers = ", ".join(f"{member.id} at {member.link.options.address}" for member in self._members)
+        return f"<ShardedTable {self.name!r}, shards {servers}: {self.backend}, {self.capacity} rows>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(ShardedTable, created=self.created), (self._members,)
+
+    @property
+    def size(self) -> int:
+        """Number of live rows in all shards."""
+        return sum(member.table.size for member in self._members)
+
+    def insert(
+        self, rows: Mapping[str, Any], *, priorities: ArrayLike | None = None, timeout_s: float | None = None
+    ) -> NDArray[np.int64]:
+        """Insert rows, each part of a large insert into the emptier of two shards; see `Table.insert`."""
+        if self.steps is not None:
+            return super().insert(rows)  # raises
+        columns, row_count = checked_rows(self.schema, rows)
+        given = None if priorities is None else checked_priorities(priorities, row_count)
+        most = min(member.description.rows_per_insert for member in self._members)
+        keys = []
+        for start in range(0, max(row_count, 1), most):
+            part = slice(start, start + most)
+            member = self._emptier()
+            try:
+                local = member.table.insert(
+                    {name: column[part] for name, column in columns.items()},
+                    priorities=None if given is None else given[part],
+                    timeout_s=timeout_s,
+                )
+            except ReplayError as error:
+                if start:
+                    error.add_note(f"{start} of {row_count} rows were inserted before this error")
+                raise
+            if len(local):
+                self._inserted[member.id] = int(local[-1]) + 1
+            keys.append(global_keys(member.id, local))
+        return np.concatenate(keys)
+
+    def sample(
+        self,
+        batch_size: int,
+        *,
+        beta: float | None = None,
+        weight_norm: WeightNorm = "batch",
+        draw_mode: DrawMode = "stratified",
+        timeout_s: float | None = 0.0,
+        columns: Collection[str] | None = None,
+    ) -> Batch:
+        """Draw rows by priority; see `Table.sample`. Each call opens streams to all servers: `sampler` is faster."""
+        sampler = self.part_sampler(
+            self._operations.chosen(columns),
+            blank=None,
+            prefetch=1,
+            reconnect_timeout_s=AWAY_AFTER_S,
+            batch_size=batch_size,
+            beta=beta,
+            weight_norm=weight_norm,
+            draw_mode=draw_mode,
+            timeout_s=timeout_s,
+        )
+        try:
+            return next(sampler)
+        finally:
+            sampler.cancel()
+
+    def update_priorities(self, batch_or_keys: BatchOrKeys, priorities: ArrayLike) -> UpdateResult:
+        """Update priorities in the shards of the rows; see `Table.update_priorities`."""
+        keys = checked_keys(batch_or_keys)
+        values = checked_priorities(priorities, len(keys))
+        updated, left = 0, len(keys)
+        stale = 0
+        for member, places in self._split(keys):
+            result = member.table.update_priorities(local_keys(keys[places]), values[places])
+            updated, stale, left = updated + result.updated, stale + result.stale, left - len(places)
+        return UpdateResult(updated, stale + left)
+
+    def read(self, batch_or_keys: BatchOrKeys, *, columns: Collection[str] | None = None) -> Rows:
+        """Read live rows by key; see `Table.read`."""
+        keys = checked_keys(batch_or_keys)
+        parts: list[Rows] = []
+        places: list[NDArray[np.intp]] = []
+        for member, mine in self._split(keys):
+            rows = member.table.read(local_keys(keys[mine]), columns=columns)
+            own = replace(rows, row_keys=global_keys(member.id, rows.row_keys))
+            parts.append(own)
+            places.append(mine[np.isin(keys[mine], own.row_keys)])
+        if not parts:
+            return self._members[0].table.read(np.empty(0, np.int64), columns=columns)
+        return selected_rows(joined_rows(parts), np.argsort(np.concatenate(places)))
+
+    def rows(
+        self,
+        *,
+        chunk: int = 10_000,
+        order: RowOrder = "key",
+        progress: bool = False,
+        columns: Collection[str] | None = None,
+    ) -> RowReader:
+        """Not offered for several servers; use the tables in `shards`."""
+        self._not_offered("rows")
+
+    def loader(self, *, priorities: bool = True, timeout_s: float | None = None) -> RowLoader:
+        """Not offered for several servers; use the tables in `shards`."""
+        self._not_offered("loader")
+
+    def writer(
+        self,
+        *,
+        streams: int = 1,
+        block_rows: int | None = None,
+        max_blocks_in_flight: int = MAX_BLOCKS_IN_FLIGHT,
+        max_delay_s: float = 1.0,
+        reconnect_timeout_s: float | None = 60.0,
+    ) -> ShardedWriter:
+        """Create a writer for actors; see `Table.writer` and `replay_client.sync.shards.sharded_writer`."""
+        options = WriterOptions(
+            streams=streams,
+            block_rows=block_rows,
+            max_blocks_in_flight=max_blocks_in_flight,
+            max_delay_s=max_delay_s,
+            reconnect_timeout_s=reconnect_timeout_s,
+        )
+        wait_s = time_limit("reconnect_timeout_s", reconnect_timeout_s, self._connection.timeout_s)
+        return ShardedWriter(self._active(), options, reconnect_timeout_s=wait_s, random=np.random.default_rng())
+
+    def part_sampler(
+        self,
+        names: tuple[str, ...] | None,
+        *,
+        blank: Blank | None,
+        kind: type[Sampler] = Sampler,
+        prefetch: Prefetch,
+        reconnect_timeout_s: float | None,
+        **draw: Any,
+    ) -> ShardedSampler:
+        """Create a sampler; see `Table.part_sampler`."""
+        everywhere = self.batch_columns
+        chosen = {name: column for name, column in everywhere.items() if names is None or name in names}
+
+        def open_stream(member: Member) -> ShardStream:
+            stream = member.table.part_sampler(
+                names, blank=None, kind=ShardStream, prefetch=1, reconnect_timeout_s=AWAY_AFTER_S, **draw
+            )
+            assert isinstance(stream, ShardStream)
+            return stream
+
+        return ShardedSampler(
+            self._members,
+            open_stream,
+            self._operations.draw(**draw, reader=self._operations.batch_reader(names)),
+            blank or ColumnBuffers(chosen).blank,
+            prefetch=prefetch,
+            reconnect_timeout_s=time_limit("reconnect_timeout_s", reconnect_timeout_s, self._connection.timeout_s),
+            random=np.random.default_rng(self._description.seed),
+        )
+
+    def describe(self) -> TableDescription:
+        """Fetch the current description: sums of rows and capacities, and the uid of the first shard."""
+        return _merged([member.table.describe() for member in self._members])
+
+    def stats(self) -> TableStats:
+        """Not offered for several servers; use the tables in `shards`."""
+        self._not_offered("stats")
+
+    def inspect(self, *, largest: int = 10) -> Inspection:
+        """Not offered for several servers; use the tables in `shards`."""
+        self._not_offered("inspect")
+
+    def reset(self) -> int:
+        """Remove all rows of all shards, and return their number; see `Table.reset`."""
+        return sum(member.table.reset() for member in self._members)
+
+    def drop(self) -> None:
+        """Drop the tables of all shards; see `Table.drop`."""
+        for member in self._members:
+            member.table.drop()
+
+    def _split(self, keys: NDArray[np.int64]) -> list[tuple[Member, NDArray[np.intp]]]:
+        """Return the positions of each shard's keys, for the shards that have any."""
+        owners = shard_ids(keys)
+        return [(member, mine) for member in self._members if len(mine := np.flatnonzero(owners == member.id))]
+
+    def _active(self) -> list[Member]:
+        active = [member for member in self._members if member.is_active]
+        if not active:
+            raise InvalidArgumentError.of_field("shards", "one that is not draining", "none")
+        return active
+
+    def _emptier(self) -> Member:
+        """Choose the emptier of two shards."""
+        active = self._active()
+        two = self._random.permutation(len(active))[:2]
+        return min((active[int(number)] for number in two), key=self._fill)
+
+    def _fill(self, member: Member) -> int:
+        return min(self._inserted[member.id], member.description.capacity)
+
+    def _not_offered(self, method: str) -> NoReturn:
+        expected = f"a table on one server: use table.shards[id].{method}(...)"
+        raise InvalidArgumentError.of_field("table", expected, f"{self.name!r}, on {len(self._members)} servers")
+
+
+def _merged(shards: Sequence[TableDescription]) -> TableDescription:
+    """Describe the whole table."""
+    return replace(
+        shards[0],
+        capacity=sum(shard.capacity for shard in shards),
+        size=sum(shard.size for shard in shards),
+        inserted=sum(shard.inserted for shard in shards),
+        slots=sum(shard.slots for shard in shards),
+        directory="",
+        socket="",
+    )

@@ -1,0 +1,132 @@
+"""A table on several servers is drawn exactly as one table would be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from replay_client import DeadlineExceededError, DrawMode, ReplayClient, Table, TableEmptyError
+from replay_client._shards.keys import global_keys, shard_ids
+from scipy import stats
+
+from tests.client.shards.conftest import COLUMNS, shards_of
+from tests.support.server_process import ServerProcess
+
+Reach = Callable[..., ReplayClient]
+SIZES = [10, 60, 130]
+"""Rows in each shard."""
+ALPHA = 0.7
+
+
+def fill(table: Table) -> dict[int, float]:
+    """Give the shards different rows of different priorities; return the probability of each row, by key."""
+    random = np.random.default_rng(7)
+    masses: dict[int, float] = {}
+    for (shard_id, shard), size in zip(shards_of(table).items(), SIZES, strict=True):
+        priorities = random.gamma(1.0, 1.0 + 3.0 * shard_id, size)
+        keys = shard.insert(rows(np.arange(size) + 1000 * shard_id), priorities=priorities)
+        masses |= dict(zip(global_keys(shard_id, keys).tolist(), (priorities**ALPHA).tolist(), strict=True))
+    total = sum(masses.values())
+    return {key: mass / total for key, mass in masses.items()}
+
+
+def rows(numbers: NDArray[np.int64]) -> dict[str, Any]:
+    return {"number": numbers, "obs": np.repeat(numbers[:, None], 3, axis=1).astype(np.float32)}
+
+
+@pytest.fixture
+def table(servers: list[ServerProcess], reach: Reach) -> Table:
+    client = reach(servers)
+    return client.create_table("t", columns=COLUMNS, capacity=900, alpha=ALPHA, epsilon=0.0, seed=3)
+
+
+@pytest.mark.parametrize("mode", ["independent", "stratified"])
+def test_every_row_is_drawn_with_its_part_of_the_total_mass(table: Table, mode: DrawMode) -> None:
+    exact = fill(table)
+    keys = []
+    with table.sampler(500, beta=0.5, draw_mode=mode, prefetch=4) as sampler:
+        for _ in range(200):
+            batch = next(sampler)
+            keys.append(batch.row_keys)
+            expected = np.array([exact[key] for key in batch.row_keys.tolist()])
+            np.testing.assert_allclose(batch.probabilities, expected, rtol=0, atol=1e-12)
+            weights = ((expected.min() / expected) ** 0.5).astype(np.float32)
+            np.testing.assert_allclose(batch.weights, weights, rtol=1e-6)
+            assert (
+                batch["number"].tolist() == (batch.row_keys & 0xFFFF).tolist()
+                or (batch["number"] == shard_ids(batch.row_keys) * 1000 + (batch.row_keys & 0xFFFF)).all()
+            )
+    counts = counts_of(np.concatenate(keys), exact)
+    expected = np.array(list(exact.values())) * counts.sum()
+    if mode == "independent":
+        assert stats.chisquare(counts, expected).pvalue > 0.001
+    assert np.abs(counts - expected).max() <= 6 * np.sqrt(expected.max())
+
+
+def counts_of(keys: NDArray[np.int64], exact: dict[int, float]) -> NDArray[np.int64]:
+    found = dict(zip(*(each.tolist() for each in np.unique(keys, return_counts=True)), strict=True))
+    return np.array([found.get(key, 0) for key in exact])
+
+
+def test_equal_draws_from_the_shards_would_be_noticed(table: Table) -> None:
+    exact = fill(table)
+    keys = []
+    for shard_id, shard in shards_of(table).items():
+        for _ in range(5):
+            batch = shard.sample(6_000, beta=0.0, draw_mode="independent")
+            keys.append(global_keys(shard_id, batch.row_keys))
+    counts = counts_of(np.concatenate(keys), exact)
+    assert stats.chisquare(counts, np.array(list(exact.values())) * counts.sum()).pvalue < 1e-9
+
+
+def test_weights_of_the_whole_table_are_over_its_least_probable_row(table: Table) -> None:
+    exact = fill(table)
+    batch = table.sample(64, beta=0.8, weight_norm="table")
+    assert batch.smallest_probability == pytest.approx(min(exact.values()), rel=1e-12)
+    np.testing.assert_allclose(batch.weights, (min(exact.values()) / batch.probabilities) ** 0.8, rtol=1e-6)
+    assert (batch.size, batch.drawable, batch.inserted) == (200, 200, 200)
+
+
+def test_updates_reach_the_shards_of_the_rows(table: Table) -> None:
+    exact = fill(table)
+    chosen = np.array([key for number, key in enumerate(exact) if number % 3 == 0])
+    with table.sampler(32, beta=0.4, prefetch=2) as sampler:
+        next(sampler)
+        sampler.update_priorities(chosen, np.arange(len(chosen)) + 1.0)
+        unknown = np.array([7 << 48, -5])
+        sampler.update_priorities(unknown, [1.0, 1.0])
+        sampler.flush()
+        assert (sampler.updated, sampler.stale) == (len(chosen), 2)
+    found = table.read(np.concatenate([chosen[::-1], unknown, chosen[:1]]))
+    assert found.row_keys.tolist() == [*chosen[::-1].tolist(), int(chosen[0])]
+    assert found.priorities.tolist() == [*(np.arange(len(chosen)) + 1.0)[::-1].tolist(), 1.0]
+    result = table.update_priorities(np.concatenate([chosen, unknown]), np.ones(len(chosen) + 2))
+    assert (result.updated, result.stale) == (len(chosen), 2)
+
+
+def test_new_rows_get_the_largest_priority_of_all_shards(table: Table) -> None:
+    fill(table)
+    first, *others = shards_of(table).values()
+    with table.sampler(32, beta=0.4, prefetch=1) as sampler:
+        batch = next(sampler)
+        for _ in range(2):
+            sampler.update_priorities(batch, np.full(32, 1e6))
+            next(sampler)
+        sampler.flush()
+    for shard in (first, *others):
+        keys = shard.insert(rows(np.array([1])))
+        assert shard.read(keys).priorities.tolist() == [1e6]
+
+
+def test_an_empty_table_has_nothing_to_draw_until_any_shard_has(table: Table) -> None:
+    with table.sampler(8, beta=0.4) as sampler:
+        with pytest.raises(TableEmptyError):
+            next(sampler)
+        keys = table.insert(rows(np.arange(3)))
+        assert set(next(sampler).row_keys.tolist()) <= set(keys.tolist())
+        assert table.reset() == 3
+    with table.sampler(8, beta=0.4, timeout_s=0.1) as sampler, pytest.raises(DeadlineExceededError):
+        next(sampler)

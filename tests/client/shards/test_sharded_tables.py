@@ -1,0 +1,192 @@
+"""Tables on several servers: opened from any of them, filled evenly, the same for all clients."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from replay_client import Column, InvalidArgumentError, Next, ReplayClient, Table, TableNotFoundError, Transitions
+from replay_client._shards.keys import shard_ids
+
+from tests.client.shards.conftest import COLUMNS, shards_of
+from tests.client.shards.test_sharded_draws import rows
+from tests.client.test_cli import run
+from tests.support.server_process import ServerProcess
+
+Reach = Callable[..., ReplayClient]
+
+
+def make(client: ReplayClient, **config: Any) -> Table:
+    return client.create_table("t", **{"columns": COLUMNS, "capacity": 1000, **config})
+
+
+def test_one_address_suffices_once_there_is_a_map(servers: list[ServerProcess], reach: Reach) -> None:
+    table = make(reach(servers))
+    assert table.created
+    keys = table.insert(rows(np.arange(5)))
+    for server in servers:
+        alone = reach([server])
+        for found in (alone.table("t"), make(alone), pickle.loads(pickle.dumps(table))):
+            assert found.read(keys)["number"].tolist() == list(range(5))
+            assert found.uid == table.uid
+    shards = reach(servers[::-1]).shards()
+    assert shards is not None
+    assert [(shard.id, shard.address) for shard in shards.shards] == [
+        (number, server.address) for number, server in enumerate(servers)
+    ]
+    with pytest.raises(TableNotFoundError):
+        reach(servers).table("absent")
+
+
+def test_clients_that_start_together_agree(servers: list[ServerProcess], reach: Reach) -> None:
+    clients = [reach(servers[first:] + servers[:first]) for first in (0, 1, 2, 0)]
+    with ThreadPoolExecutor(4) as pool:
+        tables = list(pool.map(make, clients))
+    assert len({table.uid for table in tables}) == 1
+    assert {tuple(shards_of(table)) for table in tables} == {(0, 1, 2)}
+
+
+def test_what_cannot_be_distributed_is_refused_by_name(servers: list[ServerProcess], reach: Reach) -> None:
+    client = reach(servers)
+    for config, field in (({"backend": "rank"}, "backend"), ({"backend": "fifo"}, "backend"), ({"min_size": 5}, "min")):
+        with pytest.raises(InvalidArgumentError, match=field):
+            make(client, **config)
+    table = make(client)
+    with pytest.raises(InvalidArgumentError, match=r"shards\[id\]\.stats"):
+        table.stats()
+    with pytest.raises(InvalidArgumentError, match="one server"):
+        client.stats()
+
+
+def test_one_server_under_two_addresses_is_noticed(servers: list[ServerProcess]) -> None:
+    address = servers[0].address
+    both = f"{address},{address.replace('127.0.0.1', 'localhost')}"
+    with ReplayClient(both) as client, pytest.raises(InvalidArgumentError, match="one server"):
+        make(client)
+
+
+def test_a_server_that_is_not_in_the_map_is_refused(servers: list[ServerProcess], reach: Reach) -> None:
+    make(reach(servers[:2]))
+    with pytest.raises(InvalidArgumentError, match="replay shards set"):
+        make(reach(servers))
+
+
+def test_inserts_fill_the_shards_evenly(servers: list[ServerProcess], reach: Reach) -> None:
+    table = make(reach(servers), capacity=300_000)
+    owners = shard_ids(np.concatenate([table.insert(rows(np.arange(50))) for _ in range(60)]))
+    counts = np.bincount(owners)
+    assert counts.max() / counts.mean() <= 1.1
+    assert len(table) == 3000
+    assert table.describe().capacity == 300_000
+
+
+def test_many_writers_fill_the_shards_evenly(servers: list[ServerProcess], reach: Reach) -> None:
+    table = make(reach(servers), capacity=300_000)
+    writers = [table.writer() for _ in range(16)]
+    random = np.random.default_rng(1)
+    for _ in range(25):
+        for writer in writers:
+            for number in range(int(random.integers(5, 30))):
+                writer.append(number=number, obs=np.zeros(3))
+            writer.end_episode()
+    for writer in writers:
+        writer.close()
+    sizes = [shard.size for shard in shards_of(table).values()]
+    assert sum(sizes) == sum(writer.acknowledged for writer in writers)
+    assert max(sizes) / np.mean(sizes) <= 1.05
+
+
+def test_episodes_of_steps_stay_whole(servers: list[ServerProcess], reach: Reach) -> None:
+    columns = {"obs": Column("int64"), "next_obs": Next("obs")}
+    table = make(reach(servers), columns=columns, steps=Transitions(1))
+    with table.writer(streams=6) as writer:
+        for episode in range(10):
+            for step in range(4):
+                writer.append_all(obs=np.arange(6) * 1000 + episode * 100 + step)
+            done = np.arange(6) % 2 == episode % 2
+            finals = np.arange(6) * 1000 + episode * 100 + 4
+            writer.end_episodes(done, obs=finals, terminated=done)
+            for stream in np.flatnonzero(~done).tolist():
+                writer[stream].end_episode(obs=finals[stream])
+    batch = table.sample(512, beta=0.4)
+    assert (batch["next_obs"] == batch["obs"] + 1).all()
+    assert batch.drawable == 240
+    assert len(set(batch["obs"].tolist())) > 150
+    assert len(np.unique(shard_ids(batch.row_keys))) == 3
+
+
+def test_servers_are_added_and_drained(servers: list[ServerProcess], reach: Reach) -> None:
+    client = reach(servers[:2])
+    make(client).insert(rows(np.arange(10)))
+    client.set_shards([server.address for server in servers])
+    client.mark_shard(0, state="draining")
+    table = reach(servers[2:]).table("t")
+    assert set(shard_ids(table.insert(rows(np.arange(100)))).tolist()) <= {1, 2}
+    batch = table.sample(64, beta=0.4)
+    assert batch.size == 110
+    shards = client.mark_shard(1, state="lost")
+    assert [shard.state for shard in shards.shards] == ["draining", "lost", "active"]
+    assert set(shard_ids(reach(servers[:1]).table("t").sample(64, beta=0.4).row_keys).tolist()) <= {0, 2}
+    assert client.set_shards([server.address for server in servers]).shards[-1].id == 3
+    with pytest.raises(InvalidArgumentError, match="shards lost"):
+        client.set_shards([servers[0].address])
+
+
+def test_mixed_batches_and_tensors_take_tables_on_several_servers(servers: list[ServerProcess], reach: Reach) -> None:
+    client = reach(servers)
+    make(client).insert(rows(np.arange(30)))
+    other = client.create_table("other", columns=COLUMNS, capacity=1000)
+    for shard in shards_of(other).values():
+        shard.insert(rows(np.arange(30) + 100))
+    with client.sampler({"t": 8, "other": 24}, beta=0.4) as mixed:
+        for _ in range(5):
+            batch = next(mixed)
+            assert batch.parts["t"]["number"].max() < 30
+            assert batch.parts["other"]["number"].min() >= 100
+            mixed.update_priorities(batch, np.arange(32) + 1.0)
+        mixed.flush()
+        assert mixed.stale == 0
+    with other.sampler(16, beta=0.4, device="cpu") as sampler:
+        tensors = next(sampler)
+        assert tensors["number"].min() >= 100
+        sampler.update_priorities(tensors, tensors["number"])
+        sampler.flush()
+
+
+def test_a_server_that_was_away_gets_the_map_later(servers: list[ServerProcess], reach: Reach) -> None:
+    client = reach(servers[:2])
+    make(client)
+    stopped = psutil.Process(servers[1].pid)
+    stopped.suspend()
+    try:
+        with ReplayClient(servers[0].address, wait_for_server_s=0.1, timeout_s=0.5) as other:
+            assert other.mark_shard(0, state="draining").version == 2
+    finally:
+        stopped.resume()
+    assert make(client).describe().capacity == 1000
+    with ReplayClient(servers[1].address) as last:
+        shards = last.shards()
+    assert shards is not None
+    assert [shard.state for shard in shards.shards] == ["draining", "active"]
+
+
+def test_the_command_shows_and_changes_the_servers(servers: list[ServerProcess], reach: Reach) -> None:
+    addresses = [server.address for server in servers]
+    assert "no other servers" in run("shards", "show", "-s", addresses[0]).stdout
+    assert run("shards", "set", ",".join(addresses[:2])).returncode == 0
+    assert run("shards", "set", ",".join(addresses)).returncode == 0
+    assert run("shards", "drain", "1", "-s", addresses[2]).returncode == 0
+    assert run("shards", "lost", "0", "-s", addresses[2]).returncode == 0
+    shown = json.loads(run("shards", "show", "-s", addresses[1], "--json").stdout)
+    assert shown["version"] == 4
+    assert [shard["state"] for shard in shown["shards"]] == ["lost", "draining", "active"]
+    table = run("shards", "show", "-s", addresses[1]).stdout
+    assert f"1  {addresses[1]}" in table
+    assert run("shards", "lost", "0", "-s", addresses[1]).returncode == 1
+    assert make(reach(servers[2:])).describe().capacity == 1000
