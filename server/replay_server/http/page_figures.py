@@ -25,6 +25,8 @@ _LOGARITHMIC: Final = 10.0
 _EQUAL: Final = 1e-3
 """Values are shown as one if they differ by less than this fraction: ages have a limited resolution."""
 _AGE_DIGITS: Final = 2
+_NARROWEST: Final = float(np.finfo(np.float64).tiny)
+"""Values with a smaller range are shown as one, because there may be fewer numbers between them than bars."""
 _CLIENTS: Final = 20
 """Maximum clients of a table to name."""
 _CHECKPOINTS: Final = 10
@@ -135,7 +137,7 @@ def _of_priorities(table: Table, sample: NDArray[np.float64]) -> dict[str, Any]:
 def _histogram(values: NDArray[np.float64], *, bars: int = _BARS, logarithmic: bool = False) -> dict[str, Any]:
     """Return the fractions of values in equally wide bars, or in one if all values are about equal."""
     low, high = float(values.min()), float(values.max())
-    if high - low <= _EQUAL * high:
+    if high - low <= max(_EQUAL * high, _NARROWEST):
         return {"low": _short(high), "high": _short(high), "logarithmic": False, "fractions": [1.0]}
     counts, _ = np.histogram(np.log(values) if logarithmic else values, bars)
     fractions = [_short(fraction) for fraction in (counts / len(values)).tolist()]

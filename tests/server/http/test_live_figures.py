@@ -169,8 +169,16 @@ def test_checkpoints_are_listed(caller: Caller, seen: ServerProcess) -> None:
 @wire_only
 @pytest.mark.parametrize(
     "priorities",
-    [[0.0] * 5, [1.0] * 5, [0.0, 1.0], [0.0, 1e-300, 1e200], [1e200, 1e200 * (1 + 1e-15)], [5e-324, 5e-324, 1.0]],
-    ids=["zeros", "equal", "zero and one", "far apart", "almost equal", "subnormal"],
+    [
+        [0.0] * 5,
+        [1.0] * 5,
+        [0.0, 1.0],
+        [0.0, 1e-300, 1e200],
+        [1e200, 1e200 * (1 + 1e-15)],
+        [5e-324, 5e-324, 1.0],
+        [5e-324, 1e-323],
+    ],
+    ids=["zeros", "equal", "zero and one", "far apart", "almost equal", "subnormal", "adjacent subnormal"],
 )
 def test_any_priorities_make_a_histogram(caller: Caller, seen: ServerProcess, priorities: list[float]) -> None:
     table = caller.create(backend="uniform")
