@@ -39,7 +39,7 @@ class EventStream(Response):
                 await send(_START)
                 with suppress(RequestError):  # the token is no longer valid
                     await self._send_frames(connection, send)
-                await send({"type": "http.response.body", "body": b""})
+                await _send_body(send, b"", more=False)
         except TimeoutError:
             connection.abort()
             await connection.lost
@@ -52,5 +52,9 @@ class EventStream(Response):
             await asyncio.wait((frame, connection.lost), return_when=asyncio.FIRST_COMPLETED)
             if frame.done():
                 event = frame.result().event_for(self._caller)
-                async with asyncio.timeout(SLOW_S):
-                    await send({"type": "http.response.body", "body": event, "more_body": True})
+                await _send_body(send, event, more=True)
+
+
+async def _send_body(send: Send, body: bytes, *, more: bool) -> None:
+    async with asyncio.timeout(SLOW_S):
+        await send({"type": "http.response.body", "body": body, "more_body": more})

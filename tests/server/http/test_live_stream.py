@@ -37,12 +37,12 @@ TWICE_LONGEST_S = 0.6
 
 
 @asynccontextmanager
-async def served(folder: Path) -> AsyncIterator[tuple[Feed, int]]:
-    """A server in this process that serves nothing but the page."""
+async def served(folder: Path, longest_s: float = event_stream.LONGEST_S) -> AsyncIterator[tuple[Feed, int]]:
+    """A server in this process that serves nothing but the page; streams last up to ``longest_s`` seconds."""
     root = Root.in_memory(folder)
     view = View(Catalog(root), {})
     made, readers = Feed(view, None), Readers(Authenticator())
-    server = HttpServer(Routes(view, readers, LivePage(made, readers)).app(), "127.0.0.1", 0, None)
+    server = HttpServer(Routes(view, readers, LivePage(made, readers, longest_s)).app(), "127.0.0.1", 0, None)
     server.start()
     making = asyncio.create_task(made.run())
     try:
@@ -230,6 +230,24 @@ def test_a_page_that_does_not_read_is_disconnected_and_delays_no_other(
             assert made.pages == 1
             writer.close()
             slow.close()
+
+    asyncio.run(look())
+
+
+def test_a_page_that_does_not_read_is_disconnected_when_its_stream_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_stream, "SLOW_S", 0.2)
+    monkeypatch.setattr(feed, "PERIOD_S", 0.1)
+    # The first frame fills all buffers, and is the last one.
+    monkeypatch.setattr(Feed, "_server", lambda _: {"filler": "x" * 50_000_000})
+
+    async def look() -> None:
+        async with served(tmp_path, longest_s=0.05) as (made, port):
+            with socket.create_connection(("127.0.0.1", port)) as slow:
+                slow.sendall(OPEN)
+                await until(lambda: made.pages == 1, "the page is open")
+                await until(lambda: made.pages == 0, "the page is disconnected")
 
     asyncio.run(look())
 
