@@ -17,7 +17,7 @@ from replay_server.http.serving import Connection, connection_of
 LONGEST_S: Final = 600.0
 """After this time, a stream ends. Pages connect again, and show their certificate again."""
 SLOW_S: Final = 10.0
-"""A page that does not read for this time is disconnected."""
+"""A page whose buffers are full for this time is disconnected."""
 _START: Final = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
 
 
