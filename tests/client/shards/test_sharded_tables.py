@@ -90,7 +90,7 @@ def test_many_writers_fill_the_shards_evenly(servers: list[ServerProcess], reach
     table = make(reach(servers), capacity=300_000)
     writers = [table.writer() for _ in range(16)]
     random = np.random.default_rng(1)
-    for _ in range(25):
+    for _ in range(50):
         for writer in writers:
             for number in range(int(random.integers(5, 30))):
                 writer.append(number=number, obs=np.zeros(3))
@@ -100,6 +100,21 @@ def test_many_writers_fill_the_shards_evenly(servers: list[ServerProcess], reach
     sizes = [shard.size for shard in shards_of(table).values()]
     assert sum(sizes) == sum(writer.acknowledged for writer in writers)
     assert max(sizes) / np.mean(sizes) <= 1.05
+
+
+def test_episodes_go_to_the_emptier_of_two_shards(servers: list[ServerProcess], reach: Reach) -> None:
+    client = reach(servers)
+    shards_of(make(client))[1].insert(rows(np.arange(200)))
+    table = client.table("t")
+    with table.writer(streams=2) as writer:
+        for number in range(20):
+            writer.append_all(number=[number, number], obs=np.zeros((2, 3)))
+            writer.end_episodes([True, True])
+    keys = table.insert(rows(np.arange(50)))
+    assert 1 not in shard_ids(keys)
+    sizes = [shard.size for shard in shards_of(table).values()]
+    assert sizes[1] == 200
+    assert sum(sizes) == 290
 
 
 def test_episodes_of_steps_stay_whole(servers: list[ServerProcess], reach: Reach) -> None:
