@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterable
 from typing import Any, Final
@@ -48,7 +49,7 @@ class MetricsPort(ProgressView, Collector):
         registry = CollectorRegistry()
         registry.register(self)
         try:
-            self._server = make_server(host, port, make_wsgi_app(registry), WSGIServer, _Handler)
+            self._server = make_server(host, port, make_wsgi_app(registry), _Server, _Handler)
         except OSError as error:
             raise ValueError(f"expected an http_host and http_port to listen on, got {host}:{port}: {error}") from error
         self._server.timeout = _LOOK_S
@@ -85,6 +86,15 @@ class MetricsPort(ProgressView, Collector):
     def _serve(self) -> None:
         while not self._has_ended.is_set():
             self._server.handle_request()
+
+
+class _Server(WSGIServer):
+    def __init__(self, address: tuple[str, int], handler: type[WSGIRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, handler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Show no traceback in the progress bar: a reader was silent or hung up."""
 
 
 class _Handler(WSGIRequestHandler):

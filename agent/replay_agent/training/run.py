@@ -165,7 +165,8 @@ def _train(
         if settings.http_port is not None:
             port = MetricsPort(progress, settings.http_host, settings.http_port)
             progress = stack.enter_context(port)
-            log.info("metrics at http://%s:%d/metrics", settings.http_host, port.port)
+            host = f"[{settings.http_host}]" if ":" in settings.http_host else settings.http_host
+            log.info("metrics at http://%s:%d/metrics", host, port.port)
         try:
             return _train_and_save(trainer, run, progress, pool)
         except DivergedError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import shutil
 import socket
+import struct
 import subprocess
 import time
 import urllib.request
@@ -92,6 +93,25 @@ def test_a_slow_reader_does_not_hold_up_the_end_of_a_run() -> None:
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port.port))
     slow.close()
+
+
+def test_a_reader_that_hangs_up_leaves_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    with MetricsPort(ProgressView(), "127.0.0.1", 0) as port:
+        with socket.create_connection(("127.0.0.1", port.port)) as leaving:
+            leaving.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            leaving.send(b"GET /metr")
+        port.show(STATUS)
+        assert samples(port)["replay_train_updates_total"] == 250
+    assert capfd.readouterr().err == ""
+
+
+def test_it_listens_on_an_ipv6_address() -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this host has no IPv6")
+    with MetricsPort(ProgressView(), "::1", 0) as port:
+        socket.create_connection(("::1", port.port)).close()
 
 
 def test_a_port_in_use_is_an_error_that_names_it() -> None:
