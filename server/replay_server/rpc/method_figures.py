@@ -115,7 +115,7 @@ class MethodFigures:
     @property
     def is_used(self) -> bool:
         """Whether the method was ever called."""
-        return bool(self.calls or self.errors or self.active)
+        return bool(self.started or self.errors)
 
     def handled(self, *, is_stream: bool) -> dict[grpc.StatusCode, int]:
         """Return the number of unary calls or streams that ended, by status."""

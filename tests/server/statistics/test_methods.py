@@ -75,3 +75,11 @@ def test_what_is_at_work_is_active_until_it_ends_in_whatever_way() -> None:
     with pytest.raises(RuntimeError), figures.at_work():
         raise RuntimeError
     assert figures.active == 0
+
+
+def test_a_method_stays_used_after_a_stream_without_messages() -> None:
+    figures = MethodFigures()
+    assert not figures.is_used
+    with figures.at_work():
+        assert figures.is_used
+    assert figures.is_used
