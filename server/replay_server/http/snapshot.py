@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 from replay_proto.access.tokens import Right
 
@@ -16,6 +16,7 @@ from replay_server.flow.waits import Wait
 from replay_server.rpc.endpoint import AnyEndpoint
 from replay_server.table.figures.clients import Client
 from replay_server.table.figures.table_figures import Snapshot
+from replay_server.table.gates import Gate
 from replay_server.table.items.items import StepCounts
 from replay_server.table.limiter import LimiterGate
 from replay_server.table.table import Table
@@ -120,6 +121,12 @@ class View:
         return Storage(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
 
 
+def _may_wait_for(gate: Gate | None) -> Sequence[WaitedFor]:
+    if gate is None:
+        return ("rows",)
+    return ("rows", "samples", "inserts") if isinstance(gate, LimiterGate) else ("rows", "room")
+
+
 def _read(table: Table, waits: Sequence[Wait]) -> TableSnapshot:
     gate = table.gate
     return TableSnapshot(
@@ -132,8 +139,7 @@ def _read(table: Table, waits: Sequence[Wait]) -> TableSnapshot:
         reserved_bytes=table.directory.reserved_bytes,
         unsynced=table.directory.unsynced,
         lost=table.directory.lost,
-        # Without a gate, only draws wait, for the first rows.
-        may_wait_for=("rows",) if gate is None else get_args(WaitedFor),
+        may_wait_for=_may_wait_for(gate),
         waits=waits,
         figures=table.figures.snapshot(),
         steps=table.step_counts,

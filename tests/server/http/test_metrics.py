@@ -5,13 +5,11 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
-from typing import get_args
 
 import numpy as np
 import pytest
 from replay_proto.steps import Transitions
 from replay_proto.v1 import replay_pb2
-from replay_server.errors import WaitedFor
 from replay_server.storage.runs import GOES_ON
 
 from tests.support.caller import SAME_HOST, Caller, LearnStream, make_draw, make_update, wire_only
@@ -62,7 +60,7 @@ def assert_equal_to_stats(metrics: Scrape, stats: replay_pb2.TableStats) -> None
     assert {metric: metrics.table(metric, name) for metric in expected} == expected
     by_path = {path: metrics.table("replay_rows_sampled_total", name, path=path) for path in ("reply", "files")}
     assert by_path == {"reply": stats.sampled - stats.sampled_same_host, "files": stats.sampled_same_host}
-    may_wait_for = get_args(WaitedFor) if stats.HasField("rate_limiter") else ("rows",)
+    may_wait_for = ("rows", "samples", "inserts") if stats.HasField("rate_limiter") else ("rows",)
     waiting = {what: waits(metrics, "replay_calls_waiting", name, what) for what in may_wait_for}
     assert waiting == dict.fromkeys(waiting, 0) | {wait.waited_for: wait.calls for wait in stats.waits}
 
@@ -187,7 +185,9 @@ def test_a_waiting_insert_and_its_rate_limiter_are_seen(caller: Caller, seen: Se
     assert [metrics.table(name, table.name) for name in names] == [4.0, -1.0, 4.0]
     table.sample(2)
     started.result()
-    assert waits(scrape(seen), "replay_wait_seconds_count", table.name, "inserts") == 1
+    metrics = scrape(seen)
+    assert waits(metrics, "replay_wait_seconds_count", table.name, "inserts") == 1
+    assert not metrics.has("replay_wait_seconds_count", table=table.name, **{"for": "room"})  # only queues get full
 
 
 @wire_only
