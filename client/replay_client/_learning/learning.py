@@ -211,9 +211,6 @@ class Learning:
         if has_update:
             request.update.keys = b"".join(self._keys)
             request.update.priorities = b"".join(self._priorities)
-            self._keys.clear()
-            self._priorities.clear()
-            self._keys_kept = 0
         if self.others_largest != self._others_largest_sent:
             self._others_largest_sent = self.others_largest
             request.update.others_largest = self.others_largest or 0.0
@@ -229,3 +226,6 @@ class Learning:
         self.pending.add(
             Exchange(message=request.SerializeToString(), draw=draw, has_update=has_update, batches=batches)
         )
+        self._keys.clear()  # not earlier: another thread may read `unacknowledged`
+        self._priorities.clear()
+        self._keys_kept = 0

@@ -338,10 +338,13 @@ class TensorSampler:
 
     def _hand_over(self) -> None:
         while self._updates:
-            keys, priorities = self._updates.popleft()
-            self._sampler.update_priorities(
-                keys, self._fetched(priorities) if isinstance(priorities, _Computed) else priorities
-            )
+            keys, priorities = self._updates[0]
+            try:
+                self._sampler.update_priorities(
+                    keys, self._fetched(priorities) if isinstance(priorities, _Computed) else priorities
+                )
+            finally:
+                self._updates.popleft()  # not earlier: `close` must see each update here or in the sampler
 
     def _fetched(self, priorities: _Computed) -> NDArray[Any]:
         if self._stream is None or priorities.done is None:

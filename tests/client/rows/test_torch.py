@@ -6,13 +6,13 @@ import inspect
 import threading
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 from replay_client import ClosedError, InvalidArgumentError, ReplayClient, Table, TableEmptyError
-from replay_client.torch import to_torch
+from replay_client.torch import TensorSampler, to_torch
 
 from tests.client.numbered import assert_whole, rows
 from tests.support.deadlines import wait_until
@@ -117,6 +117,30 @@ def test_its_thread_waits_for_priorities_of_another_device_in_place_of_the_calle
         with pytest.raises(InvalidArgumentError, match="priorities: expected finite numbers"):
             [next(sampler) for _ in range(3)]
         assert next(sampler).batch_size == 8
+
+
+class StillComputed(FarTensor):
+    """A tensor whose values arrive once its sampler is being closed."""
+
+    sampler: ClassVar[TensorSampler]
+    is_awaited: ClassVar[bool] = False
+
+    def cpu(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Wait until the sampler is being closed."""
+        StillComputed.is_awaited = True
+        wait_until(lambda: self.sampler._is_paused, "the sampler is being closed")
+        return self.as_subclass(torch.Tensor)
+
+
+def test_an_update_that_a_device_still_computes_is_sent_at_the_end(table: Table) -> None:
+    table.insert(rows(range(20)))
+    with table.sampler(8, beta=0.4, prefetch=1, device="cpu") as sampler:
+        StillComputed.sampler, StillComputed.is_awaited = sampler, False
+        keys = next(sampler).row_keys
+        sampler.update_priorities(keys, StillComputed.of(torch.full((8,), 0.25)))
+        next(sampler)
+        wait_until(lambda: StillComputed.is_awaited, "the thread waits for the priorities")
+    assert table.read(keys).priorities.tolist() == [0.25] * 8
 
 
 def test_its_thread_ends_with_it(table: Table) -> None:
