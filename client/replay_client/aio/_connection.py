@@ -117,8 +117,10 @@ class Connection(ConnectionBase):
         Raises:
             ServerUnavailableError: no server answers; the message says what to do.
             ReplayError: as for `check_usable`.
+            RuntimeError: another event loop is running than at the first call.
         """
         self.check_usable()
+        self._check_loop()
         if self._was_reached:
             return
         async with self._contact:
@@ -188,19 +190,18 @@ class Connection(ConnectionBase):
         )
 
     def _opened(self) -> aio.Channel:
-        """Return the channel, opening it on first use.
-
-        Raises:
-            RuntimeError: another event loop is running.
-        """
-        loop = asyncio.get_running_loop()
+        """Return the channel, opening it on first use."""
         if self._channel is None:
-            self._loop = loop
             address, options = self.address, self._channel_options
             if self._credentials is None:
                 self._channel = aio.insecure_channel(address, options=options)
             else:
                 self._channel = aio.secure_channel(address, self._credentials, options=options)
+        return self._channel
+
+    def _check_loop(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
         if loop is not self._loop:
             raise RuntimeError("this client belongs to another event loop; create one client per loop")
-        return self._channel

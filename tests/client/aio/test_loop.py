@@ -187,11 +187,18 @@ def test_tokens_and_tls(start_server: StartServer, tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_client_belongs_to_one_loop_and_one_process(server: ServerProcess) -> None:
-    client = aio.ReplayClient(server.address)
+@pytest.mark.parametrize("same_host", [False, True])
+def test_a_client_belongs_to_one_loop_and_one_process(server: ServerProcess, same_host: bool) -> None:
+    client = aio.ReplayClient(server.address, same_host=same_host)
     table = asyncio.run(client.create_table("one-loop", columns=COLUMNS, capacity=10))
-    with pytest.raises(RuntimeError, match="another event loop"):
-        asyncio.run(table.insert(rows([1])))
+    for call in (
+        lambda: table.insert(rows([1])),
+        table.size,
+        lambda: table.writer().append(**row(1)),
+        lambda: anext(table.sampler(1, beta=0.4)),
+    ):
+        with pytest.raises(RuntimeError, match="another event loop"):
+            asyncio.run(call())
     for each in (client, table, table.writer(), table.sampler(1, beta=0.4)):
         for send in (pickle.dumps, copy.copy):
             with pytest.raises(TypeError, match="cannot be pickled or copied"):
