@@ -46,6 +46,7 @@ from replay_client._learning.answers import joined_rows, selected_rows
 from replay_client.batch import Rows
 from replay_client.errors import InvalidArgumentError
 from replay_client.spaces import columns_from_space, flatten_value, unflatten_value
+from replay_client.sync.row_loader import check_loadable
 from replay_client.sync.row_reader import RowReader, progress_bar
 from replay_client.sync.table import Table
 
@@ -149,10 +150,12 @@ def export_dataset(
     """
     names = _Names(obs, action, reward)
     names.check(table)
-    made = _made(env) if isinstance(env, str | EnvSpec) else env
-    if made is not None:
+    if env is not None:
+        made = _made(env) if isinstance(env, str | EnvSpec) else env
         observation_space = observation_space or made.observation_space
         action_space = action_space or made.action_space
+        if made is not env:
+            made.close()
     observation_space = _checked_space("observation_space", table.schema, obs, observation_space)
     action_space = _checked_space("action_space", table.schema, action, action_space)
     reader = table.rows(order="episode", progress=progress)
@@ -228,7 +231,8 @@ def import_dataset(
 ) -> ImportedDataset:
     """Insert all episodes of a dataset into a table of steps, exactly once.
 
-    Columns of the table other than observations, actions and rewards are taken from ``infos``; more infos are ignored.
+    The dataset is read twice: all episodes are checked before the first one is inserted. Columns of the table other
+    than observations, actions and rewards are taken from ``infos``; more infos are ignored.
     An episode that is neither terminated nor truncated counts as truncated.
 
     Args:
@@ -241,7 +245,8 @@ def import_dataset(
         progress: show a bar on standard error (needs the extra ``cli``).
 
     Raises:
-        InvalidArgumentError: the table has no steps, or other columns than the dataset. Nothing was inserted.
+        InvalidArgumentError: the table has no steps, other columns than the dataset, or columns that cannot hold a
+            value. Nothing was inserted.
         MissingExtraError: the extra ``cli`` is not installed.
         ReplayError: as for `Table.insert`. A note on the error says how many rows were inserted.
     """
@@ -251,11 +256,12 @@ def import_dataset(
     _checked_space("action_space", table.schema, action, dataset.action_space)
     if progress:
         check_extra("cli", "rich")
-    loader = table.loader(priorities=False, timeout_s=timeout_s)
-    others, episodes = names.others(table.schema), 0
+    for parts in _grouped(dataset, names, table.schema):
+        check_loadable(table.schema, joined_rows(parts), of_steps=True, priorities=False)
+    loader, episodes = table.loader(priorities=False, timeout_s=timeout_s), 0
     bar = progress_bar(table.name, rows_in_dataset(dataset)) if progress else nullcontext(lambda _: None)
     with bar as advance:
-        for parts in _grouped(_rows_of(episode, names, others) for episode in dataset.iterate_episodes()):
+        for parts in _grouped(dataset, names, table.schema):
             rows = joined_rows(parts)
             loader.insert(rows)
             advance(rows.batch_size)
@@ -263,10 +269,10 @@ def import_dataset(
     return ImportedDataset(episodes, loader.inserted - episodes, loader.inserted)
 
 
-def _grouped(episodes: Iterable[Rows]) -> Iterator[list[Rows]]:
-    """Group episodes that are inserted together; those without steps are left out."""
-    group: list[Rows] = []
-    for rows in episodes:
+def _grouped(dataset: minari.MinariDataset, names: _Names, schema: Schema) -> Iterator[list[Rows]]:
+    """Read a dataset in groups of episodes that are inserted together; those without steps are left out."""
+    others, group = names.others(schema), list[Rows]()
+    for rows in (_rows_of(episode, names, others) for episode in dataset.iterate_episodes()):
         if rows.batch_size > 1:
             group.append(rows)
         if sum(each.batch_size for each in group) >= ROWS_AT_ONCE:
@@ -299,7 +305,7 @@ class _WholeEpisodes:
         assert rows.ends is not None
         if not rows.ends[-1]:
             self.unfinished += 1
-        elif not np.array_equal(rows.steps, np.arange(rows.batch_size)):
+        elif rows.batch_size == 1 or not np.array_equal(rows.steps, np.arange(rows.batch_size)):
             self.broken += 1
         else:
             self.whole += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from replay_client import (
     TableReplacedError,
     Transitions,
 )
-from replay_client._learning.answers import joined_rows
+from replay_client._learning.answers import joined_rows, selected_rows
 
 from tests.client.steps.copies import windows_of
 from tests.support.server_process import ServerProcess
@@ -152,7 +153,7 @@ def test_a_dataset_has_the_values_of_each_episode(client: ReplayClient) -> None:
 
 def test_episodes_that_are_not_whole_are_left_out_and_counted(client: ReplayClient) -> None:
     columns = {"obs": Column("float32"), "action": Column("int64"), "reward": Column("float32")}
-    table = new_table(client, columns, Sequences(2), capacity=21)
+    table = new_table(client, columns, Sequences(2), capacity=22)
     with table.writer(streams=3) as writer:
         for number in range(4):
             for stream in range(3):
@@ -164,9 +165,12 @@ def test_episodes_that_are_not_whole_are_left_out_and_counted(client: ReplayClie
             writer[1].append(obs=1, action=1, reward=1)
         writer[1].end_episode(obs=2, terminated=True)
         writer[2].append(obs=4, action=2, reward=0)  # it goes on
-    assert table.describe().inserted == 22
+    last = joined_rows(list(table.rows()))
+    only_end = replace(selected_rows(last, np.array([0])), steps=np.array([0]), ends=np.array([2], np.uint8))
+    table.loader(priorities=False).insert(only_end)
+    assert table.describe().inserted == 23
     saved = export_dataset(table, ID)
-    assert (saved.episodes, saved.steps, saved.unfinished, saved.broken) == (1, 7, 2, 1)
+    assert (saved.episodes, saved.steps, saved.unfinished, saved.broken) == (1, 7, 2, 2)
     (episode,) = saved.dataset.iterate_episodes()
     assert episode.actions.tolist() == [1] * 7
 
@@ -281,6 +285,35 @@ def test_tables_with_other_columns_than_the_dataset_are_refused(client: ReplayCl
     plain = new_table(client, NESTED, None)
     with pytest.raises(InvalidArgumentError, match="table: expected a table with steps"):
         import_dataset(plain, dataset)
+
+
+def test_all_values_of_a_dataset_are_checked_before_any_is_inserted(
+    client: ReplayClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("replay_client.minari.ROWS_AT_ONCE", 1)
+    episodes = [
+        EpisodeBuffer(
+            observations=np.zeros((3, 2)),
+            actions=np.full(2, action),
+            rewards=np.zeros(2),
+            terminations=np.zeros(2, bool),
+            truncations=np.zeros(2, bool),
+        )
+        for action in (1, 2, 300)
+    ]
+    dataset = made_by_minari(spaces.Box(0, 9, (2,), np.float64), episodes)
+    table = new_table(client, columns_from_dataset(dataset) | {"action": Column("int8")}, Sequences(3))
+    with pytest.raises(InvalidArgumentError, match=r"columns.action: expected int8, -128 to 127, got 300"):
+        import_dataset(table, dataset)
+    assert len(table) == 0
+
+
+def test_an_environment_made_for_its_spaces_is_closed(client: ReplayClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = {"obs": Column("float32", 4), "action": Column("int64"), "reward": Column("float32")}
+    closed: list[Any] = []
+    monkeypatch.setattr("gymnasium.envs.classic_control.CartPoleEnv.close", lambda env: closed.append(env))
+    export_dataset(new_table(client, columns, Sequences(2)), ID, env="CartPole-v1")
+    assert len(closed) == 1
 
 
 def test_an_export_that_fails_leaves_no_dataset(
