@@ -69,7 +69,11 @@ def _common_columns(
     wanted = [name for name in everywhere if chosen is None or name in chosen or name in of_sequences]
     differing = {name: _differences(name, available) for name in wanted}
     if any(differing.values()):
-        alike = [name for name in everywhere if not _differences(name, available)]
+        alike = [
+            name
+            for name in everywhere
+            if not (_differences(name, available) or _differences(masks.get(name, name), available))
+        ]
         expected = "columns that all tables have, with the same dtype and shape"
         expected += f": columns={alike}" if alike else ""
         raise InvalidArgumentError.of_field("columns", expected, "; ".join(filter(None, differing.values())))

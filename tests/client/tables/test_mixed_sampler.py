@@ -269,6 +269,15 @@ def test_other_wrong_arguments_are_refused(client: ReplayClient, names: list[str
 
 
 @wire_only
+def test_an_error_about_columns_suggests_none_whose_masks_differ(client: ReplayClient, new_table: NewTable) -> None:
+    action, goal = Column("int64"), Column("float32", optional=True)
+    online = new_table(columns={"action": action, "goal": goal})
+    demo = new_table(columns={"action": action, "goal": Column("float32")})
+    with pytest.raises(InvalidArgumentError, match=r"columns=\['action'\], got 'goal_present'"):
+        client.sampler({online.name: 2, demo.name: 2}, beta=0.4)
+
+
+@wire_only
 def test_columns_have_to_be_the_same_in_all_tables(client: ReplayClient, new_table: NewTable) -> None:
     obs, action = Column("float32", 3), Column("int64")
     online = new_table(columns={"obs": obs, "action": action, "step": Column("int32")}, backend="uniform")
