@@ -29,9 +29,10 @@ INSERTS = 256
 TRIES = 5
 
 ABSENT = {
-    "ReplayClient": {"keep_alive", "load_parquet", "sampler"},
+    "ReplayClient": {"keep_alive", "load_parquet", "mark_shard", "sampler", "set_shards", "shards"},
     "Table": {"loader", "load_parquet", "part_sampler", "to_arrow", "to_parquet"},
     "Sampler": {"deadline", "keys_of", "request"},
+    "Writer": {"inserted", "is_failing", "writing"},
 }
 """Public names that have no counterpart for asyncio."""
 OMITTED = {"device", "progress", "is_waited_for"}
