@@ -20,7 +20,7 @@ import numpy as np
 from replay_client import ReplayClient
 from rich.console import Console
 
-from benchmarks.learner_step import BETA, touch
+from benchmarks.fleet import step_times_us
 from benchmarks.report import Section, spread
 from benchmarks.service import full_table, running_server
 from benchmarks.workloads import CARTPOLE
@@ -83,19 +83,6 @@ def writers(address: str) -> Iterator[list[float]]:
             arrived += map(float, process.stdout.read().split())
 
 
-def median_step_us(client: ReplayClient, window_s: float) -> float:
-    """Median time of a learner step in a window of this many seconds."""
-    rng = np.random.default_rng(1)
-    times, end = [], time.perf_counter() + window_s
-    with client.table(CARTPOLE.name).sampler(CARTPOLE.batch_size, beta=BETA) as sampler:
-        while (began := time.perf_counter()) < end:
-            batch = next(sampler)
-            touch(batch)
-            sampler.update_priorities(batch, rng.random(CARTPOLE.batch_size) + 0.1)
-            times.append(time.perf_counter() - began)
-    return statistics.median(times) * 1e6
-
-
 class StatsCalls:
     """Requests the server's statistics periodically, in a thread."""
 
@@ -124,13 +111,13 @@ def measure(rounds: int = ROUNDS, window_s: float = WINDOW_S) -> Section:
     alone, among, rates, stats_ms, messages = [], [], [], [], []
     with running_server() as (address, _), ReplayClient(address) as client, ReplayClient(address) as asking:
         full_table(client, CARTPOLE)
-        median_step_us(client, 1.0)
+        step_times_us(client, 1.0)
         for _ in range(rounds):
-            alone.append(median_step_us(client, window_s))
+            alone.append(statistics.median(step_times_us(client, window_s)))
             with writers(address) as arrived:
                 before, began = asking.stats().server.methods["Write"].calls, time.monotonic()
                 calls = StatsCalls(asking)
-                among.append(median_step_us(client, window_s))
+                among.append(statistics.median(step_times_us(client, window_s)))
                 calls.stop()
                 messages.append((asking.stats().server.methods["Write"].calls - before) / (time.monotonic() - began))
             rates += arrived

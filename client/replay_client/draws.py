@@ -101,6 +101,18 @@ def checked_beta(beta: float) -> float:
     raise InvalidArgumentError.of_field("beta", "a finite number of at least 0", repr(beta))
 
 
+def with_beta(draw: replay_pb2.Draw, beta: float) -> replay_pb2.Draw:
+    """Return a copy of a draw with another exponent, because batches in flight refer to the original.
+
+    Raises:
+        InvalidArgumentError: as for `checked_beta`.
+    """
+    copied = replay_pb2.Draw()
+    copied.CopyFrom(draw)
+    copied.beta = checked_beta(beta)
+    return copied
+
+
 def _named(field: str, name: str, known: Mapping[str, V]) -> V:
     if not isinstance(name, str) or name not in known:
         raise InvalidArgumentError.of_field(field, " or ".join(map(repr, known)), repr(name))

@@ -22,14 +22,14 @@ from replay_proto.frames import Content
 from replay_proto.v1 import replay_pb2
 
 from replay_client._learning.answers import BatchReader
-from replay_client._learning.prefetch import FEWEST, MOST, PrefetchTuner
+from replay_client._learning.prefetch import FEWEST, MOST, FixedPrefetch, PrefetchTuner, prefetching
 from replay_client._rows.checks import MOST_KEYS_AT_ONCE, checked_keys, checked_priorities
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._transport.pending import PendingRequests, Request
 from replay_client.batch import Batch
-from replay_client.draws import Prefetch, checked_beta, checked_count
+from replay_client.draws import Prefetch, with_beta
 from replay_client.errors import DeadlineExceededError
-from replay_client.results.description import TableDescription
+from replay_client.results.description import FIFO, TableDescription
 
 _MESSAGES_IN_FLIGHT: Final = 4
 """Desired number of messages in flight: with a larger prefetch, one message requests several batches."""
@@ -66,9 +66,8 @@ class Learning:
         reconnect_timeout_s: float,
     ) -> None:
         self._table = table
-        self._prefetch = 1
-        self.tuner: PrefetchTuner | None = None
-        """Adapts `prefetch` to the learner; None: it is fixed."""
+        self.prefetching: FixedPrefetch | PrefetchTuner
+        """Chooses `prefetch`; samplers tell it about each step."""
         self.prefetch = prefetch
         self.pending: PendingRequests[Exchange] = PendingRequests(
             reconnect_timeout_s=reconnect_timeout_s, keep_refused=False
@@ -100,24 +99,18 @@ class Learning:
 
     @beta.setter
     def beta(self, beta: float) -> None:
-        draw = replay_pb2.Draw()
-        draw.CopyFrom(self.draw)  # batches in flight refer to the previous one
-        draw.beta = checked_beta(beta)
-        self.draw = draw
+        self.draw = with_beta(self.draw, beta)
 
     @property
     def prefetch(self) -> int:
         """Batches in flight after `ask`, at least 1; can be changed, also to "auto"."""
-        return self._prefetch if self.tuner is None else self.tuner.prefetch
+        return self.prefetching.prefetch
 
     @prefetch.setter
     def prefetch(self, prefetch: Prefetch) -> None:
-        if prefetch == "auto":
-            # Batches in flight count as drawn, so more of them would not arrive earlier.
-            is_limited = self._table.backend == "fifo" or self._table.rate_limit is not None
-            self.tuner = PrefetchTuner(FEWEST if is_limited else MOST)
-        else:
-            self._prefetch, self.tuner = checked_count("prefetch", prefetch), None
+        # If batches in flight count as drawn, more of them would not arrive earlier.
+        is_limited = self._table.backend == FIFO or self._table.rate_limit is not None
+        self.prefetching = prefetching(prefetch, FEWEST if is_limited else MOST)
 
     @property
     def in_flight(self) -> int:

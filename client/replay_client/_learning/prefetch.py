@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from replay_client.draws import Prefetch, checked_count
+
 FEWEST: Final = 2
 """One batch that the learner uses, and one that arrives meanwhile."""
 MOST: Final = 16
@@ -31,6 +33,26 @@ _NO_SLOWER: Final = 1.02
 _FIRST_PAUSE: Final = 4
 _LONGEST_PAUSE: Final = 256
 """Measurements between two attempts: twice as many after each attempt that failed."""
+
+
+class FixedPrefetch:
+    """A number of batches that the user has chosen, with the interface of `PrefetchTuner`."""
+
+    def __init__(self, prefetch: int) -> None:
+        self.prefetch = checked_count("prefetch", prefetch)
+        """Number of batches to keep in flight."""
+
+    def stepped(self, began_waiting_s: float, ended_waiting_s: float) -> None:
+        """Do nothing."""
+
+
+def prefetching(prefetch: Prefetch, most: int = MOST) -> FixedPrefetch | PrefetchTuner:
+    """Return what chooses the number of batches in flight; "auto" never exceeds ``most``.
+
+    Raises:
+        InvalidArgumentError: it is neither a positive integer nor "auto".
+    """
+    return PrefetchTuner(most) if prefetch == "auto" else FixedPrefetch(prefetch)
 
 
 class PrefetchTuner:

@@ -69,12 +69,10 @@ class Sampler(SamplerHandle):
         await self._connection.reach()
         self._learning.ask()
         self._stream.send_pending()
-        batches, tuner = self._learning.batches, self._learning.tuner
-        began_s = time.perf_counter() if tuner else 0.0
+        batches, began_s = self._learning.batches, time.perf_counter()
         while not batches:
             await self._receive(None)
-        if tuner:
-            tuner.stepped(began_s, time.perf_counter())
+        self._learning.prefetching.stepped(began_s, time.perf_counter())
         batch = batches[0]
         if isinstance(batch, replay_pb2.Draw):
             batch = await self._draw_over_wire(batch)

@@ -85,12 +85,10 @@ class Sampler(SamplerHandle):
             ReplayError: the server refused the request for another reason.
         """
         self.request()
-        batches, tuner = self._learning.batches, self._learning.tuner
-        began_s = time.perf_counter() if tuner else 0.0
+        batches, began_s = self._learning.batches, time.perf_counter()
         while not batches:
             self._receive(math.inf)
-        if tuner:
-            tuner.stepped(began_s, time.perf_counter())
+        self._learning.prefetching.stepped(began_s, time.perf_counter())
         batch = batches[0]
         if isinstance(batch, replay_pb2.Draw):
             batch = self._draw_over_wire(batch)

@@ -19,14 +19,14 @@ from numpy.typing import ArrayLike
 from replay_proto.v1 import replay_pb2
 
 from replay_client._learning.answers import Blank
-from replay_client._learning.prefetch import MOST, PrefetchTuner
+from replay_client._learning.prefetch import prefetching
 from replay_client._rows.checks import checked_keys, checked_priorities
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._shards.keys import global_keys, local_keys, shard_ids
 from replay_client._shards.mass import joined_weights, rows_by_shard, shard_chances
 from replay_client._shards.step import Step
 from replay_client.batch import Batch
-from replay_client.draws import DrawMode, Prefetch, checked_beta, checked_count
+from replay_client.draws import DrawMode, Prefetch, with_beta
 from replay_client.errors import (
     DeadlineExceededError,
     ReplayError,
@@ -84,8 +84,6 @@ class ShardedSampler(Sampler):
         self._reconnect_timeout_s = reconnect_timeout_s
         self._random = random
         self._is_closed = False
-        self._tuner: PrefetchTuner | None = None
-        self._prefetch = 1
         self.prefetch = prefetch
         self._steps: deque[Step] = deque()
         self._streams: dict[int, ShardStream] = {}
@@ -101,22 +99,16 @@ class ShardedSampler(Sampler):
 
     @beta.setter
     def beta(self, beta: float) -> None:
-        draw = replay_pb2.Draw()
-        draw.CopyFrom(self._draw)  # batches in flight refer to the previous one
-        draw.beta = checked_beta(beta)
-        self._draw = draw
+        self._draw = with_beta(self._draw, beta)
 
     @property
     def prefetch(self) -> int:
         """Batches in flight while `next()` waits, at least 1; can be changed, also to "auto"."""
-        return self._prefetch if self._tuner is None else self._tuner.prefetch
+        return self._prefetching.prefetch
 
     @prefetch.setter
     def prefetch(self, prefetch: Prefetch) -> None:
-        if prefetch == "auto":
-            self._tuner = PrefetchTuner(MOST)
-        else:
-            self._prefetch, self._tuner = checked_count("prefetch", prefetch), None
+        self._prefetching = prefetching(prefetch)
 
     @property
     def in_flight(self) -> int:
@@ -163,8 +155,7 @@ class ShardedSampler(Sampler):
             began_s = time.perf_counter()
             while self._steps and self._steps[0].asked:
                 self._receive_from(next(iter(self._steps[0].asked)))
-        if self._tuner is not None:
-            self._tuner.stepped(began_s, time.perf_counter())
+        self._prefetching.stepped(began_s, time.perf_counter())
         return self._joined(self._steps.popleft())
 
     def request(self) -> None:
