@@ -79,7 +79,7 @@ def test_what_is_at_work_is_active_until_it_ends_in_whatever_way() -> None:
 
 def test_a_method_stays_used_after_a_stream_without_messages() -> None:
     figures = MethodFigures()
-    assert not figures.is_used
+    before = figures.is_used
     with figures.at_work():
-        assert figures.is_used
-    assert figures.is_used
+        during = figures.is_used
+    assert (before, during, figures.is_used) == (False, True, True)
