@@ -198,6 +198,27 @@ def test_the_page_survives_a_restart(
     page.problems = [problem for problem in page.problems if "ERR_" not in problem]
 
 
+def test_a_page_that_is_shown_again_does_not_count_the_time_it_was_hidden(
+    start_server: StartServer, open_page: OpenPage
+) -> None:
+    page = open_page(start_server(*FLAGS))
+    page.page.clock.install()
+    page.page.reload()
+    page.wait("() => !document.getElementById('empty').hidden")
+    show = """hidden => {
+        Object.defineProperty(document, "hidden", {configurable: true, value: hidden});
+        document.dispatchEvent(new Event("visibilitychange"));
+    }"""
+    page.page.evaluate(show, True)
+    page.page.clock.run_for(60_000)
+    page.page.route("**/events", lambda _: None)  # no answer yet
+    page.page.evaluate(show, False)
+    page.page.clock.run_for(2_000)
+    assert "no news" not in page.text("#connection")
+    page.page.clock.run_for(20_000)
+    assert "no news for 2" in page.text("#connection")
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_hostile_names_are_text(
     start_server: StartServer, call: Callable[[ServerProcess], Caller], open_page: OpenPage, browser: Any, width: int

@@ -256,6 +256,7 @@ function connect() {
   source?.close();
   source = null;
   if (document.hidden) return;
+  lastEvent = Date.now();
   source = new EventSource("events");
   source.onmessage = (event) => show(JSON.parse(event.data));
   source.onerror = (event) => {
@@ -270,7 +271,7 @@ function connect() {
 // A hidden page costs the server nothing.
 document.addEventListener("visibilitychange", connect);
 setInterval(() => {
-  if (source && lastEvent && Date.now() - lastEvent > SILENT_MS) {
+  if (source && Date.now() - lastEvent > SILENT_MS) {
     setConnected(`no news for ${format.duration((Date.now() - lastEvent) / 1000)}`, true);
   }
 }, 1000);
