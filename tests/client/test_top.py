@@ -189,6 +189,25 @@ def test_one_looks_into_the_table_under_the_cursor_which_follows_it(stats: Stats
     feed.drive(steps)
 
 
+def test_rows_of_a_table_that_was_left_do_not_appear_as_those_of_another(client: ReplayClient, stats: Stats) -> None:
+    def inspect(_: str) -> Inspected:
+        handle = client[NAMES[1]]  # as if it had been chosen before
+        inspection = handle.inspect()
+        return Inspected(inspection, handle.read(inspection.largest.row_keys), 0.4)
+
+    feed = Feed(stats, inspect)
+
+    async def steps(pilot: Pilot[None]) -> None:
+        await pilot.press("enter", "i")
+        assert text_of(pilot, "#rows").startswith("reading the priorities")
+        feed.put(stats)
+        feed.put(Trouble("the inspection is over", None))
+        await until(pilot, lambda: "is over" in text_of(pilot, "#trouble"), "the inspection is over")
+        assert text_of(pilot, "#rows").startswith("reading the priorities")
+
+    feed.drive(steps)
+
+
 def test_the_distribution_of_a_table_is_seen_anew_each_time(stats: Stats, client: ReplayClient) -> None:
     name = NAMES[2]
 

@@ -191,8 +191,12 @@ class TableRows(View):
         """Show the rows of the table of this name."""
         super().__init__()
         self._table = table
-        self.inspected: Inspected | None = None
-        """What was seen last."""
+        self._inspected: Inspected | None = None
+
+    def saw(self, inspected: Inspected) -> None:
+        """Keep what was seen, unless it is another table, which was inspected before this one."""
+        if inspected.inspection.table.name == self._table:
+            self._inspected = inspected
 
     def on_mount(self) -> None:
         """Have the table inspected."""
@@ -209,11 +213,11 @@ class TableRows(View):
     def show(self, stats: Stats, history: History) -> None:
         """Show the distribution, which fits into the screen."""
         view = self.query_one("#rows", Static)
-        if self.inspected is None:
+        if self._inspected is None:
             view.update(Text(f"reading the priorities of {printable_text(self._table)}", "dim"))
         else:
             console = Console(width=view.size.width, height=view.size.height, file=io.StringIO())
-            view.update(inspect_screen(console, self.inspected, ""))
+            view.update(inspect_screen(console, self._inspected, ""))
 
 
 class Top(App[None]):
@@ -271,7 +275,7 @@ class Top(App[None]):
             self.stats = looked.seen
             self.history.add(looked.seen)
         if isinstance(looked.seen, Inspected) and isinstance(self.screen, TableRows):
-            self.screen.inspected = looked.seen
+            self.screen.saw(looked.seen)
         if isinstance(self.screen, View):
             self.screen.refresh_view()
 
