@@ -198,6 +198,22 @@ def test_the_page_survives_a_restart(
     page.problems = [problem for problem in page.problems if "ERR_" not in problem]
 
 
+def test_rare_points_are_joined_and_an_outage_is_not(start_server: StartServer, open_page: OpenPage) -> None:
+    page = open_page(start_server(*FLAGS))
+    at = [*range(0, 100, 20), 200, *range(201, 210)]
+    column = page.page.evaluate(
+        """async (at) => {
+            const { Points } = await import("/page/charts.js");
+            const points = new Points();
+            for (const each of at) points.append({ at: [each], inserted: [1], drawn: [1], updated: [1] });
+            return points.columns[1];
+        }""",
+        at,
+    )
+    joined, outage = [1] * 4, [None, 1]
+    assert column == [1, None, *joined, *outage, *[1] * 9]
+
+
 def test_a_page_that_is_shown_again_does_not_count_the_time_it_was_hidden(
     start_server: StartServer, open_page: OpenPage
 ) -> None:

@@ -12,6 +12,7 @@ const HEIGHT = 180;
 export class Points {
   constructor() {
     this.columns = COLUMNS.map(() => []);
+    this.spacing = 0; // seconds between the last two points: with many tables, they come less often
   }
 
   get last() {
@@ -29,7 +30,9 @@ export class Points {
   append(points) {
     points.at.forEach((at, i) => {
       if (at <= this.last) return;
-      if (at - this.last > GAP_S && this.columns[0].length) this.push([this.last + 1, null, null, null]);
+      const spacing = this.columns[0].length ? at - this.last : 0;
+      if (spacing > Math.max(GAP_S, 3 * this.spacing)) this.push([this.last + 1, null, null, null]);
+      this.spacing = spacing;
       this.push(COLUMNS.map((name) => points[name][i]));
     });
     const old = this.columns[0].findIndex((at) => at >= this.last - 60 * MINUTES);

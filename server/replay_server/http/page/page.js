@@ -166,6 +166,7 @@ class Card {
 const cards = new Map();
 let version = null;
 let lastEvent = 0;
+let silentMs = SILENT_MS;
 let before = null;
 
 function showTables(tables) {
@@ -242,6 +243,7 @@ function setConnected(text, isLost) {
 function show(server) {
   if (version !== null && version !== server.version) location.reload();
   version = server.version;
+  silentMs = Math.max(SILENT_MS, 3 * (Date.now() - lastEvent)); // with many tables, events come less often
   lastEvent = Date.now();
   setConnected(`live, ${format.clock(server.at)}`, false);
   showServer(server);
@@ -271,7 +273,7 @@ function connect() {
 // A hidden page costs the server nothing.
 document.addEventListener("visibilitychange", connect);
 setInterval(() => {
-  if (source && Date.now() - lastEvent > SILENT_MS) {
+  if (source && Date.now() - lastEvent > silentMs) {
     setConnected(`no news for ${format.duration((Date.now() - lastEvent) / 1000)}`, true);
   }
 }, 1000);
