@@ -10,6 +10,7 @@ server asks for, at most every 0.1 s and at least every second.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import secrets
 import subprocess
@@ -87,7 +88,8 @@ class LeanWriter:
 
 
 async def run_fleet(address: str) -> None:
-    """Write until standard input ends."""
+    """Write until standard input ends, at the lowest priority, because real writers run on other machines."""
+    os.nice(19)
     writers = [LeanWriter(address) for _ in range(WRITERS)]
     tasks = [asyncio.create_task(writer.write_steadily(ROWS_PER_S)) for writer in writers]
     ended = asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)

@@ -24,7 +24,7 @@ _SETTLING_STEPS: Final = 32
 """Steps that are ignored after a change."""
 _SLOWEST: Final = _STEPS // 10
 """The slowest steps are ignored: they are due to pauses of the system."""
-_WAITS: Final = 0.05
+_WAITS: Final = 0.1
 """A learner that spends a smaller part of its time on waiting needs no more batches."""
 _FASTER: Final = 0.95
 """Twice as many batches have to reduce the time of a step to this part of it."""
