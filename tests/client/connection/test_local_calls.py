@@ -214,7 +214,7 @@ def test_a_refusal_keeps_the_connection(near: Table) -> None:
 
 def test_an_update_that_is_too_large_is_refused_as_over_grpc(near: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     """Send a message of 80 MB to a server that accepts 64 MiB."""
-    for name in ("_operations.table.MOST_KEYS_AT_ONCE", "_learning.UPDATES_KEPT"):  # it is not split
+    for name in ("_operations.table.MOST_KEYS_AT_ONCE", "_learning.learning.UPDATES_KEPT"):  # it is not split
         monkeypatch.setattr(f"replay_client.{name}", 1 << 40)
     keys, priorities = np.zeros(5_000_000, np.int64), np.ones(5_000_000)
     with pytest.raises(ResourceExhaustedError):

@@ -137,6 +137,7 @@ def test_an_update_that_a_device_still_computes_is_sent_at_the_end(table: Table)
     with table.sampler(8, beta=0.4, prefetch=1, device="cpu") as sampler:
         StillComputed.sampler, StillComputed.is_awaited = sampler, False
         keys = next(sampler).row_keys
+        wait_until(lambda: bool(sampler._ready), "the thread has fetched the next batch")
         sampler.update_priorities(keys, StillComputed.of(torch.full((8,), 0.25)))
         next(sampler)
         wait_until(lambda: StillComputed.is_awaited, "the thread waits for the priorities")

@@ -200,7 +200,7 @@ def test_messages_that_grpc_cuts_off_are_refused_like_those_that_the_server_refu
     for name in (
         "_operations.table.MOST_KEYS_AT_ONCE",
         "_operations.table.READ_BYTES",
-        "_learning.UPDATES_KEPT",
+        "_learning.learning.UPDATES_KEPT",
     ):  # nothing is split
         monkeypatch.setattr(f"replay_client.{name}", 1 << 40)
     client = connect(start_server("--max-request-mb", "2", "--max-reply-mb", "2"))
