@@ -27,7 +27,7 @@ run: $(VENV)/.installed  ## Train CartPole-v1 through a server of its own and sh
 # after the others.
 test: $(VENV)/.imported  ## All tests.
 	$(BEGIN)
-	$(BIN)/pytest -m "not timed and not long" --numprocesses 3 --dist worksteal $(COVER) $(if $(ARGS),$(ARGS),--deselect $(FIRST_START)) || test $$? -eq $(MAY_END_WITH)
+	$(BIN)/pytest -m "not timed and not long" --numprocesses 4 --dist worksteal $(COVER) $(if $(ARGS),$(ARGS),--deselect $(FIRST_START)) || test $$? -eq $(MAY_END_WITH)
 	$(BIN)/pytest -m timed $(COVER) $(ARGS) || test $$? -eq $(MAY_END_WITH)
 
 # Not part of `make test`: installing Chromium takes 20 s (Debian: apt-get install chromium).
