@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import threading
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from typing import ClassVar
 
@@ -61,13 +62,13 @@ class View(Screen[None]):
         yield from self.content()
         yield Footer()
 
+    @abstractmethod
     def content(self) -> ComposeResult:
         """Lay out what is below these lines."""
-        raise NotImplementedError
 
+    @abstractmethod
     def show(self, stats: Stats, history: History) -> None:
         """Show statistics."""
-        raise NotImplementedError
 
     def on_screen_resume(self) -> None:
         """Show what the app saw meanwhile."""
