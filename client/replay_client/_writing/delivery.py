@@ -16,13 +16,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Final
 
 from replay_client._transport.answered_stream import AnsweredStream
 from replay_client._transport.connection import Connection
 from replay_client._transport.frame_stream import FrameStream
 from replay_client._transport.time_limits import left_s
 from replay_client._writing.writing import WriterOptions, Writing
+from replay_client.errors import ServerUnavailableError
 from replay_client.results.description import TableDescription
+
+_AWAY_LOOK_S: Final = 0.05
+"""How often a call that does not wait for a server that is away looks whether it is."""
 
 
 class Delivery:
@@ -37,6 +42,7 @@ class Delivery:
         open_around: Callable[[], FrameStream | None],
     ) -> None:
         """Connect when the first block is sent. ``open_around`` opens a stream that bypasses gRPC, if available."""
+        self._waits_while_away = options.waits_while_away
         self.writing = Writing(table, options, timeout_s=connection.timeout_s, wake=self._wake)
         self._outbox = self.writing.outbox
         self._stream = AnsweredStream(
@@ -72,6 +78,10 @@ class Delivery:
         left = left_s(deadline)
         if left == 0:
             raise self._outbox.too_late()
+        if not self._waits_while_away:
+            if self.writing.pending.is_failing:
+                raise ServerUnavailableError("the server is away; an open writer keeps sending the rows")
+            left = _AWAY_LOOK_S if left is None else min(left, _AWAY_LOOK_S)
         self.changed.wait(left)
         self._outbox.check()
 
@@ -85,7 +95,7 @@ class Delivery:
 
     def _wake(self) -> None:
         """Wake up all threads; the first block starts the background thread."""
-        if self._receiver is None and self._outbox.block.count:
+        if self._receiver is None and self._outbox.in_flight:
             self._receiver = threading.Thread(target=self._receive_all, name="replay-writer", daemon=True)
             self._receiver.start()
         self.changed.notify_all()

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,6 +35,8 @@ from replay_client.errors import (
     ReplayError,
     SequenceTooOldError,
     ServerUnavailableError,
+    TableNotFoundError,
+    TableReplacedError,
     TableResetError,
     WriterUnknownError,
 )
@@ -52,6 +54,8 @@ class SentBlock(Request):
 
     rows: RowBlock
     head: replay_pb2.WriteRequest
+    is_own: bool = True
+    """Whether the rows are of this writer's streams, so that it can use the block again."""
 
     @property
     def sequence(self) -> int:
@@ -94,6 +98,8 @@ class Outbox:
         """Number of acknowledged rows."""
         self.inserted = table.inserted
         """Rows ever inserted into the table by anyone, according to the last reply."""
+        self.shards_version = 0
+        """Version of the server's shard map, according to the last reply."""
         self.is_paused = False
         """Whether sending stopped after a temporary error, until a call retries."""
         self.has_failed = False
@@ -119,6 +125,11 @@ class Outbox:
     def in_flight(self) -> int:
         """Number of unacknowledged rows, including those in the current block."""
         return self.block.count + sum(block.rows.count for block in self._pending.requests)
+
+    @property
+    def is_table_gone(self) -> bool:
+        """Whether sending stopped for good because the server no longer has the table."""
+        return self.has_failed and isinstance(self._error, (TableNotFoundError, TableReplacedError))
 
     @property
     def is_full(self) -> bool:
@@ -200,6 +211,19 @@ class Outbox:
         self.is_closed = True
         self._wake()
 
+    def surrender(self) -> list[RowBlock]:
+        """Remove and return all unacknowledged rows, oldest first. Call only while there is no stream."""
+        blocks = [*(sent.rows for sent in self._pending.requests), *([self.block] if self.block.count else [])]
+        self._pending.replace([])
+        self.block = self.block.like()
+        return blocks
+
+    def adopt(self, blocks: Iterable[RowBlock]) -> None:
+        """Queue what another outbox surrendered for sending, even if too many blocks are in flight."""
+        for rows in blocks:
+            self._pending.add(SentBlock(rows, self._next_head(), is_own=False))
+        self._wake()
+
     def answered(self, block: SentBlock, answer: Content) -> None:
         """Process the reply to a block that was just removed from the pending ones."""
         response = replay_pb2.WriteResponse.FromString(bytes(answer))
@@ -207,6 +231,7 @@ class Outbox:
             got = f"got one to block {response.sequence}"
             raise InternalServerError(f"expected a reply to block {block.sequence}, {got}")
         self._server_delay_s = response.delay_s
+        self.shards_version = response.shards_version
         self.inserted = max((keys.first + keys.count for keys in response.keys), default=self.inserted)
         self._acknowledge(block)
 
@@ -233,7 +258,8 @@ class Outbox:
 
     def _acknowledge(self, block: SentBlock) -> None:
         self.acknowledged += block.rows.count
-        if block.attempts == 1:  # otherwise, the sender of an earlier stream may still be reading the block
+        # After several attempts, the sender of an earlier stream may still be reading the block.
+        if block.is_own and block.attempts == 1:
             block.rows.clear()
             self._spare.append(block.rows)
 
@@ -246,7 +272,9 @@ class Outbox:
             return False
         self._writer_id = secrets.token_bytes(WRITER_ID_BYTES)
         self.last_sequence = 0
-        self._pending.replace([SentBlock(block.rows, self._next_head()) for block in self._pending.requests])
+        self._pending.replace(
+            [SentBlock(block.rows, self._next_head(), block.is_own) for block in self._pending.requests]
+        )
         return True
 
     def _next_head(self) -> replay_pb2.WriteRequest:

@@ -49,6 +49,8 @@ class WriterOptions:
     max_blocks_in_flight: int
     max_delay_s: float
     reconnect_timeout_s: float | None
+    waits_while_away: bool = True
+    """Whether calls wait while the server is away; otherwise, they raise `ServerUnavailableError`."""
 
 
 @dataclass

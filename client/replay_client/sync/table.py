@@ -380,14 +380,19 @@ class Table(TableHandle):
             InvalidArgumentError: for a number out of range.
             ClosedError: the client is closed.
         """
-        self._connection.reach()
-        options = WriterOptions(
-            streams=streams,
-            block_rows=block_rows,
-            max_blocks_in_flight=max_blocks_in_flight,
-            max_delay_s=max_delay_s,
-            reconnect_timeout_s=reconnect_timeout_s,
+        return self.writer_with(
+            WriterOptions(
+                streams=streams,
+                block_rows=block_rows,
+                max_blocks_in_flight=max_blocks_in_flight,
+                max_delay_s=max_delay_s,
+                reconnect_timeout_s=reconnect_timeout_s,
+            )
         )
+
+    def writer_with(self, options: WriterOptions) -> Writer:
+        """Create a writer with these options; for other purposes, use `writer`."""
+        self._connection.reach()
         return Writer(
             self._connection,
             self._description,

@@ -32,17 +32,18 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NoReturn
 
 from numpy.typing import ArrayLike
 from replay_proto.framing import Array
 
+from replay_client._rows.block import RowBlock
 from replay_client._transport.connection import Connection
 from replay_client._transport.frame_stream import FrameStream
 from replay_client._writing.delivery import Delivery
 from replay_client._writing.writer_stream import WriterStream
-from replay_client._writing.writing import WriterOptions, Writing
+from replay_client._writing.writing import VectorRows, WriterOptions, Writing
 from replay_client.errors import ReplayError
 from replay_client.results.description import TableDescription
 
@@ -99,6 +100,16 @@ class Writer:
     def is_failing(self) -> bool:
         """Whether the server does not answer at present; the writer keeps trying."""
         return self._writing.pending.is_failing or self._outbox.is_paused
+
+    @property
+    def is_table_gone(self) -> bool:
+        """Whether the server no longer has the table, so that no more rows are sent."""
+        return self._outbox.is_table_gone
+
+    @property
+    def shards_version(self) -> int:
+        """Version of the server's shard map, according to the last reply; 0: there is none."""
+        return self._outbox.shards_version
 
     @property
     def writing(self) -> Writing:
@@ -181,16 +192,24 @@ class Writer:
                 block, rows of the first streams may have been appended; a note on the error says how many.
         """
         checked = self._writing.checked_rows(columns if rows is None else {**rows, **columns}, where, priorities)
+        try:
+            self.append_checked(checked)
+        except ReplayError as error:
+            checked.note(error)
+            raise
+
+    def append_checked(self, rows: VectorRows) -> None:
+        """Append the rows that are left; internal.
+
+        Raises:
+            ReplayError: an earlier row could not be sent; ``rows`` counts those that were appended.
+        """
         self._connection.check_not_forked()
         with self._changed:
             self._outbox.check()
-            try:
-                while checked.left:
-                    if not self._writing.append_all(checked):
-                        self._delivery.wait(math.inf)
-            except ReplayError as error:
-                checked.note(error)
-                raise
+            while rows.left:
+                if not self._writing.append_all(rows):
+                    self._delivery.wait(math.inf)
 
     def end_episodes(
         self,
@@ -250,7 +269,22 @@ class Writer:
         try:
             self.flush(timeout_s=timeout_s)
         finally:
-            self._delivery.close()
+            self.abort()
+
+    def abort(self) -> None:
+        """Close without a flush; internal."""
+        self._delivery.close()
+
+    def give_up(self) -> list[RowBlock]:
+        """Close without a flush, and return all unacknowledged rows, oldest first, for `adopt`; internal."""
+        self._delivery.close()
+        with self._changed:
+            return self._outbox.surrender()
+
+    def adopt(self, blocks: Iterable[RowBlock]) -> None:
+        """Send rows that another writer of the same table, on another server, gave up; internal."""
+        with self._changed:
+            self._outbox.adopt(blocks)
 
     def unacknowledged_rows(self) -> dict[str, Array]:
         """Return unacknowledged rows, block after block, oldest first. Some of them may have arrived.

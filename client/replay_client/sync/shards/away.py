@@ -55,10 +55,10 @@ class AwayShard:
         """Return the held keys int64[n] and priorities float64[n]."""
         return np.array(list(self._held), np.int64), np.array(list(self._held.values()), np.float64)
 
-    def end(self) -> None:
-        """Stop looking."""
+    def end(self, *, is_waited_for: bool = True) -> None:
+        """Stop looking; ``is_waited_for``: return when the thread has ended."""
         self._ended.set()
-        if self._thread is not None:
+        if self._thread is not None and is_waited_for:
             self._thread.join()
 
     def _call(self, call: Call) -> Content:

@@ -46,9 +46,8 @@ class Fleet:
 
     def link(self, address: str) -> ServerLink:
         """Return the link to a server."""
-        if address not in self.links:
-            self.links[address] = next(iter(self.links.values())).to(address)
-        return self.links[address]
+        found = self.links.get(address)
+        return found or self.links.setdefault(address, next(iter(self.links.values())).to(address))
 
     def find(self) -> ShardMap:
         """Return the newest map that any server has. If no server has one, create it with the given addresses.
@@ -204,8 +203,9 @@ class Fleet:
     def _lacking(self, newest: ShardMap, found: dict[str, ShardMap | None]) -> list[Shard]:
         """Return reachable servers without a map; check those that have one."""
         in_use = {shard.address for shard in newest.in_use}
+        ever = {shard.address for shard in newest.shards}
         for address in self.seeds:
-            if address not in in_use:
+            if address not in ever:
                 expected = f"one of {', '.join(sorted(in_use))}; `replay shards set` adds a server"
                 raise InvalidArgumentError.of_field("address", expected, address)
         return [shard for shard in newest.in_use if shard.address in found and found[shard.address] is None]

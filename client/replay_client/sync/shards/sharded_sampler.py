@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import numpy as np
@@ -38,6 +38,7 @@ from replay_client.errors import (
 from replay_client.sync.sampler import Sampler
 from replay_client.sync.shards.away import AwayShard
 from replay_client.sync.shards.member import Member
+from replay_client.sync.shards.roster import AWAY_LOOK_S, Roster
 from replay_client.sync.shards.shard_stream import ShardStream
 
 log = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ class ShardedSampler(Sampler):
 
     def __init__(
         self,
-        members: Sequence[Member],
+        roster: Roster,
         open_stream: Callable[[Member], ShardStream],
         draw: replay_pb2.Draw,
         blank: Blank,
@@ -67,7 +68,7 @@ class ShardedSampler(Sampler):
         """Created by `ShardedTable.sampler`.
 
         Args:
-            members: the shards, at least one.
+            roster: the shards.
             open_stream: opens a stream to a shard.
             draw: what to draw.
             blank: provides the memory for batches.
@@ -75,9 +76,11 @@ class ShardedSampler(Sampler):
             reconnect_timeout_s: seconds to wait if all servers are away.
             random: chooses the shards.
         """
-        self._connection = members[0].link.connection
-        self._name = members[0].table.name
-        self._members = {member.id: member for member in members}
+        self._roster = roster
+        self._seen = roster.members
+        self._connection = self._seen[0].link.connection
+        self._name = self._seen[0].table.name
+        self._members = {member.id: member for member in self._seen}
         self._open_stream = open_stream
         self._draw = draw
         self._blank = blank
@@ -165,6 +168,7 @@ class ShardedSampler(Sampler):
             ReplayError: as for `next()`.
         """
         self._check_usable()
+        self._follow()
         self._welcome_back()
         for shard_id, stream in list(self._streams.items()):
             while shard_id in self._streams and stream.is_asked and not stream.next_is_batch:
@@ -308,6 +312,7 @@ class ShardedSampler(Sampler):
                 raise ServerUnavailableError(f"none of the servers of table {self._name!r} can be reached")
             time.sleep(_POLL_S)
             self._check_usable()  # another thread may have closed the sampler
+            self._follow()
             self._welcome_back()
 
     def _receive_from(self, shard_id: int, deadline: float = math.inf) -> None:
@@ -317,6 +322,7 @@ class ShardedSampler(Sampler):
         except _GONE as error:
             self._lose(shard_id, error)
             return
+        self._roster.heard(self._streams[shard_id].state.shards_version)
         if taken is None:
             return
         step, batch = taken
@@ -325,6 +331,35 @@ class ShardedSampler(Sampler):
             self._redraw(step, shard_id)
         else:
             step.arrived(shard_id, batch)
+
+    def _follow(self) -> None:
+        """Draw from the shards of the newest map, as far as it is known."""
+        if self._away:
+            self._roster.look(every_s=AWAY_LOOK_S)
+        if self._roster.members is self._seen:
+            return
+        self._seen = self._roster.members
+        there = {member.id: member for member in self._seen}
+        for shard_id in set(self._members).difference(there):
+            self._give_up(shard_id)
+        new = set(there).difference(self._members)
+        self._members = there
+        for shard_id in new:
+            self._open(there[shard_id])
+
+    def _give_up(self, shard_id: int) -> None:
+        """Never draw from a shard again, because the map no longer has it; updates for its rows are stale."""
+        log.warning("%s has gone", self._members[shard_id])
+        away, stream = self._away.pop(shard_id, None), self._streams.pop(shard_id, None)
+        if away is not None:
+            self._counted[1] += len(away.held()[0]) + away.dropped
+            away.end(is_waited_for=False)
+        if stream is not None:
+            self._counted[0] += stream.updated
+            self._counted[1] += stream.stale + len(stream.unacknowledged_updates()[0])
+            stream.cancel()
+        for step in list(self._steps):
+            self._redraw(step, shard_id)
 
     def _lose(self, shard_id: int, error: ReplayError) -> None:
         """Draw in the other shards from now on, also what was requested from this one."""

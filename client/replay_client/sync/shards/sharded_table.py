@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -31,22 +31,26 @@ from replay_client.sync.row_loader import RowLoader
 from replay_client.sync.row_reader import RowOrder, RowReader
 from replay_client.sync.sampler import Sampler
 from replay_client.sync.shards.member import Member
+from replay_client.sync.shards.roster import Roster
 from replay_client.sync.shards.shard_stream import ShardStream
 from replay_client.sync.shards.sharded_sampler import AWAY_AFTER_S, ShardedSampler
 from replay_client.sync.shards.sharded_writer import ShardedWriter
 from replay_client.sync.table import Table
 
+_LOOK_S: Final = 1.0
+"""Seconds after which a single call makes a thread look for a newer shard map. Samplers and writers hear of it."""
+
 
 class ShardedTable(Table):
     """See the module, and `Table`. Thread-safe."""
 
-    def __init__(self, members: Sequence[Member], *, created: bool = False) -> None:
-        """Created by `ReplayClient`; ``members`` are the shards, ascending by id."""
-        description = _merged([member.description for member in members])
-        super().__init__(members[0].link, description, created=created, data_path=DataPath())
-        self._members = tuple(members)
+    def __init__(self, roster: Roster, *, created: bool = False) -> None:
+        """Created by `ReplayClient`; ``roster`` has the shards."""
+        description = _merged([member.description for member in roster.members])
+        super().__init__(roster.members[0].link, description, created=created, data_path=DataPath())
+        self._roster = roster
         self._random = np.random.default_rng(description.seed)
-        self._inserted = {member.id: member.description.inserted for member in members}
+        self._inserted: dict[int, int] = {}  # rows ever inserted into each shard, if this table has inserted any
 
     @property
     def shards(self) -> dict[int, Table]:
@@ -58,7 +62,13 @@ class ShardedTable(Table):
         return f"<ShardedTable {self.name!r}, shards {servers}: {self.backend}, {self.capacity} rows>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(ShardedTable, created=self.created), (self._members,)
+        return partial(ShardedTable, created=self.created), (self._roster,)
+
+    @property
+    def _members(self) -> tuple[Member, ...]:
+        """The shards at present."""
+        self._roster.look(every_s=_LOOK_S)
+        return self._roster.members
 
     @property
     def size(self) -> int:
@@ -178,7 +188,8 @@ class ShardedTable(Table):
             reconnect_timeout_s=reconnect_timeout_s,
         )
         wait_s = time_limit("reconnect_timeout_s", reconnect_timeout_s, self._connection.timeout_s)
-        return ShardedWriter(self._active(), options, reconnect_timeout_s=wait_s, random=np.random.default_rng())
+        self._active()
+        return ShardedWriter(self._roster, options, reconnect_timeout_s=wait_s, random=np.random.default_rng())
 
     def part_sampler(
         self,
@@ -202,7 +213,7 @@ class ShardedTable(Table):
             return stream
 
         return ShardedSampler(
-            self._members,
+            self._roster,
             open_stream,
             self._operations.draw(**draw, reader=self._operations.batch_reader(names)),
             blank or ColumnBuffers(chosen).blank,
@@ -250,7 +261,7 @@ class ShardedTable(Table):
         return min((active[int(number)] for number in two), key=self._fill)
 
     def _fill(self, member: Member) -> int:
-        return min(self._inserted[member.id], member.description.capacity)
+        return min(self._inserted.get(member.id, member.description.inserted), member.description.capacity)
 
     def _not_offered(self, method: str) -> NoReturn:
         expected = f"a table on one server: use table.shards[id].{method}(...)"

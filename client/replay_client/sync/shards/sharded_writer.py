@@ -3,32 +3,30 @@
 Rows that a server has not acknowledged stay bound to it, and are sent again when it returns. Meanwhile, new episodes
 go to the other shards. In a table of steps, the current episode is abandoned and continues as a new one elsewhere. In
 other tables, streams also change the shard after `ROWS_PER_SHARD` rows, because such rows need not belong together.
+If an operator gives the server up, its unacknowledged rows are inserted into another shard.
 """
 
 from __future__ import annotations
 
-import logging
-import math
-import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from replay_proto.framing import Array
 
+from replay_client._writing.streams import Streams
 from replay_client._writing.writer_stream import WriterStream
-from replay_client._writing.writing import WriterOptions
+from replay_client._writing.writing import VectorRows, WriterOptions
 from replay_client.errors import ClosedError, ServerUnavailableError
-from replay_client.sync.shards.member import Member
+from replay_client.sync.shards.roster import Roster
+from replay_client.sync.shards.shard_writers import ShardWriters
 from replay_client.sync.writer import Writer
-
-log = logging.getLogger(__name__)
 
 ROWS_PER_SHARD: Final = 256
 """Rows after which a stream of a table without steps changes the shard, also within an episode."""
-_POLL_S: Final = 0.02
 
 
 class ShardedWriter(Writer):
@@ -36,7 +34,7 @@ class ShardedWriter(Writer):
 
     def __init__(
         self,
-        members: Sequence[Member],
+        roster: Roster,
         options: WriterOptions,
         *,
         reconnect_timeout_s: float,
@@ -45,21 +43,19 @@ class ShardedWriter(Writer):
         """Created by `ShardedTable.writer`.
 
         Args:
-            members: the shards that get rows, at least one.
+            roster: the shards.
             options: the options of the writer of each shard.
             reconnect_timeout_s: seconds that calls wait if all servers are away.
             random: chooses shards.
         """
-        self.steps = members[0].description.steps  # type: ignore[misc]  # final, and the base class is not initialized
-        self._connection = members[0].link.connection
-        self._table = members[0].description
-        self._reconnect_timeout_s = reconnect_timeout_s
-        self._random = random
-        self._ids: list[int] = []
-        self._writers: list[Writer] = []
-        self._open(members, options)
-        self._shard = np.zeros(options.streams, np.intp)  # the writer of each stream's current episode
+        first = roster.members[0]
+        self.steps = first.description.steps  # type: ignore[misc]  # final, and the base class is not initialized
+        self._connection = first.link.connection
+        self._table = first.description
+        self._writers = ShardWriters(roster, options, reconnect_timeout_s=reconnect_timeout_s, random=random)
+        self._shard = np.zeros(options.streams, np.int64)  # the shard of each stream's current episode
         self._rows = np.zeros(options.streams, np.int64)  # rows of each stream since it changed the shard
+        self._is_moved = np.zeros(options.streams, bool)  # whether it changed the shard within its current episode
         self._sharded = [ShardedWriterStream(self, stream) for stream in range(options.streams)]
         self._is_closed = False
         for stream in range(options.streams):
@@ -68,12 +64,12 @@ class ShardedWriter(Writer):
     @property
     def acknowledged(self) -> int:
         """Acknowledged rows."""
-        return sum(writer.acknowledged for writer in self._writers)
+        return self._writers.acknowledged
 
     @property
     def in_flight(self) -> int:
         """Number of appended rows that are not yet acknowledged."""
-        return sum(writer.in_flight for writer in self._writers)
+        return self._writers.in_flight
 
     @property
     def inserted(self) -> int:
@@ -83,12 +79,12 @@ class ShardedWriter(Writer):
     @property
     def is_failing(self) -> bool:
         """Whether no server answers at present."""
-        return all(writer.is_failing for writer in self._writers)
+        return len(self.shards_away) == len(self._writers)
 
     @property
     def shards_away(self) -> list[int]:
-        """Ids of the shards whose servers do not answer at present."""
-        return [shard_id for shard_id, writer in zip(self._ids, self._writers, strict=True) if writer.is_failing]
+        """Ids of the shards whose servers do not answer at present, or no longer have the table."""
+        return self._writers.away
 
     def __len__(self) -> int:
         """Number of streams."""
@@ -143,15 +139,23 @@ class ShardedWriter(Writer):
         """
         self._check()
         values = columns if rows is None else {**rows, **columns}
-        checked = self._writers[0].writing.checked_rows(values, where, priorities)
-        wanted = np.zeros(len(self), bool)
-        wanted[checked.which] = True
-        for stream in checked.which.tolist():
-            self._before_row(stream)
-        for shard in np.unique(self._shard[wanted]).tolist():
-            mine = wanted & (self._shard == shard)
-            self._writers[shard].append_all(checked.columns, where=mine, priorities=checked.priorities)
-            self._rows[mine] += 1
+        checked = self._any().writing.checked_rows(values, where, priorities)
+        while checked.left:
+            for stream in checked.which.tolist():
+                self._before_row(stream)
+            left = []
+            for shard_id in np.unique(self._shard[checked.which]).tolist():
+                mine = checked.which[self._shard[checked.which] == shard_id]
+                left.append(self._append_part(shard_id, replace(checked, which=mine)))
+            checked = replace(checked, which=np.sort(np.concatenate(left)))
+
+    def _append_part(self, shard_id: int, part: VectorRows) -> NDArray[np.intp]:
+        """Append rows of streams that are in one shard; return the streams that have to try again."""
+        with suppress(ServerUnavailableError):  # it went away just now, with too many blocks in flight
+            self._writers[shard_id].append_checked(part)
+        done, left = part.which[: part.appended], part.which[part.appended :]
+        self._rows[done] += 1
+        return left
 
     def end_episodes(
         self,
@@ -170,109 +174,109 @@ class ShardedWriter(Writer):
         """
         self._check()
         values = columns if rows is None else {**rows, **columns}
-        for end in self._writers[0].writing.checked_ends(done, values, terminated):
-            self._sharded[end.stream].end_episode(end.values, terminated=end.is_terminated)
+        for end in self._any().writing.checked_ends(done, values, terminated):
+            self.end(end.stream, end.values, terminated=end.is_terminated, priorities=None)
 
     def flush(self, *, timeout_s: float | None = None) -> None:
         """Wait until all appended rows are acknowledged, also those for a server that is away; see `Writer.flush`."""
         self._check()
-        deadline = self._connection.deadline("timeout_s", timeout_s)
-        for writer in self._writers:
-            writer.flush(timeout_s=max(0.0, deadline - time.monotonic()))
+        self._writers.flush(self._connection.deadline("timeout_s", timeout_s))
 
     def close(self, *, timeout_s: float | None = None) -> None:
         """Flush and close; see `Writer.close`."""
         if self._connection.is_forked or self._is_closed:
             return
-        self._is_closed = True
         deadline = self._connection.deadline("timeout_s", timeout_s)
-        with ExitStack() as closing:  # closes all, even if one raises
-            for writer in self._writers:
-                closing.callback(lambda each: each.close(timeout_s=max(0.0, deadline - time.monotonic())), writer)
+        self._is_closed = True
+        try:
+            self._writers.flush(deadline)
+        finally:
+            self._writers.abort()
 
     def unacknowledged_rows(self) -> dict[str, Array]:
         """Return unacknowledged rows, shard after shard; see `Writer.unacknowledged_rows`."""
-        parts = [writer.unacknowledged_rows() for writer in self._writers]
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        return self._writers.unacknowledged_rows()
 
     def __enter__(self) -> ShardedWriter:
         return self
-
-    def stream_for_row(self, stream: int) -> WriterStream:
-        """Return the stream of a shard that gets the next row of a stream of this writer, and count the row."""
-        self._check()
-        self._before_row(stream)
-        self._rows[stream] += 1
-        return self._writers[int(self._shard[stream])][stream]
 
     def current(self, stream: int) -> WriterStream:
         """Return the stream of the shard that has the current episode of a stream of this writer."""
         return self._writers[int(self._shard[stream])][stream]
 
-    def end(self, stream: int, values: dict[str, Any], *, terminated: bool, priorities: ArrayLike | None) -> None:
+    def append_row(self, stream: int, values: Mapping[str, Any], priority: float | None) -> None:
+        """Append a row to a stream, in another shard if its server goes away."""
+        self._check()
+        while True:
+            self._before_row(stream)
+            if priority is not None and self._is_moved[stream] and not self._due(stream):
+                priority = None  # the step that it belongs to is in another shard
+            try:
+                self.current(stream).append(values, priority=priority)
+            except ServerUnavailableError:
+                continue  # went away just now, with too many blocks in flight
+            self._rows[stream] += 1
+            return
+
+    def end(self, stream: int, values: Mapping[str, Any], *, terminated: bool, priorities: ArrayLike | None) -> None:
         """End a stream's episode, or abandon it if its server is away; choose the shard of the next one."""
         self._check()
-        if self._writers[self._shard[stream]].is_failing:
-            self.abandon(stream)
-            return
-        self.current(stream).end_episode(values, terminated=terminated, priorities=priorities)
+        self._follow()
+        shard_id = int(self._shard[stream])
+        if shard_id in self._writers and not self._writers.is_away(shard_id):
+            if priorities is not None and self._is_moved[stream]:
+                priorities = np.asarray(priorities)[len(np.asarray(priorities)) - self._due_at_end(stream) :]
+            try:
+                self.current(stream).end_episode(values, terminated=terminated, priorities=priorities)
+            except ServerUnavailableError:
+                self.current(stream).abandon_episode()
+        elif shard_id in self._writers:
+            self.current(stream).abandon_episode()
+        self._is_moved[stream] = False
         self._choose(stream)
 
     def abandon(self, stream: int) -> None:
         """Abandon a stream's episode, and choose the shard of the next one."""
-        self.current(stream).abandon_episode()
-        self._choose(stream)
-
-    def _open(self, members: Sequence[Member], options: WriterOptions) -> None:
-        """Open a writer for each shard whose server can be reached.
-
-        Raises:
-            ServerUnavailableError: none can be reached.
-        """
-        for member in members:
-            try:
-                writer = member.table.writer(
-                    streams=options.streams,
-                    block_rows=options.block_rows,
-                    max_blocks_in_flight=options.max_blocks_in_flight,
-                    max_delay_s=options.max_delay_s,
-                    reconnect_timeout_s=math.inf,
-                )
-            except ServerUnavailableError as error:
-                log.warning("%s gets no rows of this writer: %s", member, error)
-                if member is members[-1] and not self._writers:
-                    raise
-            else:
-                self._ids.append(member.id)
-                self._writers.append(writer)
+        self._check()
+        self._leave(stream)
+        self._is_moved[stream] = False
 
     def _before_row(self, stream: int) -> None:
         """Change the shard of a stream if its server is away or, without steps, if it has got enough rows."""
-        is_away = self._writers[self._shard[stream]].is_failing
+        self._follow()
+        shard_id = int(self._shard[stream])
+        is_away = shard_id not in self._writers or self._writers.is_away(shard_id)
         if is_away or (self.steps is None and self._rows[stream] >= ROWS_PER_SHARD):
-            if self._rows[stream]:
-                self.abandon(stream)
-            else:
-                self._choose(stream)
+            self._is_moved[stream] |= self._rows[stream] > 0
+            self._leave(stream)
+
+    def _follow(self) -> None:
+        if self._writers.has_changed:
+            self._writers.follow()
+
+    def _leave(self, stream: int) -> None:
+        if self._rows[stream] and self._shard[stream] in self._writers:
+            self.current(stream).abandon_episode()
+        self._choose(stream)
 
     def _choose(self, stream: int) -> None:
-        """Choose the emptier of two shards for a stream's next rows.
-
-        Raises:
-            ServerUnavailableError: all servers were unreachable for `reconnect_timeout_s`.
-        """
-        deadline = time.monotonic() + self._reconnect_timeout_s
-        while not (there := [number for number, writer in enumerate(self._writers) if not writer.is_failing]):
-            if time.monotonic() >= deadline:
-                raise ServerUnavailableError(f"none of the servers of table {self._table.name!r} can be reached")
-            time.sleep(_POLL_S)
-        two = self._random.choice(there, min(2, len(there)), replace=False).tolist()
-        self._shard[stream] = min(two, key=self._fill)
+        """Choose the shard of a stream's next rows; raises like `ShardWriters.choose`."""
+        self._shard[stream] = self._writers.choose()
         self._rows[stream] = 0
 
-    def _fill(self, shard: int) -> int:
-        writer = self._writers[shard]
-        return min(self._table.capacity, writer.inserted + writer.in_flight)
+    def _due(self, stream: int) -> bool:
+        """Whether the next row of a stream completes a window, and so may have a priority."""
+        return self.steps is None or self._streams_of(stream).completes(stream)
+
+    def _due_at_end(self, stream: int) -> int:
+        """How many windows the end of a stream's episode completes."""
+        return self._streams_of(stream).completed_by_end(stream)
+
+    def _streams_of(self, stream: int) -> Streams:
+        return self._writers[int(self._shard[stream])].writing.episodes.streams
+
+    def _any(self) -> Writer:
+        return next(iter(self._writers))
 
     def _single(self) -> WriterStream:
         return self._sharded[0] if len(self) == 1 else self._refuse()
@@ -303,7 +307,7 @@ class ShardedWriterStream(WriterStream):
 
     def append(self, row: Mapping[str, Any] | None = None, /, *, priority: float | None = None, **columns: Any) -> None:
         """Append a copy of a row to the current episode; see `WriterStream.append`."""
-        self._writer.stream_for_row(self._stream).append(row, priority=priority, **columns)
+        self._writer.append_row(self._stream, columns if row is None else {**row, **columns}, priority)
 
     def abandon_episode(self) -> None:
         """Stop the current episode without closing it; see `WriterStream.abandon_episode`."""

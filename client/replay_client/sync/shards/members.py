@@ -1,0 +1,94 @@
+"""Opens the shards of tables on the servers of a map."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from replay_client._operations import server as operations
+from replay_client.errors import (
+    InvalidArgumentError,
+    PermissionDeniedError,
+    ServerUnavailableError,
+    ShardsChangedError,
+    TableNotFoundError,
+)
+from replay_client.results.description import TableDescription
+from replay_client.results.shards import Shard, ShardMap
+from replay_client.sync.shards.fleet import Fleet
+from replay_client.sync.shards.member import Member
+from replay_client.sync.table import Table
+
+log = logging.getLogger(__name__)
+
+_SAME = ("schema", "steps", "backend", "parameters")
+"""What all shards of a table have in common."""
+
+
+def opened(fleet: Fleet, shards: ShardMap, name: str, known: Mapping[int, Member]) -> list[Member]:
+    """Open a table on all servers except ``known`` ones. A server that was added later gets its shard of the table now.
+
+    Shards of servers that cannot be reached are left out, with a warning, and those that this client may not create.
+
+    Raises:
+        TableNotFoundError: no server has the table.
+        ServerUnavailableError: no server is reachable.
+        InvalidArgumentError: the servers have different tables of this name. None was created.
+    """
+    found = {shard: known[shard.id].description for shard in shards.in_use if shard.id in known}
+    lacking: list[Shard] = []
+    failure: Exception | None = None
+    for shard in shards.in_use:
+        if shard in found:
+            continue
+        try:
+            found[shard] = fleet.link(shard.address).connection.run(operations.describe(name))
+        except TableNotFoundError as error:
+            lacking.append(shard)
+            failure = error
+        except ServerUnavailableError as error:
+            log.warning("shard %d of table %r is left out: %s", shard.id, name, error)
+            failure = failure or error
+    if not found:
+        assert failure is not None
+        raise failure
+    members = {shard: known.get(shard.id) or member_of(fleet, shard, table) for shard, table in found.items()}
+    check_alike(list(members.values()))
+    config = next(iter(found.values())).to_config()
+    for shard in lacking:
+        operation = operations.create_table(config, "open", shards_version=shards.version)
+        try:
+            description, _ = fleet.link(shard.address).connection.run(operation)
+        except (PermissionDeniedError, ServerUnavailableError, ShardsChangedError) as error:
+            log.warning("shard %d of table %r is left out: %s", shard.id, name, error)
+        else:
+            members[shard] = member_of(fleet, shard, description)
+    return [members[shard] for shard in shards.in_use if shard in members]
+
+
+def member_of(fleet: Fleet, shard: Shard, description: TableDescription) -> Member:
+    """Return a shard with its table."""
+    link = fleet.link(shard.address)
+    return Member(shard.id, link, Table(link, description), description, shard.state == "active")
+
+
+def check_alike(members: Sequence[Member]) -> None:
+    """Check that shards belong to one table.
+
+    Raises:
+        InvalidArgumentError: two addresses lead to one server, or the tables differ.
+    """
+    by_uid: dict[bytes, Member] = {}
+    for member in members:
+        same = by_uid.setdefault(member.table.uid, member)
+        if same is not member:
+            raise InvalidArgumentError.of_field(
+                "address", "different servers", f"{same} and {member}, which are one server"
+            )
+        for field in _SAME:
+            if getattr(member.table, field) != getattr(members[0].table, field):
+                raise InvalidArgumentError.of_field(
+                    field,
+                    f"the same in all shards of table {member.table.name!r}",
+                    f"another one in {member} than in {members[0]}",
+                )

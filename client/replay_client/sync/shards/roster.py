@@ -1,0 +1,94 @@
+"""The shards of a table while servers are added, drained and given up.
+
+    roster = Roster(fleet, name, members, version)
+    roster.members                      # of the newest map so far
+    roster.heard(version)               # a reply had this version: if it is newer, a thread opens the new shards
+    roster.look(every_s=0.5)            # the same without a reply, because a server is away
+
+Table, samplers and writers share it. None of them waits for it: they compare `members` with what they had.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from replay_client.errors import ReplayError
+from replay_client.results.shards import ShardMap
+from replay_client.sync.shards.fleet import Fleet
+from replay_client.sync.shards.member import Member
+from replay_client.sync.shards.members import opened
+
+log = logging.getLogger(__name__)
+
+AWAY_LOOK_S: Final = 0.5
+"""Seconds between looks for a newer map while a server is away."""
+_HEARD_S: Final = 0.02
+_RETRY_S: Final = 0.5
+
+
+class Roster:
+    """See the module. Thread-safe."""
+
+    def __init__(self, fleet: Fleet, name: str, members: Sequence[Member], shards: ShardMap) -> None:
+        """``members`` are the shards in ``shards`` of a table that could be opened, at least one."""
+        self.members = tuple(members)
+        """The shards, ascending by id; another tuple after each change."""
+        self._map = shards
+        self._fleet = fleet
+        self._name = name
+        self._looked_at = time.monotonic()
+        self._looking = threading.Lock()
+        """Held during a look."""
+
+    def __reduce__(self) -> tuple[Callable[..., Roster], tuple[Any, ...]]:
+        return Roster, (self._fleet, self._name, self.members, self._map)
+
+    @property
+    def _is_incomplete(self) -> bool:
+        """Whether a shard in the map could not be opened yet."""
+        return len(self.members) < len(self._map.in_use)
+
+    def heard(self, version: int) -> None:
+        """Learn that a server has this version of the map; cheap if it is not new."""
+        if version > self._map.version:
+            self.look(every_s=_HEARD_S)
+        elif self._is_incomplete:
+            self.look(every_s=_RETRY_S)
+
+    def look(self, *, every_s: float) -> None:
+        """Look for a newer map in a thread, unless the last look was less than ``every_s`` seconds ago."""
+        if time.monotonic() - self._looked_at < every_s:
+            return
+        if not self._looking.acquire(blocking=False):
+            return
+        threading.Thread(target=self._look, name="replay-shard-map", daemon=True).start()
+
+    def _look(self) -> None:
+        try:
+            self._renew()
+        except ReplayError as error:  # such as no server, or a client that was closed meanwhile
+            log.debug("no newer shard map for table %r: %s", self._name, error)
+        finally:
+            self._looked_at = time.monotonic()
+            self._looking.release()
+
+    def _renew(self) -> None:
+        shards = self._fleet.current()
+        if shards is None or shards.version < self._map.version:
+            return
+        if shards.version == self._map.version and not self._is_incomplete:
+            return
+        known = {member.id: member for member in self.members}
+        active = {shard.id for shard in shards.in_use if shard.state == "active"}
+        members = tuple(
+            replace(member, is_active=member.id in active) for member in opened(self._fleet, shards, self._name, known)
+        )
+        if members != self.members:
+            log.info("table %r now has %s", self._name, ", ".join(map(str, members)))
+            self.members = members
+        self._map = shards

@@ -1,0 +1,228 @@
+"""The writers of a `ShardedWriter`, one for each shard, while servers come, go and die.
+
+    writers = ShardWriters(roster, options, reconnect_timeout_s, random)
+    shard = writers.choose()                # the emptier of two shards that get new rows
+    writers[shard].append(...)
+    writers.follow()                        # uses new shards; what a lost one has not acknowledged goes elsewhere
+
+A shard that the map no longer has is given up. Rows that it has not acknowledged are inserted into another shard as new
+rows, each exactly once, because the lost server never returns with this shard.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+from replay_proto.framing import Array
+
+from replay_client._rows.block import RowBlock
+from replay_client._writing.writing import WriterOptions
+from replay_client.errors import DeadlineExceededError, ReplayError, ServerUnavailableError
+from replay_client.sync.shards.member import Member
+from replay_client.sync.shards.roster import AWAY_LOOK_S, Roster
+from replay_client.sync.writer import Writer
+
+log = logging.getLogger(__name__)
+
+_POLL_S: Final = 0.02
+_RETRY_S: Final = 30.0
+"""Seconds until the next attempt to reach a server that could not be reached when its writer was to be opened."""
+_FLUSH_S: Final = 0.1
+"""Seconds to wait for one shard before a look whether the map has changed."""
+
+
+class ShardWriters:
+    """See the module."""
+
+    def __init__(
+        self, roster: Roster, options: WriterOptions, *, reconnect_timeout_s: float, random: np.random.Generator
+    ) -> None:
+        """Open a writer for each shard that gets new rows; see `ShardedWriter`.
+
+        Raises:
+            ServerUnavailableError: no server can be reached.
+            InvalidArgumentError: all shards are draining, or an option is out of range.
+        """
+        self._roster = roster
+        self._seen: tuple[Member, ...] = ()
+        self._options = replace(options, reconnect_timeout_s=math.inf, waits_while_away=False)
+        self._reconnect_timeout_s = reconnect_timeout_s
+        self._random = random
+        self._by_id: dict[int, Writer] = {}
+        self._active: list[int] = []  # shards that get new rows
+        self._orphans: list[RowBlock] = []  # rows of lost shards that have no shard yet
+        self._retry_at = math.inf  # when to try again to open the writers that could not be opened
+        self._given_up = 0  # rows that lost shards have acknowledged
+        self._guard = threading.RLock()
+        self._adapt()
+        if not self._by_id:
+            raise ServerUnavailableError(f"none of the servers of table {self._name!r} can be reached")
+
+    def __getitem__(self, shard_id: int) -> Writer:
+        return self._by_id[shard_id]
+
+    def __iter__(self) -> Iterator[Writer]:
+        return iter(list(self._by_id.values()))
+
+    def __contains__(self, shard_id: int) -> bool:
+        return shard_id in self._by_id
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    @property
+    def acknowledged(self) -> int:
+        """Acknowledged rows, also of shards that were lost since."""
+        return self._given_up + sum(writer.acknowledged for writer in self)
+
+    @property
+    def in_flight(self) -> int:
+        """Appended rows that are not yet acknowledged."""
+        return sum(writer.in_flight for writer in self) + sum(block.count for block in self._orphans)
+
+    @property
+    def away(self) -> list[int]:
+        """Ids of the shards whose servers do not answer at present, or no longer have the table."""
+        return [shard_id for shard_id in self._by_id if self.is_away(shard_id)]
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether there is something to follow; cheap."""
+        return self._roster.members is not self._seen
+
+    def is_away(self, shard_id: int) -> bool:
+        """Whether a shard gets no rows at present, because its server does not answer or no longer has the table."""
+        writer = self._by_id[shard_id]
+        return writer.is_failing or writer.is_table_gone
+
+    def follow(self) -> None:
+        """Use the shards of the newest map, as far as it is known; never waits for a server."""
+        self._roster.heard(max((writer.shards_version for writer in self), default=0))
+        if self.away:
+            self._roster.look(every_s=AWAY_LOOK_S)
+        if self.has_changed or self._orphans or time.monotonic() >= self._retry_at:
+            self._adapt()
+
+    def choose(self) -> int:
+        """Return the emptier of two shards that get new rows.
+
+        Raises:
+            ServerUnavailableError: all servers were unreachable for `reconnect_timeout_s`.
+            ReplayError: the table was dropped.
+        """
+        deadline = time.monotonic() + self._reconnect_timeout_s
+        self.follow()
+        while not (there := self._there()):
+            self._raise_if_dropped()
+            if time.monotonic() >= deadline:
+                raise ServerUnavailableError(f"none of the servers of table {self._name!r} can be reached")
+            time.sleep(_POLL_S)
+            self.follow()
+        return self._emptier(there)
+
+    def flush(self, deadline: float) -> None:
+        """Wait until all rows are acknowledged, also those for servers that are away.
+
+        Raises:
+            DeadlineExceededError: timed out.
+            ReplayError: a server refused rows, or the table was dropped.
+        """
+        while True:
+            self.follow()
+            until = min(deadline, time.monotonic() + _FLUSH_S)
+            if self._is_flushed(until) and not self._orphans:
+                return
+            self._raise_if_dropped()
+            if time.monotonic() >= deadline:
+                away = ", ".join(str(member) for member in self._seen if member.id in self.away)
+                because = f"; these are away: {away}" if away else ""
+                raise DeadlineExceededError(
+                    f"{self.in_flight:,} rows of table {self._name!r} were not acknowledged in time{because}"
+                )
+            time.sleep(max(0.0, min(_POLL_S, until - time.monotonic())))
+
+    def abort(self) -> None:
+        """Close all without a flush."""
+        with ExitStack() as closing:  # closes all, even if one raises
+            for writer in self:
+                closing.callback(writer.abort)
+
+    def unacknowledged_rows(self) -> dict[str, Array]:
+        """Return unacknowledged rows, shard after shard; see `Writer.unacknowledged_rows`."""
+        parts = [*(writer.unacknowledged_rows() for writer in self), *(block.columns() for block in self._orphans)]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    @property
+    def _name(self) -> str:
+        return self._roster.members[0].table.name
+
+    def _adapt(self) -> None:
+        """Open writers for new shards, and give up those of lost ones."""
+        with self._guard:
+            members, self._retry_at = self._roster.members, math.inf
+            for member in members:
+                if member.is_active and member.id not in self._by_id:
+                    self._open(member)
+            self._active = [member.id for member in members if member.is_active and member.id in self._by_id]
+            for shard_id in set(self._by_id).difference(member.id for member in members):
+                self._give_up(shard_id)
+            if self._orphans and (there := self._there()):
+                # All to the same shard, because an episode may be in several blocks.
+                self._by_id[self._emptier(there)].adopt(self._orphans)
+                self._orphans = []
+            self._seen = members
+
+    def _open(self, member: Member) -> None:
+        try:
+            self._by_id[member.id] = member.table.writer_with(self._options)
+        except ServerUnavailableError as error:
+            log.warning("%s gets no rows of this writer now: %s", member, error)
+            self._retry_at = time.monotonic() + _RETRY_S
+
+    def _give_up(self, shard_id: int) -> None:
+        writer = self._by_id.pop(shard_id)
+        blocks = writer.give_up()
+        self._given_up += writer.acknowledged
+        self._orphans += blocks
+        if blocks:
+            rows = sum(block.count for block in blocks)
+            log.warning(
+                "shard %d of table %r has gone: its %d unacknowledged rows go to another", shard_id, self._name, rows
+            )
+
+    def _is_flushed(self, until: float) -> bool:
+        for writer in self:
+            try:
+                writer.flush(timeout_s=max(0.0, until - time.monotonic()))
+            except (DeadlineExceededError, ServerUnavailableError):
+                return False
+            except ReplayError:
+                if not writer.is_table_gone:
+                    raise
+                return False
+        return True
+
+    def _raise_if_dropped(self) -> None:
+        """Raise the error of a writer if no server has the table any more."""
+        if self._by_id and all(writer.is_table_gone for writer in self):
+            next(iter(self)).flush(timeout_s=0.0)
+
+    def _there(self) -> list[int]:
+        return [shard_id for shard_id in self._active if shard_id in self._by_id and not self.is_away(shard_id)]
+
+    def _emptier(self, there: list[int]) -> int:
+        two = self._random.choice(there, min(2, len(there)), replace=False).tolist()
+        emptier: int = min(two, key=self._fill)
+        return emptier
+
+    def _fill(self, shard_id: int) -> int:
+        writer = self._by_id[shard_id]
+        return min(self._seen[0].description.capacity, writer.inserted + writer.in_flight)

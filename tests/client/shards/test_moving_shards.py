@@ -1,0 +1,184 @@
+"""Servers are added, drained and given up while learners and actors run; no call fails, no row is lost or doubled."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from numpy.typing import NDArray
+from replay_client import Column, Derived, Next, ReplayClient, ShardedTable, Table, Transitions
+from replay_client._shards.keys import shard_ids
+from replay_client.sync.shards.sharded_writer import ShardedWriter
+
+from tests.client.shards.conftest import COLUMNS, shards_of
+from tests.client.shards.test_sharded_draws import rows
+from tests.support.deadlines import wait_until
+from tests.support.server_process import ServerProcess
+
+Reach = Callable[..., ReplayClient]
+STEPS: dict[str, Column | Derived] = {"obs": Column("int64"), "next_obs": Next("obs")}
+
+
+def make(client: ReplayClient, **config: Any) -> Table:
+    return client.create_table("t", **{"columns": COLUMNS, "capacity": 30_000, **config})
+
+
+def numbers_of(table: Table) -> NDArray[np.int64]:
+    """The column ``number`` of all rows in shards that are there."""
+    keys = [np.arange(shard.describe().inserted) | (number << 48) for number, shard in shards_of(table).items()]
+    return np.sort(table.read(np.concatenate(keys))["number"])
+
+
+def is_draining(table: Table, shard_id: int) -> bool:
+    """Whether the table knows that a shard gets no new rows."""
+    assert isinstance(table, ShardedTable)
+    return not {member.id: member.is_active for member in table._members}[shard_id]
+
+
+def owners_drawn(batch: Any) -> set[int]:
+    return set(shard_ids(batch.row_keys).tolist())
+
+
+def test_learners_and_actors_follow_from_two_servers_to_three_and_back(
+    servers: list[ServerProcess], reach: Reach
+) -> None:
+    client = reach(servers[:2])
+    table = make(client)
+    table.insert(rows(np.arange(10)))
+    is_over = threading.Event()
+    appended = 0
+
+    def act() -> int:
+        number = 10
+        with table.writer(streams=3, block_rows=8) as writer:
+            while not is_over.is_set():
+                for _ in range(10):
+                    writer.append_all(number=number + np.arange(3), obs=np.zeros((3, 3)))
+                    number += 3
+                writer.end_episodes(np.ones(3, bool))
+                writer.flush()
+        return number
+
+    with ThreadPoolExecutor(1) as pool, table.sampler(64, beta=0.4, prefetch=3) as sampler:
+        actor = pool.submit(act)
+        try:
+
+            def step() -> set[int]:
+                assert not actor.done(), actor.exception()
+                batch = next(sampler)
+                sampler.update_priorities(batch, np.ones(64))
+                return owners_drawn(batch)
+
+            wait_until(lambda: step() == {0, 1}, "both are drawn")
+            client.set_shards([server.address for server in servers])
+            wait_until(lambda: step() == {0, 1, 2}, "the new one is drawn")
+            client.mark_shard(0, state="draining")
+            first = shards_of(table)[0]
+            wait_until(lambda: len(step()) > 0 and is_draining(table, 0), "it is known to drain")
+            settled = first.describe().inserted
+            for _ in range(30):
+                assert step() <= {0, 1, 2}
+            assert first.describe().inserted <= settled + 30  # what was on its way
+            assert 0 in step() | step() | step()
+        finally:
+            is_over.set()
+        appended = actor.result()
+    assert numbers_of(table).tolist() == list(range(appended))
+
+
+def test_rows_that_a_lost_server_has_not_acknowledged_are_inserted_elsewhere(
+    servers: list[ServerProcess], reach: Reach
+) -> None:
+    client = reach(servers)
+    table = make(client)
+    sampler = table.sampler(16, beta=0.4)
+    with table.writer(streams=4, block_rows=4) as writer:
+        assert isinstance(writer, ShardedWriter)
+        number = 0
+
+        def write(episodes: int) -> None:
+            nonlocal number
+            for _ in range(episodes):
+                for _ in range(5):
+                    writer.append_all(number=number + np.arange(4), obs=np.zeros((4, 3)))
+                    number += 4
+                writer.end_episodes(np.ones(4, bool))
+
+        write(10)
+        writer.flush()
+        acknowledged = shards_of(table)[2].describe().inserted
+        servers[2].kill()
+        while not writer.shards_away:
+            write(1)
+        write(5)
+        next(sampler)
+        assert writer.in_flight > 0
+        client.mark_shard(2, state="lost")
+        writer.flush(timeout_s=20)
+        assert writer.acknowledged == number
+        assert writer.shards_away == []
+    there = numbers_of(table)
+    assert len(there) == len(np.unique(there)) == number - acknowledged
+    wait_until(lambda: owners_drawn(next(sampler)) == {0, 1} and "2 at" not in repr(table), "it is forgotten")
+    sampler.update_priorities(np.array([2 << 48]), [1.0])
+    sampler.close()
+    assert sampler.stale == 1
+
+
+def test_steps_of_a_lost_server_are_inserted_elsewhere_in_their_order(
+    servers: list[ServerProcess], reach: Reach
+) -> None:
+    client = reach(servers[:2])
+    table = make(client, columns=STEPS, steps=Transitions(1))
+    with table.writer(block_rows=3) as writer:
+        assert isinstance(writer, ShardedWriter)
+        writer.append(obs=0)
+        writer.flush()
+        (owner,) = [number for number, shard in shards_of(table).items() if shard.size]
+        servers[owner].kill()
+        for obs in range(1, 30):  # until it is noticed, rows are for the lost server
+            writer.append(obs=obs, priority=float(obs) if obs > 1 and not writer.shards_away else None)
+        wait_until(lambda: writer.shards_away == [owner], "the writer notices")
+        for obs in range(30, 33):
+            writer.append(obs=obs, priority=7.0)  # a step of an episode that was abandoned there
+        writer.end_episode(obs=33, terminated=True, priorities=[9.0])
+        client.mark_shard(owner, state="lost")
+        writer.flush(timeout_s=20)
+        assert writer.acknowledged == 34
+    batch = table.sample(512, beta=0.4)
+    assert (batch["next_obs"] == batch["obs"] + 1).all()
+    assert {30, 31, 32} <= set(batch["obs"].tolist())
+    assert len(set(batch["obs"].tolist())) > 25
+
+
+@pytest.mark.parametrize("streams", [1, 4])
+def test_an_actor_that_waits_for_a_killed_server_goes_on_elsewhere(
+    servers: list[ServerProcess], reach: Reach, streams: int
+) -> None:
+    client = reach(servers[:2])
+    shards_of(make(client))[1].insert(rows(np.arange(100) + 100))  # so that the other one gets the next rows
+    table = client.table("t")
+    with table.writer(streams=streams, block_rows=streams, max_blocks_in_flight=1) as writer:
+        stopped = psutil.Process(servers[0].pid)
+        stopped.suspend()
+        is_done = threading.Event()
+
+        def write() -> None:
+            for number in range(20):
+                writer.append_all(number=np.full(streams, number), obs=np.zeros((streams, 3)))
+            is_done.set()
+
+        actor = threading.Thread(target=write)
+        actor.start()
+        assert not is_done.wait(0.2)
+        servers[0].kill()
+        actor.join(20)
+        assert is_done.is_set()
+        reach(servers[1:2]).mark_shard(0, state="lost")
+        writer.flush(timeout_s=20)
+    assert np.bincount(numbers_of(client.table("t"))).tolist() == [streams] * 20 + [0] * 80 + [1] * 100
