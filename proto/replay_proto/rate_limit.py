@@ -88,9 +88,10 @@ class RateLimit:
         Raises:
             FieldError: names the invalid field.
         """
-        if min_size is not None and not (abs(min_size) <= LARGEST_MIN_SIZE and float(min_size).is_integer()):
+        given = 1.0 if min_size is None else _finite("min_size", min_size)
+        if not (abs(given) <= LARGEST_MIN_SIZE and given.is_integer()):
             raise FieldError("min_size", f"a whole number up to {LARGEST_MIN_SIZE}", repr(min_size))
-        least = 1 if min_size is None else int(min_size)
+        least = int(given)
         if samples_per_insert is None:
             if error_buffer is not None:
                 raise FieldError("error_buffer", "none without samples_per_insert", repr(error_buffer))
@@ -101,6 +102,8 @@ class RateLimit:
         if isinstance(error_buffer, int | float):
             middle, buffer = ratio * least, _finite("error_buffer", error_buffer)
             return cls(least, ratio, middle - buffer, middle + buffer)
+        if not isinstance(error_buffer, tuple | list) or len(error_buffer) != 2:
+            raise FieldError("error_buffer", "a number or two", repr(error_buffer))
         lower, upper = error_buffer
         return cls(least, ratio, _finite("error_buffer", lower), _finite("error_buffer", upper))
 
@@ -142,9 +145,9 @@ def _finite(field: str, value: float) -> float:
         FieldError: it is not a finite number.
     """
     try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
+        is_finite = math.isfinite(value)
+    except (TypeError, OverflowError):
+        is_finite = False
+    if not is_finite:
         raise FieldError(field, "a finite number", repr(value))
-    return number
+    return float(value)

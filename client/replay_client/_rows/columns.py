@@ -57,8 +57,8 @@ class Columns(Mapping[str, T_co]):
     __hash__ = object.__hash__
 
     def __repr__(self) -> str:
-        columns = ", ".join(f"{name}: {_described(column)}" for name, column in self.columns.items())
-        return f"<{type(self).__name__} of {self.batch_size} rows, {columns}>"
+        columns = "".join(f", {name}: {_described(column)}" for name, column in self.columns.items())
+        return f"<{type(self).__name__} of {self.batch_size} rows{columns}>"
 
     def _nested(self, name: str) -> dict[str, Any]:
         prefix = f"{name}{SEPARATOR}"

@@ -123,7 +123,9 @@ def write_parquet(reader: RowReader, schema: pa.Schema, path: str | os.PathLike[
     written = 0
     with (
         _replacing(Path(path)) as part,
-        pq.ParquetWriter(part, schema, compression=COMPRESSION, use_dictionary=_repetitive(schema)) as writer,
+        pq.ParquetWriter(
+            part, schema, compression=COMPRESSION, use_dictionary=_repetitive(schema), write_page_checksum=True
+        ) as writer,
     ):
         for rows in reader:
             writer.write_batch(batch_of(rows, schema))
@@ -139,14 +141,12 @@ class ParquetRows:
 
         Raises:
             FileNotFoundError: there is no such file.
-            InvalidArgumentError: it is not a Parquet file.
+            InvalidArgumentError: it is not a Parquet file, or is damaged.
         """
-        try:
-            self._file = pq.ParquetFile(path)
-        except pa.ArrowInvalid as error:
-            raise InvalidArgumentError.of_field("path", "a Parquet file", f"{os.fspath(path)!r}: {error}") from None
-        self._schema: pa.Schema = self._file.schema_arrow
         self._path = os.fspath(path)
+        with _readable(self._path):
+            self._file = pq.ParquetFile(path, page_checksum_verification=True)
+            self._schema: pa.Schema = self._file.schema_arrow
 
     @property
     def row_count(self) -> int:
@@ -173,7 +173,7 @@ class ParquetRows:
         """Check that all rows can be loaded into a table; see `Table.load_parquet`.
 
         Raises:
-            InvalidArgumentError: names the column or the option.
+            InvalidArgumentError: names the column or the option; or a page of the file is damaged.
         """
         self._check_columns(table, priorities=priorities, keys=keys)
         of_steps, next_key = table.steps is not None, table.inserted
@@ -233,9 +233,10 @@ class ParquetRows:
         names = [*columns, *links, *(name for name in optional if name is not None)]
         if not self.row_count:
             return  # old versions of pyarrow cannot iterate over nothing
-        for batch in self._file.iter_batches(rows_at_once(table, LOADED_ROWS), columns=names):
-            if batch.num_rows:
-                yield _rows_of(batch, table)
+        with _readable(self._path):
+            for batch in self._file.iter_batches(rows_at_once(table, LOADED_ROWS), columns=names):
+                if batch.num_rows:
+                    yield _rows_of(batch, table)
 
 
 def _type_of(column: Column) -> pa.DataType:
@@ -293,6 +294,17 @@ def _replacing(path: Path) -> Iterator[Path]:
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextmanager
+def _readable(path: str) -> Iterator[None]:
+    """Convert errors of pyarrow about the content of a file."""
+    try:
+        yield
+    except (pa.ArrowInvalid, UnicodeDecodeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # of the operating system
+        raise InvalidArgumentError.of_field("path", "an intact Parquet file", f"{path!r}: {error}") from None
 
 
 def _check_keys(keys: NDArray[np.int64], first: int) -> None:

@@ -31,6 +31,7 @@ from replay_client._transport.attempts import FIRST_CONTACT_S
 from replay_client._transport.call import Operation
 from replay_client._transport.connection import LinkOptions
 from replay_client._transport.server_link import ServerLink
+from replay_client._transport.time_limits import time_limit
 from replay_client.draws import DrawMode, Prefetch, WeightNorm
 from replay_client.errors import InvalidArgumentError, ShardsChangedError, TableNotFoundError
 from replay_client.results.checkpoints import Checkpoint
@@ -205,6 +206,7 @@ class ReplayClient:
             check_extra("cli", "rich")
         from replay_client.sync import arrow  # pyarrow is optional
 
+        time_limit("timeout_s", timeout_s, self._link.options.timeout_s)
         rows = arrow.ParquetRows(path)
         exported = rows.table()
         if "columns" in config:

@@ -183,8 +183,9 @@ class MixedSampler:
 
     def close(self, *, timeout_s: float | None = None) -> None:
         """Flush and close; see `Sampler.close`."""
-        deadline = self.deadline(timeout_s)
-        with ExitStack() as closing:  # closes all, even if one raises
+        with ExitStack() as closing:  # closes all, whatever raises
+            closing.callback(self.cancel)
+            deadline = self.deadline(timeout_s)
             for sampler in self.samplers.values():
                 closing.callback(lambda each: each.close(timeout_s=max(0.0, deadline - time.monotonic())), sampler)
 

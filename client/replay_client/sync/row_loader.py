@@ -24,6 +24,7 @@ from replay_proto.v1 import replay_pb2
 from replay_client._rows.checks import checked_priorities, checked_rows
 from replay_client._writing.links import Links, StepLinks, links_of_rows
 from replay_client.batch import Rows
+from replay_client.draws import checked_count
 from replay_client.errors import InvalidArgumentError, ReplayError
 from replay_client.results.description import FIFO, TableDescription
 
@@ -144,8 +145,9 @@ def check_room(rows: int, config: Mapping[str, Any]) -> None:
     Raises:
         InvalidArgumentError: names the argument that limits the rows.
     """
-    if config["backend"] == FIFO and rows > config["capacity"]:
-        raise InvalidArgumentError.of_field("capacity", f"at least {rows}, to queue all rows", str(config["capacity"]))
+    capacity = checked_count("capacity", config["capacity"])
+    if config["backend"] == FIFO and rows > capacity:
+        raise InvalidArgumentError.of_field("capacity", f"at least {rows}, to queue all rows", str(capacity))
     limit = RateLimit.of(config["min_size"], config["samples_per_insert"], config["error_buffer"])
     ratio = None if limit is None else limit.samples_per_insert
     if limit is not None and ratio is not None and rows * ratio > limit.max_diff:

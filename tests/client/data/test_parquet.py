@@ -342,6 +342,22 @@ def test_keys_that_other_inserts_have_taken_meanwhile_are_noticed(
     assert raised.value.__notes__ == ["3 rows were inserted before this error"]
 
 
+def test_a_damaged_page_is_refused_before_a_row_is_inserted(table: Table, file: Path) -> None:
+    table.insert(numbered.rows(range(20)))
+    table.to_parquet(file)
+    whole = file.read_bytes()
+    pages = pq.ParquetFile(file).metadata.row_group(0)
+    columns = [pages.column(place) for place in range(pages.num_columns)]
+    for column in (each for each in columns if each.path_in_schema != "_key"):  # which is not read
+        damaged = bytearray(whole)
+        first = column.dictionary_page_offset or column.data_page_offset
+        damaged[first + column.total_compressed_size - 1] ^= 1
+        file.write_bytes(damaged)
+        with pytest.raises(InvalidArgumentError, match=r"path: expected an intact Parquet file, got .* CRC"):
+            table.load_parquet(file)
+    assert len(table) == 20
+
+
 def test_files_that_make_no_table_are_refused_before_one_is_made(
     new_table: NewTable, client: ReplayClient, file: Path, tmp_path: Path
 ) -> None:
@@ -350,7 +366,7 @@ def test_files_that_make_no_table_are_refused_before_one_is_made(
     with pytest.raises(InvalidArgumentError, match="path: expected a file exported with all columns"):
         client.load_parquet(file, priorities=False)
     (tmp_path / "text").write_text("no rows")
-    with pytest.raises(InvalidArgumentError, match="path: expected a Parquet file"):
+    with pytest.raises(InvalidArgumentError, match="path: expected an intact Parquet file"):
         client.load_parquet(tmp_path / "text")
     with pytest.raises(FileNotFoundError):
         client.load_parquet(tmp_path / "nothing")
@@ -360,6 +376,10 @@ def test_files_that_make_no_table_are_refused_before_one_is_made(
     for config, field in [
         ({"columns": {}}, "columns"),
         ({"backend": "fifo", "capacity": 40}, "capacity"),
+        ({"backend": "fifo", "capacity": "90"}, "capacity"),
+        ({"min_size": "9"}, "min_size"),
+        ({"samples_per_insert": 4.0, "error_buffer": "90"}, "error_buffer"),
+        ({"timeout_s": -1}, "timeout_s"),
         ({"samples_per_insert": 4.0, "error_buffer": 100.0}, "samples_per_insert"),
         ({"keys": True}, "keys"),
     ]:

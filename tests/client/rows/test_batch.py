@@ -113,6 +113,10 @@ def test_it_shows_its_columns_with_dtype_and_shape(given: Columns[Any]) -> None:
     )
 
 
+def test_without_columns_it_shows_its_rows(nested: Table) -> None:
+    assert repr(nested.sample(3, beta=0.4, columns=[])) == "<Batch of 3 rows>"
+
+
 @pytest.mark.parametrize("copied_by", [copy.deepcopy, lambda rows: pickle.loads(pickle.dumps(rows))])
 def test_copies_are_whole_and_the_callers_own(given: Columns[Any], copied_by: Callable[[Any], Any]) -> None:
     before = {name: np.asarray(column).copy() for name, column in given.items()}

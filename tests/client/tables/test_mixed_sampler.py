@@ -352,7 +352,10 @@ def test_a_closed_sampler_is_closed_for_all_tables(client: ReplayClient, names: 
     left = client.sampler(dict.fromkeys(names, 4), beta=0.4)
     with pytest.raises(ZeroDivisionError), left:
         1 / (next(left).batch_size - 8)
-    for each in left.samplers.values():
+    refused = client.sampler(dict.fromkeys(names, 4), beta=0.4)
+    with pytest.raises(InvalidArgumentError, match="timeout_s"):
+        refused.close(timeout_s=-1)
+    for each in (*left.samplers.values(), *refused.samplers.values()):
         with pytest.raises(ClosedError):
             next(each)
 
