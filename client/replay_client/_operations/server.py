@@ -111,11 +111,12 @@ def set_shards(new: ShardMap, expected_version: int) -> Operation[None]:
     yield Call("SetShards", request.SerializeToString(), repeat=False)
 
 
-def list_tables() -> Operation[list[TableDescription]]:
-    """Fetch the descriptions of all tables, sorted by name."""
-    answer = yield Call("ListTables", replay_pb2.ListTablesRequest().SerializeToString())
-    tables = replay_pb2.ListTablesResponse.FromString(bytes(answer)).tables
-    return [TableDescription.from_proto(table) for table in tables]
+def list_tables(*, timeout_s: float | None = None) -> Operation[tuple[list[TableDescription], ShardMap | None]]:
+    """Fetch the descriptions of all tables, sorted by name, and the shard map of the server, if any."""
+    answer = yield Call("ListTables", replay_pb2.ListTablesRequest().SerializeToString(), timeout_s=timeout_s)
+    response = replay_pb2.ListTablesResponse.FromString(bytes(answer))
+    shards = ShardMap.from_proto(response.shards) if response.HasField("shards") else None
+    return [TableDescription.from_proto(table) for table in response.tables], shards
 
 
 def reset_table(name: str, uid: bytes) -> Operation[int]:
@@ -130,9 +131,9 @@ def drop_table(name: str, uid: bytes = b"") -> Operation[None]:
     yield Call("DropTable", replay_pb2.DropTableRequest(table=name, table_uid=uid).SerializeToString(), repeat=False)
 
 
-def stats(table: str = "") -> Operation[Stats]:
+def stats(table: str = "", *, timeout_s: float | None = None) -> Operation[Stats]:
     """Fetch statistics of a table, or of the server and all tables."""
-    answer = yield Call("Stats", replay_pb2.StatsRequest(table=table).SerializeToString())
+    answer = yield Call("Stats", replay_pb2.StatsRequest(table=table).SerializeToString(), timeout_s=timeout_s)
     return Stats.from_proto(replay_pb2.StatsResponse.FromString(bytes(answer)))
 
 

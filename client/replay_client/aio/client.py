@@ -104,7 +104,8 @@ class ReplayClient:
 
     async def tables(self) -> list[TableDescription]:
         """List the descriptions of all tables, sorted by name."""
-        return await self._run(operations.list_tables())
+        tables, _ = await self._run(operations.list_tables())
+        return tables
 
     async def drop_table(self, name: str) -> None:
         """Drop the table with this name; see `replay_client.ReplayClient.drop_table`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -213,7 +214,7 @@ def _stats_of(client: ReplayClient, table: str | None) -> Stats:
     if table not in stats.tables:
         known = ", ".join(stats.tables) or "none"
         raise TableNotFoundError(f"there is no table {table!r}; existing tables: {known}")
-    return Stats(server=stats.server, tables={table: stats.tables[table]})
+    return replace(stats, tables={table: stats.tables[table]})
 
 
 def _inspected(client: ReplayClient, name: str, beta: float, rows: int) -> Inspected:

@@ -21,7 +21,10 @@ SHORTEST_TIMEOUT_S = 1.0
 """Minimum time limit with `--watch`, in seconds."""
 DEFAULT_SERVER = "localhost:50051"
 
-Server = Annotated[str, Parameter(alias="-s", env_var="REPLAY_SERVER", help="HOST:PORT of the server.")]
+Server = Annotated[
+    str,
+    Parameter(alias="-s", env_var="REPLAY_SERVER", help="HOST:PORT of the server, or of several, separated by commas."),
+]
 Json = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON.")]
 
 

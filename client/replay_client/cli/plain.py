@@ -12,7 +12,7 @@ import numpy as np
 from replay_client.cli.inspect_view import Inspected
 from replay_client.cli.row_text import value_text
 from replay_client.results.description import TableDescription
-from replay_client.results.stats import Stats
+from replay_client.results.stats import Stats, TableStats
 
 
 def plain_description(description: TableDescription) -> dict[str, Any]:
@@ -24,10 +24,19 @@ def plain_description(description: TableDescription) -> dict[str, Any]:
 
 def plain_stats(stats: Stats) -> dict[str, Any]:
     """Convert the statistics of a server and its tables."""
-    tables = {
-        name: {**plain_description(table.table), **plain_fields(table, "table")} for name, table in stats.tables.items()
-    }
-    return {"server": plain(stats.server), "tables": tables}
+    tables = {name: _plain_table(table) for name, table in stats.tables.items()}
+    one = {"server": plain(stats.server), "tables": tables}
+    if stats.shards is None:
+        return one
+    return {**one, "servers": plain(stats.servers), "shards_away": list(stats.shards_away)}
+
+
+def _plain_table(table: TableStats) -> dict[str, Any]:
+    left_out = ("table", "shards") if table.shards else ("table", "shards", "shards_away")
+    whole = {**plain_description(table.table), **plain_fields(table, *left_out)}
+    if not table.shards:
+        return whole
+    return {**whole, "shards": {str(shard_id): _plain_table(part) for shard_id, part in table.shards.items()}}
 
 
 def plain_inspection(seen: Inspected) -> dict[str, Any]:

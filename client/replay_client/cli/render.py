@@ -5,36 +5,33 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Literal
 
-from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from replay_client.cli.grid import ACCENT, FAINT, grid_of
+from replay_client.cli.shard_view import away_text, server_figures, shard_figures
 from replay_client.cli.table_view import fill_share, table_view, wait_text
 from replay_client.cli.units import bytes_text, count_text, duration_text, number_text, printable_text
 from replay_client.results.checkpoints import Checkpoint
 from replay_client.results.description import TableDescription
-from replay_client.results.shards import Shard
-from replay_client.results.stats import MethodStats, ServerStats, Stats, TableStats
+from replay_client.results.stats import MethodStats, Stats, TableStats
 
 _FILL_WIDTH = 10
 _WIDE = 116
 """Minimum terminal width for additional columns."""
-_ACCENT = "cyan"
-_FAINT = "dim"
 
 
 def table_list(descriptions: Sequence[TableDescription], server: str) -> RenderableType:
     """Render a list of a server's tables with their columns."""
     if not descriptions:
-        return Text(f"{server} has no tables", _FAINT)
-    grid = _grid("table", "backend", ">rows", ">of", ">row", "columns")
+        return Text(f"{server} has no tables", FAINT)
+    grid = grid_of("table", "backend", ">rows", ">of", ">row", "columns")
     for description in descriptions:
         grid.add_row(
-            Text(printable_text(description.name), f"bold {_ACCENT}"),
+            Text(printable_text(description.name), f"bold {ACCENT}"),
             printable_text(description.backend),
             count_text(description.size),
             count_text(description.capacity),
@@ -44,28 +41,18 @@ def table_list(descriptions: Sequence[TableDescription], server: str) -> Rendera
     return grid
 
 
-def shard_list(shards: Sequence[Shard], server: str) -> RenderableType:
-    """Render a list of the servers of a service."""
-    if not shards:
-        return Text(f"the tables of {server} are on no other servers", _FAINT)
-    grid = _grid(">shard", "server", "state")
-    for shard in shards:
-        grid.add_row(Text(str(shard.id), f"bold {_ACCENT}"), printable_text(shard.address), Text(shard.state, _FAINT))
-    return grid
-
-
 def checkpoint_list(checkpoints: Sequence[Checkpoint], server: str) -> RenderableType:
     """Render a list of a server's checkpoints."""
     if not checkpoints:
-        return Text(f"{server} has no checkpoints", _FAINT)
-    grid = _grid("checkpoint", "taken", ">size", "tables")
+        return Text(f"{server} has no checkpoints", FAINT)
+    grid = grid_of("checkpoint", "taken", ">size", "tables")
     for checkpoint in checkpoints:
         grid.add_row(
-            Text(printable_text(checkpoint.name), f"bold {_ACCENT}"),
+            Text(printable_text(checkpoint.name), f"bold {ACCENT}"),
             f"{datetime.fromtimestamp(checkpoint.taken_s):%Y-%m-%d %H:%M:%S}",
             bytes_text(checkpoint.bytes),
             Text("\n").join(
-                Text.assemble(printable_text(table.name), (f" {count_text(table.size)} rows", _FAINT))
+                Text.assemble(printable_text(table.name), (f" {count_text(table.size)} rows", FAINT))
                 for table in checkpoint.tables.values()
             ),
         )
@@ -80,12 +67,14 @@ def stats_view(
     ``width`` is the terminal's width in characters. ``most`` limits the number of waits, tables and methods, or the
     number of bars. ``trouble`` is the reason why there are no newer statistics; empty if there is none.
     """
-    header: list[RenderableType] = [server_line(stats.server, server)]
+    header: list[RenderableType] = [server_line(stats, server)]
     if trouble:
         header.append(Text(printable_text(f"no statistics: {trouble}"), "red"))
+    header += away_text(stats.shards, stats.shards_away)
     if table is not None:
-        name = Text(printable_text(table), f"bold {_ACCENT}", overflow="fold")
-        return Group(*header, name, table_view(stats.tables[table], most))
+        name = Text(printable_text(table), f"bold {ACCENT}", overflow="fold")
+        seen = stats.tables[table]
+        return Group(*header, name, table_view(seen, most), *shard_figures(seen, stats.shards))
     tables, methods = list(stats.tables.values()), list(stats.server.methods.values())
     waits = [(table.name, wait) for table in tables for wait in table.waits]
     room = len(waits) + len(tables) + len(methods) if most is None else most
@@ -95,11 +84,12 @@ def stats_view(
     shown_tables = min(len(tables), room - shown_methods)
     return Group(
         *header,
-        Text("rates and latencies of the last minute", _FAINT),
+        Text("rates and latencies of the last minute" + ", some estimated" * bool(stats.servers), FAINT),
         *(wait_text(wait, name) for name, wait in waits[:shown_waits]),
         _left_out(len(waits) - shown_waits, "waits"),
         _table_figures(tables[:shown_tables], is_wide=width >= _WIDE),
         _left_out(len(tables) - shown_tables, "tables"),
+        *server_figures(stats),
         method_figures(methods[:shown_methods]),
         _left_out(len(methods) - shown_methods, "methods"),
     )
@@ -118,14 +108,17 @@ def stats_screen(console: Console, stats: Stats, server: str, table: str | None,
 
 
 def _left_out(count: int, what: str) -> Text:
-    return Text(f"{count} more {what} do not fit into this terminal\n" if count else "", _FAINT)
+    return Text(f"{count} more {what} do not fit into this terminal\n" if count else "", FAINT)
 
 
-def server_line(server: ServerStats, address: str, cpu_share: float | None = None) -> Text:
+def server_line(stats: Stats, address: str, cpu_share: float | None = None) -> Text:
     """Say how the server is doing in one line; ``cpu_share`` is its processor time per second now, if known."""
+    server = stats.server
+    if stats.servers:
+        address = f"{len(stats.servers)} servers"
     return Text.assemble(
-        (address, f"bold {_ACCENT}"),
-        (f"  version {printable_text(server.version)}", _FAINT),
+        (address, f"bold {ACCENT}"),
+        (f"  version {printable_text(server.version)}", FAINT),
         f"  up {duration_text(server.uptime_s)}",
         f"  memory {bytes_text(server.resident_bytes)}",
         f"  cpu {duration_text(server.cpu_s)}" if cpu_share is None else f"  cpu {cpu_share:.0%}",
@@ -134,10 +127,10 @@ def server_line(server: ServerStats, address: str, cpu_share: float | None = Non
 
 def _table_figures(tables: Iterable[TableStats], *, is_wide: bool) -> RenderableType:
     headings = ["table", "backend", ">rows", "filled", ">inserted/s", ">drawn/s", ">updated/s"]
-    grid = _grid(*headings, *([">stale", ">waiting", ">oldest", ">largest priority"] if is_wide else []))
+    grid = grid_of(*headings, *([">stale", ">waiting", ">oldest", ">largest priority"] if is_wide else []))
     for table in tables:
         figures: list[RenderableType] = [
-            Text(printable_text(table.name), f"bold {_ACCENT}"),
+            Text(printable_text(table.name), f"bold {ACCENT}"),
             printable_text(table.table.backend),
             count_text(table.size),
             _fill(table.table, _FILL_WIDTH if is_wide else 0),
@@ -153,33 +146,22 @@ def _table_figures(tables: Iterable[TableStats], *, is_wide: bool) -> Renderable
                 number_text(table.largest_priority),
             ]
         grid.add_row(*figures)
-    return grid if grid.row_count else Text("no tables", _FAINT)
+    return grid if grid.row_count else Text("no tables", FAINT)
 
 
 def method_figures(methods: Iterable[MethodStats]) -> RenderableType:
     """Render counts and latencies of methods as a list."""
-    grid = _grid("method", ">answered", ">a second", ">failed", ">active", ">mean ms", ">p50 ms", ">p99 ms")
+    grid = grid_of("method", ">answered", ">a second", ">failed", ">active", ">mean ms", ">p50 ms", ">p99 ms")
     for method in methods:
         grid.add_row(
             printable_text(method.method),
             count_text(method.calls),
             count_text(method.calls_per_s),
-            Text(count_text(method.errors), "yellow" if method.errors else _FAINT),
+            Text(count_text(method.errors), "yellow" if method.errors else FAINT),
             count_text(method.active),
             *(f"{ms:.2f}" if ms else "-" for ms in (method.mean_ms, method.p50_ms, method.p99_ms)),
         )
-    return grid if grid.row_count else Text("no calls yet", _FAINT)
-
-
-def _grid(*headings: str) -> Table:
-    """Create an empty table; ``>`` in front of a heading right-aligns the column."""
-    grid = Table(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for place, heading in enumerate(headings):
-        justify: Literal["left", "right"] = "right" if heading.startswith(">") else "left"
-        # In narrow terminals, wrap long text (names, and lists in the last column) before truncating numbers.
-        is_short = justify == "right" or 0 < place < len(headings) - 1
-        grid.add_column(heading.removeprefix(">"), justify=justify, no_wrap=is_short, overflow="fold")
-    return grid
+    return grid if grid.row_count else Text("no calls yet", FAINT)
 
 
 def _columns(description: TableDescription) -> Mapping[str, object]:
@@ -187,16 +169,16 @@ def _columns(description: TableDescription) -> Mapping[str, object]:
 
 
 def _column(name: str, column: object) -> Text:
-    return Text.assemble(name, (f" {column}", _FAINT))
+    return Text.assemble(name, (f" {column}", FAINT))
 
 
 def _fill(description: TableDescription, bar_width: int = _FILL_WIDTH) -> RenderableType:
     """Render the fill level: a bar and a percentage, or only the percentage if the bar has no width."""
     share = fill_share(description)
-    percentage = Text(f"{share:.0%}".rjust(4), _FAINT)
+    percentage = Text(f"{share:.0%}".rjust(4), FAINT)
     if not bar_width:
         return percentage
-    bar = ProgressBar(total=1.0, completed=share, width=bar_width, complete_style=_ACCENT, finished_style=_ACCENT)
+    bar = ProgressBar(total=1.0, completed=share, width=bar_width, complete_style=ACCENT, finished_style=ACCENT)
     grid = Table.grid(padding=(0, 1))
     grid.add_row(bar, percentage)
     return grid

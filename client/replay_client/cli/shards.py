@@ -7,8 +7,8 @@ from typing import Annotated
 from cyclopts import App, Parameter
 from rich.console import Console
 
-from replay_client.cli import render
 from replay_client.cli.options import DEFAULT_SERVER, Json, Server, client_of, print_json, show
+from replay_client.cli.shard_view import shard_list
 from replay_client.results.shards import ShardMap
 
 app = App(name="shards", help="Show and change the servers over which tables are distributed.")
@@ -51,4 +51,4 @@ def _show(shards: ShardMap | None, server: str, as_json: bool) -> None:
         version = 0 if shards is None else shards.version
         print_json({"version": version, "shards": [vars(shard) for shard in listed]})
     else:
-        show(render.shard_list(() if shards is None else shards.shards, server), Console())
+        show(shard_list(() if shards is None else shards.shards, server), Console())

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from replay_proto.v1 import replay_pb2
 from replay_proto.waits import wait_sentence
 
 from replay_client.results.description import TableDescription
 from replay_client.results.mirroring import mirrored
+from replay_client.results.shards import ShardMap
 
 
 @dataclass(frozen=True)
@@ -182,6 +183,11 @@ class TableStats:
     """Batches drawn by samplers, since the start."""
     batches_ahead: int
     """Total number of other batches that samplers had in flight when they requested these batches."""
+    shards: Mapping[int, TableStats] = field(default_factory=dict)
+    """For a table on several servers: statistics of each shard by id, without those that are away. Counts, rates,
+    masses and bars of the table are sums over them, and its quantiles are estimates. Otherwise empty."""
+    shards_away: tuple[int, ...] = ()
+    """Ids of the shards whose servers are away; nothing of them is in the other figures."""
 
     @property
     def staleness(self) -> float:
@@ -222,17 +228,30 @@ class TableStats:
             rate_limiter=mirrored(LimiterStats, message.rate_limiter) if message.HasField("rate_limiter") else None,
             waits=tuple(_wait(wait) for wait in message.waits),
             steps=mirrored(StepStats, message.steps) if message.HasField("steps") else None,
+            shards={},
+            shards_away=(),
         )
 
 
 @dataclass(frozen=True)
 class Stats:
-    """Statistics of the server and the requested tables."""
+    """Statistics of the server, or of several, and the requested tables."""
 
     server: ServerStats
-    """The server's process."""
+    """The server's process. For several servers: sums of counts, memory and CPU time, the shortest uptime, and
+    estimates of latencies."""
     tables: Mapping[str, TableStats]
     """Tables by name, sorted."""
+    shards: ShardMap | None = None
+    """All servers, if there are several."""
+    servers: Mapping[int, ServerStats] = field(default_factory=dict)
+    """If there are several servers, the process of each by the id of its shard, without those that are away."""
+
+    @property
+    def shards_away(self) -> tuple[int, ...]:
+        """Ids of the shards whose servers are away."""
+        in_use = () if self.shards is None else self.shards.in_use
+        return tuple(shard.id for shard in in_use if shard.id not in self.servers)
 
     @classmethod
     def from_proto(cls, message: replay_pb2.StatsResponse) -> Stats:
@@ -241,6 +260,7 @@ class Stats:
         return cls(
             server=mirrored(ServerStats, message.server, methods=methods),
             tables={table.table.config.name: TableStats.from_proto(table) for table in message.tables},
+            shards=ShardMap.from_proto(message.shards) if message.HasField("shards") else None,
         )
 
 

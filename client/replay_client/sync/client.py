@@ -44,6 +44,7 @@ from replay_client.sync.mixing import checked_sizes, mixed_sampler
 from replay_client.sync.row_loader import check_room
 from replay_client.sync.shards.fleet import Fleet
 from replay_client.sync.shards.opening import create_sharded, open_sharded
+from replay_client.sync.shards.service import map_of, stats_of_all, tables_of_all
 from replay_client.sync.table import Table
 
 if TYPE_CHECKING:
@@ -321,8 +322,11 @@ class ReplayClient:
         return MixedTensorSampler(sampler, device)
 
     def tables(self) -> list[TableDescription]:
-        """List the descriptions of all tables, sorted by name."""
-        return self._run(operations.list_tables())
+        """List the descriptions of all tables, sorted by name; each table on several servers as one."""
+        if self._has_several:
+            return tables_of_all(self._fleet, map_of(self._fleet))
+        tables, shards = self._run(operations.list_tables())
+        return tables if shards is None else tables_of_all(self._fleet, shards)
 
     def drop_table(self, name: str) -> None:
         """Drop the table with this name.
@@ -330,14 +334,21 @@ class ReplayClient:
         Raises:
             TableNotFoundError: the table does not exist.
         """
-        if self._has_several:
+        if self._has_several or self._fleet.current() is not None:
             self.table(name).drop()
         else:
             self._run(operations.drop_table(name))
 
     def stats(self) -> Stats:
-        """Fetch statistics of the server and all tables; a cheap call."""
-        return self._run(operations.stats())
+        """Fetch statistics of the server and all tables; a cheap call.
+
+        If tables are distributed over several servers, these are the statistics of all, and of each; see `Stats`.
+        Servers that are away are left out and named.
+        """
+        if self._has_several:
+            return stats_of_all(self._fleet, map_of(self._fleet))
+        stats = self._run(operations.stats())
+        return stats if stats.shards is None else stats_of_all(self._fleet, stats.shards)
 
     def checkpoint(
         self,

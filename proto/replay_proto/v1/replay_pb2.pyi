@@ -1787,16 +1787,23 @@ class ListTablesResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     TABLES_FIELD_NUMBER: builtins.int
+    SHARDS_FIELD_NUMBER: builtins.int
     @property
     def tables(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TableDescription]:
         """Sorted by name."""
+
+    @property
+    def shards(self) -> global___ShardMap:
+        """The server's shard map, if it has one."""
 
     def __init__(
         self,
         *,
         tables: collections.abc.Iterable[global___TableDescription] | None = ...,
+        shards: global___ShardMap | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["tables", b"tables"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["shards", b"shards"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["shards", b"shards", "tables", b"tables"]) -> None: ...
 
 global___ListTablesResponse = ListTablesResponse
 
@@ -2081,6 +2088,7 @@ class StatsResponse(google.protobuf.message.Message):
 
     SERVER_FIELD_NUMBER: builtins.int
     TABLES_FIELD_NUMBER: builtins.int
+    SHARDS_FIELD_NUMBER: builtins.int
     @property
     def server(self) -> global___ServerStats:
         """The server."""
@@ -2089,14 +2097,19 @@ class StatsResponse(google.protobuf.message.Message):
     def tables(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TableStats]:
         """The requested tables, sorted by name."""
 
+    @property
+    def shards(self) -> global___ShardMap:
+        """The server's shard map, if it has one."""
+
     def __init__(
         self,
         *,
         server: global___ServerStats | None = ...,
         tables: collections.abc.Iterable[global___TableStats] | None = ...,
+        shards: global___ShardMap | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["server", b"server"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["server", b"server", "tables", b"tables"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["server", b"server", "shards", b"shards"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["server", b"server", "shards", b"shards", "tables", b"tables"]) -> None: ...
 
 global___StatsResponse = StatsResponse
 

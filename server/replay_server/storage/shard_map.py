@@ -116,6 +116,10 @@ class ShardMapFile:
         """Version of the map; 0 if there is none."""
         return 0 if self.current is None else self.current.version
 
+    def to_proto(self) -> replay_pb2.ShardMap | None:
+        """Convert the map to the protobuf message, if there is one."""
+        return None if self.current is None else self.current.to_proto()
+
     def replace(self, new: ShardMap) -> None:
         """Store another map durably.
 

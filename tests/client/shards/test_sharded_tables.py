@@ -57,11 +57,6 @@ def test_what_cannot_be_distributed_is_refused_by_name(servers: list[ServerProce
     for config, field in (({"backend": "rank"}, "backend"), ({"backend": "fifo"}, "backend"), ({"min_size": 5}, "min")):
         with pytest.raises(InvalidArgumentError, match=field):
             make(client, **config)
-    table = make(client)
-    with pytest.raises(InvalidArgumentError, match=r"shards\[id\]\.stats"):
-        table.stats()
-    with pytest.raises(InvalidArgumentError, match="one server"):
-        client.stats()
 
 
 def test_one_server_under_two_addresses_is_noticed(servers: list[ServerProcess]) -> None:

@@ -83,7 +83,7 @@ class View(Screen[None]):
     def refresh_view(self) -> None:
         """Show what the app saw last."""
         top = self.top
-        line = server_line(top.stats.server, top.address, top.history.cpu_share)
+        line = server_line(top.stats, top.address, top.history.cpu_share)
         self.query_one("#server", Static).update(line)
         trouble = self.query_one("#trouble", Static)
         trouble.update(Text(printable_text(f"no statistics: {top.trouble}"), "red"))

@@ -5,7 +5,7 @@ Each server has a shard: a table of its own with a part of the capacity. Keys of
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NoReturn
@@ -18,6 +18,7 @@ from replay_client._rows.buffers import ColumnBuffers
 from replay_client._rows.checks import checked_keys, checked_priorities, checked_rows
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._shards.keys import global_keys, local_keys, shard_ids
+from replay_client._shards.merged_description import merged_description
 from replay_client._transport.data_path import DataPath
 from replay_client._transport.time_limits import time_limit
 from replay_client._writing.writing import MAX_BLOCKS_IN_FLIGHT, WriterOptions
@@ -32,6 +33,7 @@ from replay_client.sync.row_reader import RowOrder, RowReader
 from replay_client.sync.sampler import Sampler
 from replay_client.sync.shards.member import Member
 from replay_client.sync.shards.roster import Roster
+from replay_client.sync.shards.service import table_stats_of_all
 from replay_client.sync.shards.shard_stream import ShardStream
 from replay_client.sync.shards.sharded_sampler import AWAY_AFTER_S, ShardedSampler
 from replay_client.sync.shards.sharded_writer import ShardedWriter
@@ -46,7 +48,7 @@ class ShardedTable(Table):
 
     def __init__(self, roster: Roster, *, created: bool = False) -> None:
         """Created by `ReplayClient`; ``roster`` has the shards."""
-        description = _merged([member.description for member in roster.members])
+        description = merged_description([member.description for member in roster.members])
         super().__init__(roster.members[0].link, description, created=created, data_path=DataPath())
         self._roster = roster
         self._random = np.random.default_rng(description.seed)
@@ -224,11 +226,16 @@ class ShardedTable(Table):
 
     def describe(self) -> TableDescription:
         """Fetch the current description: sums of rows and capacities, and the uid of the first shard."""
-        return _merged([member.table.describe() for member in self._members])
+        return merged_description([member.table.describe() for member in self._members])
 
     def stats(self) -> TableStats:
-        """Not offered for several servers; use the tables in `shards`."""
-        self._not_offered("stats")
+        """Fetch the statistics of the table and of its shards; see `TableStats.shards`. A cheap call.
+
+        Raises:
+            TableNotFoundError: the table was dropped.
+            ServerUnavailableError: no server is reachable. Shards whose servers are away are left out and named.
+        """
+        return table_stats_of_all({member.id: member.link for member in self._members}, self.name)
 
     def inspect(self, *, largest: int = 10) -> Inspection:
         """Not offered for several servers; use the tables in `shards`."""
@@ -266,16 +273,3 @@ class ShardedTable(Table):
     def _not_offered(self, method: str) -> NoReturn:
         expected = f"a table on one server: use table.shards[id].{method}(...)"
         raise InvalidArgumentError.of_field("table", expected, f"{self.name!r}, on {len(self._members)} servers")
-
-
-def _merged(shards: Sequence[TableDescription]) -> TableDescription:
-    """Describe the whole table."""
-    return replace(
-        shards[0],
-        capacity=sum(shard.capacity for shard in shards),
-        size=sum(shard.size for shard in shards),
-        inserted=sum(shard.inserted for shard in shards),
-        slots=sum(shard.slots for shard in shards),
-        directory="",
-        socket="",
-    )

@@ -21,8 +21,7 @@ class ShardHandlers:
 
     async def get(self, _request: Framed[replay_pb2.GetShardsRequest], _call: Call) -> bytes:
         """Return the map."""
-        current = self._kept.current
-        return replay_pb2.GetShardsResponse(map=None if current is None else current.to_proto()).SerializeToString()
+        return replay_pb2.GetShardsResponse(map=self._kept.to_proto()).SerializeToString()
 
     async def set(self, request: Framed[replay_pb2.SetShardsRequest], _call: Call) -> bytes:
         """Replace the map, if the caller knows the current one."""

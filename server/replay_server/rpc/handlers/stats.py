@@ -45,7 +45,9 @@ class StatsHandler:
         else:
             may_read = partial(call.caller.may, Right.READ)
             tables = [self._table(table) async for table in self._catalog.in_turns() if may_read(table.name)]
-        return replay_pb2.StatsResponse(server=self._server(), tables=tables).SerializeToString()
+        return replay_pb2.StatsResponse(
+            server=self._server(), tables=tables, shards=self._catalog.shards.to_proto()
+        ).SerializeToString()
 
     def _server(self) -> replay_pb2.ServerStats:
         with self._process.oneshot():

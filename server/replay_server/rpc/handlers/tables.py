@@ -64,15 +64,16 @@ class TableHandlers:
                 self._describe(table, call.caller)
                 async for table in self._catalog.in_turns()
                 if call.caller.may(Right.READ, table.name)
-            ]
+            ],
+            shards=self._catalog.shards.to_proto(),
         ).SerializeToString()
 
     async def describe(self, request: Framed[replay_pb2.DescribeTableRequest], call: Call) -> bytes:
         """Describe one table."""
         table = self._catalog.find(request.head.table)
-        current = self._catalog.shards.current
+        description = self._describe(table, call.caller)
         return replay_pb2.DescribeTableResponse(
-            table=self._describe(table, call.caller), shards=None if current is None else current.to_proto()
+            table=description, shards=self._catalog.shards.to_proto()
         ).SerializeToString()
 
     async def reset(self, request: Framed[replay_pb2.ResetTableRequest], call: Call) -> bytes:

@@ -1,0 +1,185 @@
+"""Statistics of several servers and their shards of tables, joined to those of one.
+
+Counts, rates, masses and bars add. Quantiles of a mixture do not follow from those of its parts, so they are estimated:
+each part counts as evenly spread between its own quantiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Final, TypeVar
+
+import numpy as np
+
+from replay_client._shards.merged_description import merged_description
+from replay_client.results.shards import ShardMap
+from replay_client.results.stats import (
+    LimiterStats,
+    MethodStats,
+    Rates,
+    ServerStats,
+    Stats,
+    StepStats,
+    TableStats,
+    TimesSampled,
+    WaitStats,
+)
+
+Counts = TypeVar("Counts", StepStats, LimiterStats)
+
+_POINTS: Final = 512
+"""Points by which the distribution of each shard is represented."""
+_SUMMED: Final = (
+    *("bytes", "evicted", "sampled", "updated", "stale", "lost", "unsynced", "failed_syncs", "repeated_inserts"),
+    *("waiting", "waiting_inserts", "waited", "total_mass", "sampled_same_host", "overtaken", "batches"),
+    "batches_ahead",
+)
+
+
+def merged_stats(shards: ShardMap, found: Mapping[int, Stats]) -> Stats:
+    """Join the statistics of the servers that answered.
+
+    Args:
+        shards: all servers.
+        found: statistics by the id of the shard, at least one.
+    """
+    away = [shard.id for shard in shards.in_use if shard.id not in found]
+    names = sorted({name for stats in found.values() for name in stats.tables})
+    parts = {name: {id: each.tables[name] for id, each in found.items() if name in each.tables} for name in names}
+    servers = {id: stats.server for id, stats in found.items()}
+    return Stats(
+        server=_merged_server(list(servers.values())),
+        tables={name: merged_table_stats(part, away) for name, part in parts.items()},
+        shards=shards,
+        servers=servers,
+    )
+
+
+def merged_table_stats(shards: Mapping[int, TableStats], away: Iterable[int] = ()) -> TableStats:
+    """Join the statistics of a table's shards.
+
+    Args:
+        shards: statistics of each shard by id, at least one.
+        away: ids of the shards that are missing.
+    """
+    parts = list(shards.values())
+    first = parts[0]
+    drawable = [part for part in parts if part.priorities]
+    return replace(
+        first,
+        table=merged_description([part.table for part in parts]),
+        **{name: sum(getattr(part, name) for part in parts) for name in _SUMMED},
+        rates=_merged_rates([part.rates for part in parts]),
+        waits=_merged_waits([wait for part in parts for wait in part.waits]),
+        largest_priority=max(part.largest_priority for part in parts),
+        smallest_priority=min((part.smallest_priority for part in drawable), default=0.0),
+        priorities=mixed_quantiles([(part.priorities, part.size) for part in parts]),
+        ages_s=mixed_quantiles([(part.ages_s, part.size) for part in parts]),
+        times_sampled=merged_bars([part.times_sampled for part in parts]),
+        rate_limiter=_added([part.rate_limiter for part in parts if part.rate_limiter is not None]),
+        steps=_added([part.steps for part in parts if part.steps is not None]),
+        shards=dict(shards),
+        shards_away=tuple(away),
+    )
+
+
+def mixed_quantiles(parts: Sequence[tuple[Mapping[float, float], int]]) -> dict[float, float]:
+    """Estimate the quantiles of a mixture. The least and the most value are exact.
+
+    Args:
+        parts: quantiles of each part by fraction, from 0 to 1, and its number of rows.
+    """
+    known = [(quantiles, rows) for quantiles, rows in parts if quantiles and rows]
+    if len(known) <= 1:
+        return dict(known[0][0]) if known else {}
+    at = (np.arange(_POINTS) + 0.5) / _POINTS
+    values = np.concatenate([np.interp(at, list(each), list(each.values())) for each, _ in known])
+    weights = np.concatenate([np.full(_POINTS, rows / _POINTS) for _, rows in known])
+    order = np.argsort(values)
+    values, weights = values[order], weights[order]
+    below = (np.cumsum(weights) - weights / 2) / weights.sum()
+    fractions = sorted(known[0][0])
+    mixed = dict(zip(fractions, np.interp(fractions, below, values).tolist(), strict=True))
+    mixed[fractions[0]] = min(each[fractions[0]] for each, _ in known)
+    mixed[fractions[-1]] = max(each[fractions[-1]] for each, _ in known)
+    return mixed
+
+
+def merged_bars(parts: Iterable[Sequence[TimesSampled]]) -> tuple[TimesSampled, ...]:
+    """Add histograms; their bars have the same bounds."""
+    rows: dict[tuple[int, int], int] = {}
+    for bar in (bar for bars in parts for bar in bars):
+        bounds = (bar.at_least, bar.at_most)
+        rows[bounds] = rows.get(bounds, 0) + bar.rows
+    return tuple(TimesSampled(*bounds, count) for bounds, count in sorted(rows.items()))
+
+
+def _merged_rates(parts: Sequence[Rates]) -> Rates:
+    return Rates(
+        window_s=max(part.window_s for part in parts),
+        inserted_per_s=sum(part.inserted_per_s for part in parts),
+        sampled_per_s=sum(part.sampled_per_s for part in parts),
+        updated_per_s=sum(part.updated_per_s for part in parts),
+    )
+
+
+def _merged_waits(waits: Iterable[WaitStats]) -> tuple[WaitStats, ...]:
+    """Join waits for the same thing. A learner that waits has a call at each shard, so calls do not add."""
+    by_what: dict[str, list[WaitStats]] = {}
+    for wait in waits:
+        by_what.setdefault(wait.waited_for, []).append(wait)
+    return tuple(_longest_wait(same) for same in by_what.values())
+
+
+def _longest_wait(same: Sequence[WaitStats]) -> WaitStats:
+    expected_s = [wait.expected_s for wait in same if wait.expected_s is not None]
+    return WaitStats(
+        waited_for=same[0].waited_for,
+        calls=max(wait.calls for wait in same),
+        have=sum(wait.have for wait in same),
+        needed=sum(wait.needed for wait in same),
+        waited_s=max(wait.waited_s for wait in same),
+        expected_s=max(expected_s) if len(expected_s) == len(same) else None,
+    )
+
+
+def _added(parts: Sequence[Counts]) -> Counts | None:
+    if not parts:
+        return None
+    return type(parts[0])(
+        **{field.name: sum(getattr(part, field.name) for part in parts) for field in fields(parts[0])}
+    )
+
+
+def _merged_server(servers: Sequence[ServerStats]) -> ServerStats:
+    methods: dict[str, list[MethodStats]] = {}
+    for method in (method for server in servers for method in server.methods.values()):
+        methods.setdefault(method.method, []).append(method)
+    return ServerStats(
+        version=" and ".join(sorted({server.version for server in servers})),
+        uptime_s=min(server.uptime_s for server in servers),
+        resident_bytes=sum(server.resident_bytes for server in servers),
+        cpu_s=sum(server.cpu_s for server in servers),
+        methods={name: _merged_method(same) for name, same in sorted(methods.items())},
+    )
+
+
+def _merged_method(same: Sequence[MethodStats]) -> MethodStats:
+    """Join figures of one method: means of the latencies by calls per second, and the largest 99th percentile."""
+    per_s = sum(method.calls_per_s for method in same)
+
+    def mean(values: Iterable[float]) -> float:
+        total = sum(value * method.calls_per_s for value, method in zip(values, same, strict=True))
+        return total / per_s if per_s else 0.0
+
+    return MethodStats(
+        method=same[0].method,
+        calls=sum(method.calls for method in same),
+        errors=sum(method.errors for method in same),
+        active=sum(method.active for method in same),
+        calls_per_s=per_s,
+        mean_ms=mean(method.mean_ms for method in same),
+        p50_ms=mean(method.p50_ms for method in same),
+        p99_ms=max(method.p99_ms for method in same),
+    )

@@ -1,0 +1,70 @@
+"""Renders the servers of a service, and the shards of a table, for the terminal: one line each, in 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from replay_client.cli.grid import ACCENT, FAINT, grid_of
+from replay_client.cli.units import bytes_text, count_text, duration_text, printable_text, shortened_text
+from replay_client.results.shards import Shard, ShardMap
+from replay_client.results.stats import Stats, TableStats
+
+_ADDRESS = 24
+"""Maximum width of an address, where there are other columns."""
+
+
+def shard_list(shards: Iterable[Shard], server: str) -> RenderableType:
+    """Render a list of the servers of a service."""
+    grid = grid_of(">shard", "server", "state")
+    for shard in shards:
+        grid.add_row(Text(str(shard.id), f"bold {ACCENT}"), printable_text(shard.address), Text(shard.state, FAINT))
+    return grid if grid.row_count else Text(f"the tables of {server} are on no other servers", FAINT)
+
+
+def server_figures(stats: Stats) -> Iterator[RenderableType]:
+    """Render how each server is doing; nothing if there is only one."""
+    if stats.shards is None:
+        return
+    grid = grid_of(">shard", "server", "state", ">up", ">memory", ">cpu", ">rows")
+    for shard in stats.shards.in_use:
+        server = stats.servers.get(shard.id)
+        if server is None:
+            grid.add_row(*_beginning(shard, is_away=True))
+            continue
+        rows = sum(table.shards[shard.id].size for table in stats.tables.values() if shard.id in table.shards)
+        figures = duration_text(server.uptime_s), bytes_text(server.resident_bytes), duration_text(server.cpu_s)
+        grid.add_row(*_beginning(shard), *figures, count_text(rows))
+    yield Group(grid, Text())
+
+
+def shard_figures(table: TableStats, shards: ShardMap | None) -> Iterator[RenderableType]:
+    """Render the figures of each shard of a table; nothing if the table is on one server."""
+    if shards is None or not table.shards:
+        return
+    grid = grid_of(">shard", "server", "state", ">rows", ">mass", ">inserted/s", ">drawn/s", ">updated/s")
+    for shard in shards.in_use:
+        part = table.shards.get(shard.id)
+        if part is None:
+            grid.add_row(*_beginning(shard, is_away=shard.id in table.shards_away))
+            continue
+        share = part.total_mass / table.total_mass if table.total_mass else 0.0
+        rates = part.rates.inserted_per_s, part.rates.sampled_per_s, part.rates.updated_per_s
+        grid.add_row(*_beginning(shard), count_text(part.size), f"{share:.0%}", *map(count_text, rates))
+    yield grid
+
+
+def away_text(shards: ShardMap | None, away: Iterable[int]) -> Iterator[Text]:
+    """Say which servers are away."""
+    addresses = {} if shards is None else {shard.id: shard.address for shard in shards.shards}
+    for shard_id in away:
+        address = printable_text(addresses.get(shard_id, "an unknown server"))
+        yield Text(f"shard {shard_id} at {address} is away: its rows are not counted", "red")
+
+
+def _beginning(shard: Shard, *, is_away: bool = False) -> tuple[Text, str, Text]:
+    state = Text("away", "red") if is_away else Text(shard.state, FAINT)
+    address = shortened_text(printable_text(shard.address), _ADDRESS)
+    return Text(str(shard.id), f"bold {ACCENT}"), address, state
