@@ -36,7 +36,7 @@ def test_all_that_is_needed_is_pinned_and_has_that_version_here() -> None:
     assert installed == {name: pinned().get(name, "not pinned") for name in installed}
 
 
-@pytest.mark.parametrize("requirement", [Requirement(line) for line in [*REQUIRED, *INTEGRATIONS]], ids=str)
+@pytest.mark.parametrize("requirement", [Requirement(line) for line in [*REQUIRED, *INTEGRATIONS, "uv"]], ids=str)
 def test_what_is_pinned_satisfies_what_is_required(requirement: Requirement) -> None:
     assert requirement.specifier.contains(pinned()[requirement.name.lower()])
 

@@ -24,7 +24,7 @@ from replay_client import local_server
 
 from scripts.pages import Block, Page, Process, environment, run_pages
 from tests.support.forked_modules import fork_module
-from tests.support.warm_program import PAGES, REPLAY, SERVER, close_warm_programs, warm_program
+from tests.support.warm_program import PAGES, REPLAY, SERVER, begin_run, close_warm_programs, warm_program
 
 _COMMANDS = (SERVER, REPLAY)
 _MODULES = (
@@ -116,6 +116,7 @@ def _run_commands(mains: dict[str, Callable[[], None]], commands: list[list[str]
 
 if __name__ == "__main__":
     os.environ.update(environment())  # programs can only be forked with the variables of this process
+    begin_run()  # with a network of its own
     try:
         sys.exit(run_pages([Path(page).resolve() for page in sys.argv[1:]], ForkedPage))
     finally:

@@ -1,5 +1,7 @@
 """A process that has loaded a program, and forks it on request: the other end of `warm_program`.
 
+Each connection is served by a fork of it, which forks the programs, so that these are its children.
+
 Loading the server or the command `replay` takes a second of CPU time, and a trainer or an actor three, mostly for
 modules and kernels. A forked program runs the same code as the command, from parsing its command line to the
 interpreter's shutdown. Before the fork, gRPC is not started, and there are no Python threads.
@@ -12,6 +14,7 @@ import importlib
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import sys
@@ -19,7 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.support.forked_pages import load_pages
-from tests.support.warm_program import ACTOR, AGENT, LONGEST_REQUEST, PAGES, REPLAY, SERVER, TRAIN
+from tests.support.warm_program import ACTOR, AGENT, LONGEST_REQUEST, PAGES, REPLAY, SERVER, TO_END, TRAIN
 
 STREAMS = 3
 """Standard input, output and error are sent with each request for a program."""
@@ -62,6 +65,26 @@ def load_commands_and_pages() -> Callable[[], None]:
 
 
 LOAD = {SERVER: load_server, REPLAY: load_replay, AGENT: load_agent, PAGES: load_commands_and_pages}
+
+
+def serve(listening: socket.socket, owner: int) -> socket.socket | None:
+    """Fork a process for each connection, until told to end or the process that began the run has ended.
+
+    Returns:
+        The connection, in each forked process; None in this one.
+    """
+    run = os.pidfd_open(owner)
+    awaited: list[socket.socket | int] = [listening, run]
+    while listening in select.select(awaited, [], [])[0]:
+        connection, _ = listening.accept()
+        if connection.recv(LONGEST_REQUEST) == TO_END:
+            connection.detach()  # It stays open until this process has exited, because the other end waits for that.
+            return None
+        if os.fork() == 0:
+            os.close(run)
+            return connection
+        connection.close()
+    return None
 
 
 def fork_when_asked(control: socket.socket) -> bool:
@@ -115,9 +138,11 @@ def _customize() -> None:
 if __name__ == "__main__":
     # Ctrl-C is meant for the tests; this program exits with them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    run = LOAD[sys.argv[1]]()
-    gc.freeze()  # Loaded modules are never garbage, and scanning them would copy their memory in every fork.
-    with socket.socket(fileno=int(sys.argv[2])) as asked:
-        is_program = fork_when_asked(asked)
-    if is_program:
+    with socket.socket(fileno=int(sys.argv[2])) as listening:
+        run = LOAD[sys.argv[1]]()
+        gc.freeze()  # Loaded modules are never garbage, and scanning them would copy their memory in every fork.
+        asked = serve(listening, int(sys.argv[3]))
+    # In the process between, `asked` stays open until it has exited, because the other end waits for that.
+    if asked is not None and fork_when_asked(asked):
+        asked.close()
         run()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,6 +14,9 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO
 
 SERVER, REPLAY, AGENT, PAGES = "replay-server", "replay", "agent", "pages"
@@ -21,7 +26,7 @@ TRAIN, ACTOR = "replay-train", "replay-actor"
 LONGEST_REQUEST = 1 << 17
 """Bytes of a request to the program that forks."""
 _READ_LATE = (
-    *("REPLAY_", "COLUMNS", "TERM", "PYTEST_CURRENT_TEST"),
+    *("REPLAY_", "COLUMNS", "TERM", "PYTEST_"),
     "TORCHINDUCTOR_",  # a library that a test imports sets it
     *("PYTHONPATH", "DISK_"),  # tests of failing disks set them; see `forking`
     "PYTHONSAFEPATH",  # `LocalServer` sets it; it concerns imports, and a forked program has imported everything
@@ -29,6 +34,11 @@ _READ_LATE = (
 """Prefixes of variables that a program reads only after the fork, if at all. Others may have been read before."""
 _SET_BY_PROGRAMS = ("GRPC_VERBOSITY", "NONE")
 """Programs set this variable themselves, and so does this process when a test runs a command in it."""
+TO_FORK, TO_END = b"fork", b"end"
+"""First messages to a process that has loaded a program: fork it for the sender, or end when the sender closes."""
+_RUN = "TESTS_RUN"
+"""Variable with the process that began a run of tests, and the folder of the run's sockets."""
+_ROOT = Path(__file__).parents[2]
 _PATIENCE_S = 60
 
 
@@ -75,22 +85,13 @@ class ForkedProcess:
 
 
 class WarmProgram:
-    """The process that forks a program, as a child of this one."""
+    """A process that forks a program for this one. All processes of a test run share what has loaded the program."""
 
     def __init__(self, name: str) -> None:
-        """Start to load one of the programs above."""
+        """Start to load one of the programs above, unless another process of this run has."""
         self._environment = _other_variables(os.environ)
         self._asking = threading.Lock()
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.forking", name, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                # The command sets it before it loads gRPC, which this process loads before any fork.
-                env={**dict([_SET_BY_PROGRAMS]), **os.environ},
-            )
+        self._control = _connected(_loading(name, self._environment), TO_FORK)
 
     def can_fork(self, environment: Mapping[str, str]) -> bool:
         """Whether forking with these variables is equivalent to starting with them."""
@@ -145,8 +146,7 @@ class WarmProgram:
 
     def close(self) -> None:
         """End the process, and wait until it has written its coverage data."""
-        self._control.close()
-        self._process.wait(_PATIENCE_S)
+        _await_end(self._control)
 
     def _ask(self, request: dict[str, object], descriptors: Sequence[int] = ()) -> int:
         message = json.dumps(request).encode()
@@ -157,6 +157,7 @@ class WarmProgram:
 
 
 _loaded: dict[str, WarmProgram] = {}
+os.register_at_fork(after_in_child=_loaded.clear)  # A forked process needs connections of its own.
 
 
 def warm_program(name: str) -> WarmProgram:
@@ -166,10 +167,70 @@ def warm_program(name: str) -> WarmProgram:
     return _loaded[name]
 
 
+def begin_run() -> None:
+    """Let all programs that this process starts, such as the workers of pytest-xdist, share what is loaded."""
+    os.environ[_RUN] = f"{os.getpid()}:{tempfile.mkdtemp(prefix='tests-')}"
+
+
 def close_warm_programs() -> None:
-    """Stop all such processes."""
+    """Stop all such processes; in the process that began the run, also those that the others share."""
     while _loaded:
         _loaded.popitem()[1].close()
+    owner, folder = _run()
+    if owner != os.getpid():
+        return
+    for path in folder.iterdir():
+        with suppress(ConnectionRefusedError):  # It failed to load.
+            _await_end(_connected(path, TO_END))
+    shutil.rmtree(folder)
+
+
+def _run() -> tuple[int, Path]:
+    """The process that began this run, and the folder of the run's sockets."""
+    if _RUN not in os.environ:
+        begin_run()
+    owner, folder = os.environ[_RUN].split(":", 1)
+    return int(owner), Path(folder)
+
+
+def _loading(name: str, environment: Mapping[str, str]) -> Path:
+    """Have a program loaded by one process for all with the same variables; return the address of that process."""
+    owner, folder = _run()
+    digest = hashlib.sha256(json.dumps(environment, sort_keys=True).encode()).hexdigest()[:8]
+    address = folder / f"{name}-{digest}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening, TemporaryDirectory() as own:
+        bound = os.path.join(own, "socket")
+        listening.bind(bound)
+        listening.listen()
+        try:
+            os.link(bound, address)  # Only the first of several processes succeeds.
+        except FileExistsError:
+            return address
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.support.forking", name, str(listening.fileno()), str(owner)],
+            cwd=_ROOT,
+            pass_fds=[listening.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            # The command sets it before it loads gRPC, which this process loads before any fork.
+            env={**dict([_SET_BY_PROGRAMS]), **os.environ},
+        )
+    return address
+
+
+def _connected(address: Path, purpose: bytes) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    made.connect(str(address))
+    made.send(purpose)
+    return made
+
+
+def _await_end(connection: socket.socket) -> None:
+    """Say that nothing more comes, and wait until the process at the other end has exited."""
+    with connection:
+        connection.settimeout(_PATIENCE_S)
+        connection.shutdown(socket.SHUT_WR)
+        connection.recv(1)
 
 
 def run_forked(
