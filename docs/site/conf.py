@@ -60,6 +60,7 @@ docs/client
 docs/steps
 docs/mixed-data
 docs/scaling
+docs/kubernetes
 docs/data
 docs/integrations
 docs/trainer

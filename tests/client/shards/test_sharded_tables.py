@@ -13,6 +13,7 @@ import psutil
 import pytest
 from replay_client import Column, InvalidArgumentError, Next, ReplayClient, Table, TableNotFoundError, Transitions
 from replay_client._shards.keys import shard_ids
+from replay_client.sync.shards import fleet
 
 from tests.client.shards.conftest import COLUMNS, shards_of
 from tests.client.shards.test_sharded_draws import rows
@@ -42,6 +43,13 @@ def test_one_address_suffices_once_there_is_a_map(servers: list[ServerProcess], 
     ]
     with pytest.raises(TableNotFoundError):
         reach(servers).table("absent")
+
+
+def test_the_client_that_creates_the_map_may_be_slow(
+    servers: list[ServerProcess], reach: Reach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "_SPREADING_S", 0.0)
+    assert sorted(shards_of(make(reach(servers)))) == [0, 1, 2]
 
 
 def test_clients_that_start_together_agree(servers: list[ServerProcess], reach: Reach) -> None:

@@ -62,7 +62,7 @@ class Fleet:
             found = self._ask()
             newest = _newest(found)
             if newest is None:
-                newest = self._create(sorted(found))
+                return self._create(sorted(found))
             lacking = self._lacking(newest, found)
             if not lacking:
                 self._bring_up_to_date(newest, found)
