@@ -11,6 +11,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from replay_client.results.description import TableDescription
+
 _LOCAL_BITS: Final = 48
 MOST_ID: Final = (1 << (63 - _LOCAL_BITS)) - 1
 """Largest id of a shard."""
@@ -31,3 +33,9 @@ def shard_ids(keys: NDArray[np.int64]) -> NDArray[np.int64]:
 def local_keys(keys: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the keys in the shards, int64[n]."""
     return keys & np.int64(MOST_LOCAL)
+
+
+def live_keys(shard_id: int, table: TableDescription) -> range:
+    """Return the keys of the rows that a shard's table has, oldest first."""
+    first = shard_id << _LOCAL_BITS
+    return range(first + table.inserted - table.size, first + table.inserted)

@@ -100,7 +100,9 @@ def _panels_per_row(width: int) -> int:
 
 
 def _name(seen: Inspected) -> Text:
-    return Text(printable_text(seen.inspection.table.name), f"bold {_ACCENT}", overflow="fold")
+    name = Text(printable_text(seen.inspection.table.name), f"bold {_ACCENT}", overflow="fold")
+    away = ", ".join(map(str, seen.inspection.shards_away))
+    return name.append(f"  without shard {away}, which is away", "red") if away else name
 
 
 def _panels(found: Distributions, width: int, lines: int) -> list[tuple[str, Table | Text]]:
@@ -139,7 +141,7 @@ def _facts(found: Distributions) -> Iterator[tuple[str, str]]:
         yield name, number_text(value)
     yield "rows", f"{count_text(table.size)} of {count_text(table.capacity)}"
     if len(inspection.ranks):
-        yield "looked at", "all, exact" if inspection.is_exact else f"{count_text(inspection.looked_at)} at random"
+        yield "looked at", _looked_at(inspection)
         yield "priorities", _span(inspection)
     if found.is_drawn_by_priority:
         yield "total mass", number_text(inspection.total_mass)
@@ -149,6 +151,14 @@ def _facts(found: Distributions) -> Iterator[tuple[str, str]]:
         else:
             yield "P by rank", _exponent("rank", found.by_rank) + configured * (table.backend == RANKED)
         yield "mean weight", f"{number_text(found.mean_weight)} of a draw"
+
+
+def _looked_at(inspection: Inspection) -> str:
+    if inspection.is_exact:
+        return "all, exact"
+    if inspection.is_mixed:
+        return f"{count_text(inspection.looked_at)}, by shard"
+    return f"{count_text(inspection.looked_at)} at random"
 
 
 def _facts_grid(found: Distributions, width: int) -> Table:

@@ -52,11 +52,15 @@ class Inspection:
     """float64[n]: ages of evenly spaced live rows, in seconds, newest first."""
     times_sampled: tuple[TimesSampled, ...]
     """Histogram of live rows by number of draws; exact."""
+    is_mixed: bool = False
+    """Whether the rows are on several servers; ranks beyond `largest` then follow from selected ranks of each."""
+    shards_away: tuple[int, ...] = ()
+    """Ids of the shards whose servers are away; nothing of them is in the figures."""
 
     @property
     def is_exact(self) -> bool:
         """Whether all ranks are exact; otherwise, ranks beyond `largest` are estimated from `looked_at` rows."""
-        return self.looked_at >= self.table.size
+        return self.looked_at >= self.table.size and not self.is_mixed
 
     @property
     def rows(self) -> NDArray[np.float64]:

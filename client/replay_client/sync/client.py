@@ -45,6 +45,7 @@ from replay_client.sync.row_loader import check_room
 from replay_client.sync.shards.fleet import Fleet
 from replay_client.sync.shards.opening import create_sharded, open_sharded
 from replay_client.sync.shards.service import map_of, stats_of_all, tables_of_all
+from replay_client.sync.shards.sharded_loader import keys_refused
 from replay_client.sync.table import Table
 
 if TYPE_CHECKING:
@@ -215,6 +216,8 @@ class ReplayClient:
         given = {**exported.create_arguments(keep_parameters="backend" not in config), "if_exists": "error", **config}
         check_room(rows.row_count, given)
         rows.check(exported, priorities=priorities, keys=keys)
+        if keys and (self._has_several or self._fleet.current() is not None):
+            raise keys_refused(self.address)
         table = self.create_table(name or exported.name, **given)
         loader = table.loader(priorities=priorities, timeout_s=timeout_s)
         rows.load(exported, loader, priorities=priorities, keys=keys, progress=progress)

@@ -11,7 +11,7 @@ Rows that are inserted after the call of `Table.rows` are not read.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal, get_args
 
@@ -41,8 +41,10 @@ class RowPlan:
     yield from plan.rest()
     """
 
-    def __init__(self, table: TableDescription, *, chunk: int, order: RowOrder) -> None:
-        """Plan to read the rows that ``table`` has now."""
+    def __init__(
+        self, table: TableDescription, *, chunk: int, order: RowOrder, keys: Sequence[range] | None = None
+    ) -> None:
+        """Plan to read the rows that ``table`` has now; ``keys`` are theirs, if they are not consecutive."""
         if order not in get_args(RowOrder):
             raise InvalidArgumentError.of_field("order", "'key' or 'episode'", repr(order))
         if order == "episode" and table.steps is None:
@@ -56,14 +58,16 @@ class RowPlan:
         """Number of rows that were removed before they could be read, so far."""
         self.chunk = checked_count("chunk", chunk)
         """Maximum rows per `Rows`."""
+        self._keys = [range(self.inserted - self.total, self.inserted)] if keys is None else keys
         self._is_by_episode = order == "episode"
         self._unfinished: dict[int, list[Rows]] = {}
         self._ready: list[Rows] = []
 
     def parts(self) -> Iterator[NDArray[np.int64]]:
         """Yield the keys to read, int64[n], a chunk at a time."""
-        for first in range(self.inserted - self.total, self.inserted, self.chunk):
-            yield np.arange(first, min(first + self.chunk, self.inserted))
+        for keys in self._keys:
+            for first in keys[:: self.chunk]:
+                yield np.arange(first, min(first + self.chunk, keys.stop))
 
     def arrived(self, keys: NDArray[np.int64], rows: Rows) -> list[Rows]:
         """Take the live rows among those with these keys; return the rows that are next in the order."""
@@ -131,9 +135,10 @@ class RowReader(RowReaderBase):
         chunk: int,
         order: RowOrder,
         progress: bool,
+        keys: Sequence[range] | None = None,
     ) -> None:
         """Created by `Table.rows`; ``read`` returns the live rows among those with the given keys."""
-        super().__init__(RowPlan(table, chunk=chunk, order=order))
+        super().__init__(RowPlan(table, chunk=chunk, order=order, keys=keys))
         if progress:
             check_extra("cli", "rich")
         self._rows = self._all(read, progress_bar(table.name, self.total) if progress else nullcontext(lambda _: None))

@@ -225,7 +225,7 @@ class Table(TableHandle):
             TableReplacedError: the table was dropped, and another one has its name.
         """
         read = partial(self.read, columns=chosen_columns(self.schema, columns, self.schema.masks))
-        return RowReader(read, self._run(self._operations.describe()), chunk=chunk, order=order, progress=progress)
+        return RowReader(read, self.checked_description(), chunk=chunk, order=order, progress=progress)
 
     def to_arrow(
         self, *, order: RowOrder = "key", progress: bool = False, columns: Collection[str] | None = None
@@ -286,7 +286,7 @@ class Table(TableHandle):
     ) -> tuple[RowReader, pyarrow.Schema]:
         from replay_client.sync import arrow  # pyarrow is optional
 
-        table = self._run(self._operations.describe())
+        table = self.checked_description()
         schema = arrow.schema_of(table, chosen_columns(self.schema, columns, self.schema.masks))
         return self.rows(chunk=arrow.rows_at_once(table), order=order, progress=progress, columns=columns), schema
 
@@ -330,7 +330,7 @@ class Table(TableHandle):
         from replay_client.sync import arrow  # pyarrow is optional
 
         loader = self.loader(priorities=priorities, timeout_s=timeout_s)
-        rows, table = arrow.ParquetRows(path), self._run(self._operations.describe())
+        rows, table = arrow.ParquetRows(path), self.checked_description()
         rows.check(table, priorities=priorities, keys=keys)
         return rows.load(table, loader, priorities=priorities, keys=keys, progress=progress)
 
@@ -525,6 +525,15 @@ class Table(TableHandle):
             TableNotFoundError: the table was dropped.
         """
         return self._run(describe(self.name))
+
+    def checked_description(self) -> TableDescription:
+        """Fetch the current description of this table, like `describe`, but not of another one with its name.
+
+        Raises:
+            TableNotFoundError: the table was dropped.
+            TableReplacedError: the table was dropped, and another one has its name.
+        """
+        return self._run(self._operations.describe())
 
     def stats(self) -> TableStats:
         """Fetch statistics of the table; a cheap call.

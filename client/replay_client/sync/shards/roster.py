@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from replay_client._transport.server_link import ServerLink
 from replay_client.errors import ReplayError
 from replay_client.results.shards import ShardMap
 from replay_client.sync.shards.fleet import Fleet
@@ -47,6 +48,11 @@ class Roster:
 
     def __reduce__(self) -> tuple[Callable[..., Roster], tuple[Any, ...]]:
         return Roster, (self._fleet, self._name, self.members, self._map)
+
+    @property
+    def links(self) -> dict[int, ServerLink]:
+        """The links to the servers of all shards, also of those that could not be opened."""
+        return {shard.id: self._fleet.link(shard.address) for shard in self._map.in_use}
 
     @property
     def _is_incomplete(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final, TypeVar
 
 from replay_client._operations import server as operations
@@ -11,7 +12,7 @@ from replay_client._shards.merged_description import merged_description
 from replay_client._shards.merged_stats import merged_stats, merged_table_stats
 from replay_client._transport.call import Operation
 from replay_client._transport.server_link import ServerLink
-from replay_client.errors import DeadlineExceededError, ServerUnavailableError
+from replay_client.errors import DeadlineExceededError, ServerUnavailableError, TableNotFoundError
 from replay_client.results.description import TableDescription
 from replay_client.results.shards import Shard, ShardMap
 from replay_client.results.stats import Stats, TableStats
@@ -23,27 +24,36 @@ _ASK_S: Final = 2.0
 """Time limit for each server: the others have most of the answer."""
 
 
-def ask_all(links: Mapping[int, ServerLink], call: Callable[[int], Operation[T]]) -> dict[int, T]:
-    """Make a call to the server of each shard at the same time; return the answers, without those of servers away.
+def answers(calls: Mapping[int, Callable[[], T]]) -> dict[int, T]:
+    """Call the servers of several shards at the same time; return the answers by shard, without servers that are away.
 
     Raises:
         ServerUnavailableError: no server is reachable.
-        ReplayError: a server refused the call.
+        ReplayError: a server refused its call.
     """
 
-    def ask(shard_id: int) -> T | Exception:
+    def answer(call: Callable[[], T]) -> T | Exception:
         try:
-            return links[shard_id].connection.run(call(shard_id))
+            return call()
         except (ServerUnavailableError, DeadlineExceededError) as error:
             return error
 
-    with ThreadPoolExecutor(len(links)) as pool:
-        answers = dict(zip(links, pool.map(ask, links), strict=True))
-    found = {shard_id: answer for shard_id, answer in answers.items() if not isinstance(answer, Exception)}
-    failures = [answer for answer in answers.values() if isinstance(answer, Exception)]
-    if not found:
+    with ThreadPoolExecutor(len(calls)) as pool:
+        found = dict(zip(calls, pool.map(answer, calls.values()), strict=True))
+    there = {shard_id: each for shard_id, each in found.items() if not isinstance(each, Exception)}
+    failures = [each for each in found.values() if isinstance(each, Exception)]
+    if not there:
         raise failures[0]
-    return found
+    return there
+
+
+def ask_all(links: Mapping[int, ServerLink], call: Callable[[], Operation[T]]) -> dict[int, T]:
+    """Make the same call to the server of each shard; see `answers`."""
+    return answers({shard_id: partial(_run, link, call) for shard_id, link in links.items()})
+
+
+def _run(link: ServerLink, call: Callable[[], Operation[T]]) -> T:
+    return link.connection.run(call())
 
 
 def links_of(fleet: Fleet, shards: ShardMap) -> dict[int, ServerLink]:
@@ -64,7 +74,7 @@ def stats_of_all(fleet: Fleet, shards: ShardMap) -> Stats:
         ServerUnavailableError: no server is reachable.
     """
     while True:
-        found = ask_all(links_of(fleet, shards), lambda _: operations.stats(timeout_s=_ASK_S))
+        found = ask_all(links_of(fleet, shards), lambda: operations.stats(timeout_s=_ASK_S))
         known = {shard_id: stats for shard_id, stats in found.items() if stats.shards is not None} or found
         newest = max((stats.shards for stats in known.values() if stats.shards), key=_version, default=shards)
         if newest.version <= shards.version:
@@ -77,11 +87,20 @@ def table_stats_of_all(links: Mapping[int, ServerLink], name: str) -> TableStats
 
     Raises:
         ServerUnavailableError: no server is reachable.
-        TableNotFoundError: a server has no such table.
+        TableNotFoundError: no server has such a table.
     """
-    found = ask_all(links, lambda _: operations.stats(name, timeout_s=_ASK_S))
-    away = [shard_id for shard_id in links if shard_id not in found]
-    return merged_table_stats({shard_id: stats.tables[name] for shard_id, stats in found.items()}, away)
+
+    def of_shard(link: ServerLink) -> TableStats | TableNotFoundError:
+        try:
+            return link.connection.run(operations.stats(name, timeout_s=_ASK_S)).tables[name]
+        except TableNotFoundError as error:  # a server that was added just now
+            return error
+
+    found = answers({shard_id: partial(of_shard, link) for shard_id, link in links.items()})
+    there = {shard_id: each for shard_id, each in found.items() if isinstance(each, TableStats)}
+    if not there:
+        raise next(each for each in found.values() if isinstance(each, TableNotFoundError))
+    return merged_table_stats(there, [shard_id for shard_id in links if shard_id not in there])
 
 
 def tables_of_all(fleet: Fleet, shards: ShardMap) -> list[TableDescription]:
@@ -90,7 +109,7 @@ def tables_of_all(fleet: Fleet, shards: ShardMap) -> list[TableDescription]:
     Raises:
         ServerUnavailableError: no server is reachable.
     """
-    found = ask_all(links_of(fleet, shards), lambda _: operations.list_tables(timeout_s=_ASK_S))
+    found = ask_all(links_of(fleet, shards), lambda: operations.list_tables(timeout_s=_ASK_S))
     by_name: dict[str, list[TableDescription]] = {}
     for descriptions, _ in found.values():
         for description in descriptions:

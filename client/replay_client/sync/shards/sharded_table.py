@@ -5,10 +5,11 @@ Each server has a shard: a table of its own with a part of the capacity. Keys of
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,25 +17,29 @@ from numpy.typing import ArrayLike, NDArray
 from replay_client._learning.answers import Blank, joined_rows, selected_rows
 from replay_client._rows.buffers import ColumnBuffers
 from replay_client._rows.checks import checked_keys, checked_priorities, checked_rows
+from replay_client._rows.choosing import chosen_columns
 from replay_client._rows.columns import BatchOrKeys
-from replay_client._shards.keys import global_keys, local_keys, shard_ids
+from replay_client._shards.keys import global_keys, live_keys, local_keys, shard_ids
 from replay_client._shards.merged_description import merged_description
+from replay_client._shards.merged_inspection import merged_inspection
 from replay_client._transport.data_path import DataPath
 from replay_client._transport.time_limits import time_limit
 from replay_client._writing.writing import MAX_BLOCKS_IN_FLIGHT, WriterOptions
 from replay_client.batch import Batch, Rows, UpdateResult
 from replay_client.draws import DrawMode, Prefetch, WeightNorm
-from replay_client.errors import InvalidArgumentError, ReplayError
+from replay_client.errors import InvalidArgumentError, ReplayError, ServerUnavailableError, TableNotFoundError
 from replay_client.results.description import TableDescription
 from replay_client.results.inspection import Inspection
 from replay_client.results.stats import TableStats
+from replay_client.results.transfers import Loaded
 from replay_client.sync.row_loader import RowLoader
 from replay_client.sync.row_reader import RowOrder, RowReader
 from replay_client.sync.sampler import Sampler
 from replay_client.sync.shards.member import Member
 from replay_client.sync.shards.roster import Roster
-from replay_client.sync.shards.service import table_stats_of_all
+from replay_client.sync.shards.service import answers, table_stats_of_all
 from replay_client.sync.shards.shard_stream import ShardStream
+from replay_client.sync.shards.sharded_loader import ShardedLoader, keys_refused
 from replay_client.sync.shards.sharded_sampler import AWAY_AFTER_S, ShardedSampler
 from replay_client.sync.shards.sharded_writer import ShardedWriter
 from replay_client.sync.table import Table
@@ -165,12 +170,33 @@ class ShardedTable(Table):
         progress: bool = False,
         columns: Collection[str] | None = None,
     ) -> RowReader:
-        """Not offered for several servers; use the tables in `shards`."""
-        self._not_offered("rows")
+        """Read all rows that are live now, in chunks, shard after shard; see `Table.rows`."""
+        read = partial(self.read, columns=chosen_columns(self.schema, columns, self.schema.masks))
+        parts = self._current_parts()
+        keys = [live_keys(shard_id, table) for shard_id, table in parts.items()]
+        table = merged_description(list(parts.values()))
+        return RowReader(read, table, chunk=chunk, order=order, progress=progress, keys=keys)
+
+    def load_parquet(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        priorities: bool = True,
+        keys: bool = False,
+        timeout_s: float | None = None,
+        progress: bool = False,
+    ) -> Loaded:
+        """Insert the rows of a Parquet file; see `Table.load_parquet`. They cannot get the keys in the file."""
+        if keys:
+            raise keys_refused(f"{self.name!r}, on {len(self._members)} servers")
+        return super().load_parquet(path, priorities=priorities, timeout_s=timeout_s, progress=progress)
 
     def loader(self, *, priorities: bool = True, timeout_s: float | None = None) -> RowLoader:
-        """Not offered for several servers; use the tables in `shards`."""
-        self._not_offered("loader")
+        """Create a loader, which inserts each episode, or part of the rows without steps, into one shard."""
+        loaders = [
+            (member, member.table.loader(priorities=priorities, timeout_s=timeout_s)) for member in self._active()
+        ]
+        return ShardedLoader(loaders, priorities=priorities, random=self._random)
 
     def writer(
         self,
@@ -235,25 +261,53 @@ class ShardedTable(Table):
             TableNotFoundError: the table was dropped.
             ServerUnavailableError: no server is reachable. Shards whose servers are away are left out and named.
         """
-        return table_stats_of_all({member.id: member.link for member in self._members}, self.name)
+        return table_stats_of_all(self._roster.links, self.name)
 
     def inspect(self, *, largest: int = 10) -> Inspection:
-        """Not offered for several servers; use the tables in `shards`."""
-        self._not_offered("inspect")
+        """Fetch the distribution of the rows; see `Table.inspect`. Shards whose servers are away are left out.
+
+        The largest rows and their keys are exact; other ranks follow from selected ranks of each shard.
+        """
+        members = {member.id: member for member in self._members}
+        looks = {id: partial(member.table.inspect, largest=largest) for id, member in members.items()}
+        found = answers(looks)
+        away = [shard_id for shard_id in self._roster.links if shard_id not in found]
+        return merged_inspection(found, largest, away)
 
     def reset(self) -> int:
         """Remove all rows of all shards, and return their number; see `Table.reset`."""
         return sum(member.table.reset() for member in self._members)
 
     def drop(self) -> None:
-        """Drop the tables of all shards; see `Table.drop`."""
+        """Drop the tables of all shards; see `Table.drop`. If a server is away, calling again drops the others.
+
+        Raises:
+            TableNotFoundError: no server has the table.
+            ServerUnavailableError: a server is away. The table is dropped on the others.
+        """
+        dropped, failure = 0, None
         for member in self._members:
-            member.table.drop()
+            try:
+                member.table.drop()
+            except (TableNotFoundError, ServerUnavailableError) as error:
+                failure = error if failure is None or isinstance(error, ServerUnavailableError) else failure
+            else:
+                dropped += 1
+        if isinstance(failure, ServerUnavailableError) or (failure is not None and not dropped):
+            raise failure
 
     def _split(self, keys: NDArray[np.int64]) -> list[tuple[Member, NDArray[np.intp]]]:
         """Return the positions of each shard's keys, for the shards that have any."""
         owners = shard_ids(keys)
         return [(member, mine) for member in self._members if len(mine := np.flatnonzero(owners == member.id))]
+
+    def _current_parts(self) -> dict[int, TableDescription]:
+        """Fetch the description of each shard's table, not of another one with its name."""
+        return {member.id: member.table.checked_description() for member in self._members}
+
+    def checked_description(self) -> TableDescription:
+        """See `Table.checked_description`."""
+        return merged_description(list(self._current_parts().values()))
 
     def _active(self) -> list[Member]:
         active = [member for member in self._members if member.is_active]
@@ -269,7 +323,3 @@ class ShardedTable(Table):
 
     def _fill(self, member: Member) -> int:
         return min(self._inserted.get(member.id, member.description.inserted), member.description.capacity)
-
-    def _not_offered(self, method: str) -> NoReturn:
-        expected = f"a table on one server: use table.shards[id].{method}(...)"
-        raise InvalidArgumentError.of_field("table", expected, f"{self.name!r}, on {len(self._members)} servers")

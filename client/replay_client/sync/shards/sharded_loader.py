@@ -1,0 +1,108 @@
+"""Inserts rows that were read from a table into the shards of another; see `replay_client.sync.row_loader`.
+
+An episode of a table of steps, or some rows of another table, go to the emptier of two shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replay_client._learning.answers import selected_rows
+from replay_client._shards.keys import global_keys
+from replay_client.batch import Rows
+from replay_client.errors import InvalidArgumentError, ReplayError
+from replay_client.sync.row_loader import RowLoader, check_loadable
+from replay_client.sync.shards.member import Member
+
+_PART_ROWS: Final = 256
+"""Consecutive rows without steps that go to one shard."""
+
+
+class ShardedLoader(RowLoader):
+    """See the module, and `RowLoader`. For use in one thread."""
+
+    def __init__(
+        self, loaders: Sequence[tuple[Member, RowLoader]], *, priorities: bool, random: np.random.Generator
+    ) -> None:
+        """Created by `ShardedTable.loader`.
+
+        Args:
+            loaders: the shards that get rows, at least one, and a loader for each.
+            priorities: whether rows keep their priorities.
+            random: chooses shards.
+        """
+        self.inserted = 0
+        self.first_key = None
+        self.is_contiguous = False
+        self._loaders = loaders
+        self._first = loaders[0][0].table
+        self._has_priorities = priorities
+        self._random = random
+        self._given = np.array([member.description.size for member, _ in loaders])  # rows in or on the way to each
+        self._episodes: dict[int, tuple[int, int]] = {}  # episode and place of the loader, of each stream
+
+    def insert(self, rows: Rows) -> None:
+        """Insert rows exactly once; see `RowLoader.insert`."""
+        steps = self._first.steps
+        check_loadable(self._first.schema, rows, of_steps=steps is not None, priorities=self._has_priorities)
+        where = self._by_part(rows.batch_size) if steps is None else self._by_episode(rows)
+        for place in np.unique(where).tolist():
+            self._insert_into(place, selected_rows(rows, np.flatnonzero(where == place)))
+
+    def _insert_into(self, place: int, rows: Rows) -> None:
+        member, loader = self._loaders[place]
+        before = loader.inserted
+        try:
+            loader.insert(rows)
+        except ReplayError as error:
+            error.__notes__ = [f"{self.inserted + loader.inserted - before:,} rows were inserted before this error"]
+            raise
+        self.inserted += loader.inserted - before
+        if self.first_key is None and loader.first_key is not None:
+            self.first_key = int(global_keys(member.id, np.array([loader.first_key]))[0])
+
+    def _by_part(self, row_count: int) -> NDArray[np.intp]:
+        """Choose a loader for each row, int64[n]."""
+        where = np.empty(row_count, np.intp)
+        for first in range(0, row_count, _PART_ROWS):
+            part = where[first : first + _PART_ROWS]
+            part[:] = self._choose(len(part))
+        return where
+
+    def _by_episode(self, rows: Rows) -> NDArray[np.intp]:
+        """Choose a loader for each row, int64[n]; the same one for all rows of an episode."""
+        where = np.empty(rows.batch_size, np.intp)
+        for stream, episode, mine in _episodes(rows):
+            known = self._episodes.get(stream)
+            if known is None or known[0] != episode:
+                self._episodes[stream] = episode, self._choose(0)
+            place = self._episodes[stream][1]
+            where[mine] = place
+            self._given[place] += len(mine)
+        return where
+
+    def _choose(self, row_count: int) -> int:
+        """Choose the emptier of two loaders for some rows."""
+        two = self._random.permutation(len(self._loaders))[:2]
+        place = int(two[np.argmin(self._given[two])])
+        self._given[place] += row_count
+        return place
+
+
+def keys_refused(where: str) -> InvalidArgumentError:
+    """The error of a request to keep the keys of a file."""
+    return InvalidArgumentError.of_field("keys", "False for a table on several servers", where)
+
+
+def _episodes(rows: Rows) -> Iterator[tuple[int, int, NDArray[np.intp]]]:
+    """Yield stream, episode and places int64[n] of the rows of each episode, in order."""
+    order = np.lexsort((np.arange(rows.batch_size), rows.streams))  # episodes of a stream are in order already
+    streams, episodes = rows.streams[order], rows.episodes[order]
+    ends = np.flatnonzero((streams[1:] != streams[:-1]) | (episodes[1:] != episodes[:-1])) + 1
+    for mine in np.split(order, ends):
+        if len(mine):
+            yield int(rows.streams[mine[0]]), int(rows.episodes[mine[0]]), mine
