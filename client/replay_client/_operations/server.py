@@ -15,7 +15,7 @@ from replay_client._transport.call import Call, Operation
 from replay_client.errors import InvalidArgumentError, TableExistsError
 from replay_client.results.checkpoints import Checkpoint
 from replay_client.results.description import TableDescription
-from replay_client.results.shards import ShardMap
+from replay_client.results.shards import ServerShards, ShardMap
 from replay_client.results.stats import Stats
 
 log = logging.getLogger(__name__)
@@ -98,11 +98,12 @@ def open_table(name: str) -> Operation[tuple[TableDescription, ShardMap | None]]
     return TableDescription.from_proto(response.table), shards
 
 
-def get_shards(*, timeout_s: float) -> Operation[ShardMap | None]:
-    """Fetch the shard map of a server; None: it has none."""
+def get_shards(*, timeout_s: float) -> Operation[ServerShards]:
+    """Fetch the shard map of a server."""
     answer = yield Call("GetShards", replay_pb2.GetShardsRequest().SerializeToString(), timeout_s=timeout_s)
     response = replay_pb2.GetShardsResponse.FromString(bytes(answer))
-    return ShardMap.from_proto(response.map) if response.HasField("map") else None
+    shards = ShardMap.from_proto(response.map) if response.HasField("map") else None
+    return ServerShards(shards, response.server_uid, response.version)
 
 
 def set_shards(new: ShardMap, expected_version: int) -> Operation[None]:

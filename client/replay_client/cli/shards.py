@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+import time
+from typing import Annotated, Final
 
 from cyclopts import App, Parameter
 from rich.console import Console
 
 from replay_client.cli.options import DEFAULT_SERVER, Json, Server, client_of, print_json, show
 from replay_client.cli.shard_view import shard_list
+from replay_client.errors import InvalidArgumentError
 from replay_client.results.shards import ShardMap
+from replay_client.sync.client import ReplayClient
+
+_LOOK_S: Final = 1.0
 
 app = App(name="shards", help="Show and change the servers over which tables are distributed.")
 
@@ -43,6 +49,40 @@ def lost(shard: ShardId, /, *, server: Server = DEFAULT_SERVER, as_json: Json = 
     """Give up a server that will not come back, and its rows."""
     with client_of(server) as client:
         _show(client.mark_shard(shard, state="lost"), server, as_json)
+
+
+@app.command
+def retire(
+    shard: ShardId,
+    /,
+    *,
+    server: Server = DEFAULT_SERVER,
+    wait: Annotated[bool, Parameter(negative="", help="Wait until its rows are no longer needed.")] = False,
+    now: Annotated[bool, Parameter(negative="", help="Give up its rows.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Remove a draining server whose rows are older than all rows of the others."""
+    with client_of(server) as client:
+        _show(_retired(client, shard, is_patient=wait, is_forced=now), server, as_json)
+
+
+def _retired(client: ReplayClient, shard: int, *, is_patient: bool, is_forced: bool) -> ShardMap:
+    said = ""
+    while not is_forced:
+        try:
+            return client.retire_shard(shard)
+        except InvalidArgumentError as error:
+            shards = client.shards()
+            is_draining = shards is not None and any(
+                each.id == shard and each.state == "draining" for each in shards.in_use
+            )
+            if not is_patient or not is_draining:
+                raise
+            if error.message != said:
+                print(error.message, file=sys.stderr)
+            said = error.message
+        time.sleep(_LOOK_S)
+    return client.mark_shard(shard, state="retired")
 
 
 def _show(shards: ShardMap | None, server: str, as_json: bool) -> None:

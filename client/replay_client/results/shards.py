@@ -7,13 +7,15 @@ from typing import Final, Literal
 
 from replay_proto.v1 import replay_pb2
 
-ShardState = Literal["active", "draining", "lost"]
-"""``active``: gets rows and is drawn from. ``draining``: is only drawn from. ``lost``: will not come back."""
+ShardState = Literal["active", "draining", "lost", "retired"]
+"""``active``: gets rows and is drawn from. ``draining``: is only drawn from. ``lost``: will not come back. ``retired``:
+was removed on purpose, after it had been draining."""
 
 _STATES: Final[dict[ShardState, replay_pb2.ShardState.ValueType]] = {
     "active": replay_pb2.SHARD_STATE_ACTIVE,
     "draining": replay_pb2.SHARD_STATE_DRAINING,
     "lost": replay_pb2.SHARD_STATE_LOST,
+    "retired": replay_pb2.SHARD_STATE_RETIRED,
 }
 _NAMES: Final = {value: name for name, value in _STATES.items()}
 
@@ -43,8 +45,8 @@ class ShardMap:
 
     @property
     def in_use(self) -> tuple[Shard, ...]:
-        """The shards that are not lost."""
-        return tuple(shard for shard in self.shards if shard.state != "lost")
+        """The shards that are neither lost nor retired."""
+        return tuple(shard for shard in self.shards if shard.state in ("active", "draining"))
 
     @classmethod
     def from_proto(cls, message: replay_pb2.ShardMap) -> ShardMap:
@@ -56,3 +58,15 @@ class ShardMap:
         """Convert to a message."""
         shards = [replay_pb2.Shard(id=each.id, address=each.address, state=_STATES[each.state]) for each in self.shards]
         return replay_pb2.ShardMap(uid=self.uid, version=self.version, shards=shards)
+
+
+@dataclass(frozen=True)
+class ServerShards:
+    """What a server says about itself and the service."""
+
+    map: ShardMap | None
+    """Its shard map; None: it has none."""
+    server_uid: bytes
+    """16 random bytes of its process; empty in versions before 0.2."""
+    version: str
+    """Its version; empty in versions before 0.2."""

@@ -43,7 +43,9 @@ from replay_client.sync.mixed_sampler import MixedSampler
 from replay_client.sync.mixing import checked_sizes, mixed_sampler
 from replay_client.sync.row_loader import check_room
 from replay_client.sync.shards.fleet import Fleet
+from replay_client.sync.shards.members import create_missing
 from replay_client.sync.shards.opening import create_sharded, open_sharded
+from replay_client.sync.shards.retiring import retire
 from replay_client.sync.shards.service import map_of, stats_of_all, tables_of_all
 from replay_client.sync.shards.sharded_loader import keys_refused
 from replay_client.sync.table import Table
@@ -409,14 +411,17 @@ class ReplayClient:
     def set_shards(self, addresses: Sequence[str]) -> ShardMap:
         """Distribute tables over these servers. Known ones keep their ids, and new ones get new ids.
 
-        Rows do not move: new rows go to the emptier servers. Clients use new servers when they open the table again.
+        Rows do not move: new rows go to the emptier servers. All tables get their shards on new servers now, and
+        running clients use them within a second.
 
         Raises:
             InvalidArgumentError: an address is malformed, or one of a server in use is missing.
             ShardsChangedError: another client has changed the servers meanwhile.
             PermissionDeniedError: the token lacks the right ``admin`` on all tables.
         """
-        return self._fleet.set_addresses([checked_address(address) for address in addresses])
+        shards = self._fleet.set_addresses([checked_address(address) for address in addresses])
+        create_missing(self._fleet, shards)
+        return shards
 
     def mark_shard(self, shard_id: int, *, state: ShardState) -> ShardMap:
         """Change the state of one server.
@@ -424,7 +429,8 @@ class ReplayClient:
         Args:
             shard_id: the id of its shard.
             state: ``"draining"``: it gets no new rows. ``"lost"``: it will not come back; its rows are given up,
-                and its id is never used again. ``"active"``: it gets rows again.
+                and its id is never used again. ``"retired"``: the same, on purpose; see `retire_shard`. ``"active"``:
+                it gets rows again.
 
         Raises:
             InvalidArgumentError: there is no such shard, it is lost already, or it is the last one.
@@ -432,6 +438,20 @@ class ReplayClient:
             PermissionDeniedError: the token lacks the right ``admin`` on all tables.
         """
         return self._fleet.mark(shard_id, state)
+
+    def retire_shard(self, shard_id: int) -> ShardMap:
+        """Remove a draining server from the service if its rows are no longer needed.
+
+        That is, for each of its tables, all active shards are full and have only newer rows. Then the server may stop.
+        To give up its rows earlier, mark the shard as ``"retired"``.
+
+        Raises:
+            InvalidArgumentError: the shard is not draining, or rows are still needed; the message says which.
+            ShardsChangedError: another client has changed the servers meanwhile.
+            PermissionDeniedError: the token lacks the right ``admin`` on all tables.
+            ServerUnavailableError: a server cannot be reached.
+        """
+        return retire(self._fleet, shard_id)
 
     def keep_alive(self, needed: object) -> None:
         """Hold a reference to an object for as long as this client or a table, writer or sampler of it exists."""

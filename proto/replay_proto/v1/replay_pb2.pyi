@@ -339,6 +339,8 @@ class _ShardStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     """Gets no new rows, but is drawn from."""
     SHARD_STATE_LOST: _ShardState.ValueType  # 3
     """Will not come back. Its rows are lost, and its id is never used again."""
+    SHARD_STATE_RETIRED: _ShardState.ValueType  # 4
+    """Was removed on purpose after it had been draining. Its id is never used again."""
 
 class ShardState(_ShardState, metaclass=_ShardStateEnumTypeWrapper):
     """State of a shard."""
@@ -351,6 +353,8 @@ SHARD_STATE_DRAINING: ShardState.ValueType  # 2
 """Gets no new rows, but is drawn from."""
 SHARD_STATE_LOST: ShardState.ValueType  # 3
 """Will not come back. Its rows are lost, and its id is never used again."""
+SHARD_STATE_RETIRED: ShardState.ValueType  # 4
+"""Was removed on purpose after it had been draining. Its id is never used again."""
 global___ShardState = ShardState
 
 @typing.final
@@ -1969,6 +1973,12 @@ class GetShardsResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     MAP_FIELD_NUMBER: builtins.int
+    SERVER_UID_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
+    server_uid: builtins.bytes
+    """16 bytes chosen at random by the server's process, so that a client notices two addresses of one server."""
+    version: builtins.str
+    """Version of the server."""
     @property
     def map(self) -> global___ShardMap:
         """The map; absent: the server's tables have no other shards."""
@@ -1977,9 +1987,11 @@ class GetShardsResponse(google.protobuf.message.Message):
         self,
         *,
         map: global___ShardMap | None = ...,
+        server_uid: builtins.bytes = ...,
+        version: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["map", b"map"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["map", b"map"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["map", b"map", "server_uid", b"server_uid", "version", b"version"]) -> None: ...
 
 global___GetShardsResponse = GetShardsResponse
 

@@ -270,6 +270,7 @@ class ReplayServiceServicer(object):
 
     def SetShards(self, request, context):
         """Replaces the shard map of this server, unless it has changed since the caller read it: ABORTED / SHARDS_CHANGED.
+        Ids stay: every id of the old map must be in the new one, and those of lost and retired shards as they were.
         The caller then sends the same map to the other servers.
         Right: admin on all tables.
         """

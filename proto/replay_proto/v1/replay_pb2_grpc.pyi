@@ -183,6 +183,7 @@ class ReplayServiceStub:
         replay_proto.v1.replay_pb2.SetShardsResponse,
     ]
     """Replaces the shard map of this server, unless it has changed since the caller read it: ABORTED / SHARDS_CHANGED.
+    Ids stay: every id of the old map must be in the new one, and those of lost and retired shards as they were.
     The caller then sends the same map to the other servers.
     Right: admin on all tables.
     """
@@ -342,6 +343,7 @@ class ReplayServiceAsyncStub:
         replay_proto.v1.replay_pb2.SetShardsResponse,
     ]
     """Replaces the shard map of this server, unless it has changed since the caller read it: ABORTED / SHARDS_CHANGED.
+    Ids stay: every id of the old map must be in the new one, and those of lost and retired shards as they were.
     The caller then sends the same map to the other servers.
     Right: admin on all tables.
     """
@@ -535,6 +537,7 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[replay_proto.v1.replay_pb2.SetShardsResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.SetShardsResponse]]:
         """Replaces the shard map of this server, unless it has changed since the caller read it: ABORTED / SHARDS_CHANGED.
+        Ids stay: every id of the old map must be in the new one, and those of lost and retired shards as they were.
         The caller then sends the same map to the other servers.
         Right: admin on all tables.
         """

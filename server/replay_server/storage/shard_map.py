@@ -29,7 +29,10 @@ _STATES: Final = {
     "active": replay_pb2.SHARD_STATE_ACTIVE,
     "draining": replay_pb2.SHARD_STATE_DRAINING,
     "lost": replay_pb2.SHARD_STATE_LOST,
+    "retired": replay_pb2.SHARD_STATE_RETIRED,
 }
+_GONE: Final = ("lost", "retired")
+"""States of shards whose ids are never used again."""
 
 
 class Shard(NamedTuple):
@@ -40,7 +43,7 @@ class Shard(NamedTuple):
     address: str
     """Where clients reach it."""
     state: str
-    """"active", "draining" or "lost"."""
+    """"active", "draining", "lost" or "retired"."""
 
 
 class ShardMap(NamedTuple):
@@ -69,6 +72,24 @@ class ShardMap(NamedTuple):
         shards = [replay_pb2.Shard(id=each.id, address=each.address, state=_STATES[each.state]) for each in self.shards]
         return replay_pb2.ShardMap(uid=self.uid, version=self.version, shards=shards)
 
+    def check_follows(self, old: ShardMap) -> None:
+        """Check that this map may replace an older one of the service.
+
+        Raises:
+            FieldError: it is of another service, it is not newer, or an id that was used has gone or another meaning.
+        """
+        if old.uid != self.uid:
+            raise FieldError("map.uid", f"that of this service ({old.uid.hex()})", self.uid.hex())
+        if self.version <= old.version:
+            raise FieldError("map.version", f"more than {old.version}", str(self.version))
+        by_id = {shard.id: shard for shard in self.shards}
+        for shard in old.shards:
+            new = by_id.get(shard.id)
+            if new is None or (shard.state in _GONE and new != shard):
+                expected = f"shard {shard.id} at {shard.address}, {shard.state}; ids are never used again"
+                got = "no such shard" if new is None else f"it at {new.address}, {new.state}"
+                raise FieldError("map.shards", expected, got)
+
     def _checked(self) -> ShardMap:
         if len(self.uid) != _UID_BYTES:
             raise FieldError("map.uid", f"{_UID_BYTES} bytes", f"{len(self.uid)} bytes")
@@ -85,8 +106,8 @@ class ShardMap(NamedTuple):
             if not 1 <= len(shard.address) <= _MOST_ADDRESS:
                 raise FieldError(f"{field}.address", f"1 to {_MOST_ADDRESS} characters", repr(shard.address))
             if shard.state not in _STATES:
-                raise FieldError(f"{field}.state", "active, draining or lost", "another state")
-        in_use = [shard.address for shard in self.shards if shard.state != "lost"]
+                raise FieldError(f"{field}.state", "active, draining, lost or retired", "another state")
+        in_use = [shard.address for shard in self.shards if shard.state not in _GONE]
         for address in in_use:
             if in_use.count(address) > 1:
                 raise FieldError("map.shards", "each address once", f"{address!r} twice")

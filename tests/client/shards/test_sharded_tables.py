@@ -67,13 +67,6 @@ def test_what_cannot_be_distributed_is_refused_by_name(servers: list[ServerProce
             make(client, **config)
 
 
-def test_one_server_under_two_addresses_is_noticed(servers: list[ServerProcess]) -> None:
-    address = servers[0].address
-    both = f"{address},{address.replace('127.0.0.1', 'localhost')}"
-    with ReplayClient(both) as client, pytest.raises(InvalidArgumentError, match="one server"):
-        make(client)
-
-
 def test_a_server_that_is_not_in_the_map_is_refused(servers: list[ServerProcess], reach: Reach) -> None:
     make(reach(servers[:2]))
     with pytest.raises(InvalidArgumentError, match="replay shards set"):

@@ -24,7 +24,7 @@ from replay_client.errors import (
     ServerUnavailableError,
     ShardsChangedError,
 )
-from replay_client.results.shards import Shard, ShardMap, ShardState
+from replay_client.results.shards import ServerShards, Shard, ShardMap, ShardState
 
 _UID_BYTES: Final = 16
 _ASK_S: Final = 2.0
@@ -55,11 +55,13 @@ class Fleet:
         Raises:
             ServerUnavailableError: no server is reachable, or there is no map and not all are.
             PermissionDeniedError: there is no map, and this client may not create it.
-            InvalidArgumentError: the addresses belong to different services, or one is not in the map.
+            InvalidArgumentError: the addresses belong to different services, one is not in the map, two are of one
+                server, or the servers have different versions. Nothing was changed.
         """
         deadline = time.monotonic() + _SPREADING_S
         while True:
             found = self._ask()
+            _check_servers(found)
             newest = _newest(found)
             if newest is None:
                 return self._create(sorted(found))
@@ -97,10 +99,11 @@ class Fleet:
         for address in sorted(shard.address for shard in new.in_use):
             connection = self.link(address).connection
             try:
-                current = connection.run(operations.get_shards(timeout_s=_ASK_S))
+                current = connection.run(operations.get_shards(timeout_s=_ASK_S)).map
                 if is_first and current is not None and current.version >= new.version:
                     raise ShardsChangedError(
-                        f"the shard map has version {current.version} already: read it again, and repeat the change"
+                        f"the shard map of {address} has version {current.version} already, and the new one "
+                        f"{new.version}: read it again, and repeat the change"
                     )
                 if current is None or current.version < new.version:
                     connection.run(operations.set_shards(new, 0 if current is None else current.version))
@@ -120,7 +123,11 @@ class Fleet:
         Raises:
             InvalidArgumentError: a server in use is missing.
         """
-        current = self.current()
+        for address in addresses:
+            self.link(address)
+        found = self._ask(addresses)
+        _check_servers(found)
+        current = _newest(found)
         if current is None:
             return self._create(sorted(addresses))
         missing = [shard for shard in current.in_use if shard.address not in addresses]
@@ -141,24 +148,25 @@ class Fleet:
         """Change the state of a shard.
 
         Raises:
-            InvalidArgumentError: there is no such shard, it is lost, or it is the last one.
+            InvalidArgumentError: there is no such shard, it is lost or retired, or it is the last one.
         """
         current = self.current()
         by_id = {} if current is None else {shard.id: shard for shard in current.in_use}
         if current is None or shard_id not in by_id:
-            expected = f"one of {', '.join(map(str, by_id))}" if by_id else "a service with several servers"
+            of_service = ", ".join(f"{each.id} at {each.address}" for each in by_id.values())
+            expected = f"one of {of_service}" if by_id else "a service with several servers"
             raise InvalidArgumentError.of_field("shard", expected, str(shard_id))
-        if state == "lost" and len(by_id) == 1:
+        if state in ("lost", "retired") and len(by_id) == 1:
             raise InvalidArgumentError.of_field("shard", "not the only one; add another server first", str(shard_id))
         shards = tuple(replace(each, state=state) if each.id == shard_id else each for each in current.shards)
         changed = replace(current, version=current.version + 1, shards=shards)
         self.change(changed)
         return changed
 
-    def _ask(self) -> dict[str, ShardMap | None]:
-        """Fetch the map of each reachable server: of the given ones, and of those in the maps."""
-        found: dict[str, ShardMap | None] = {}
-        to_ask, asked = list(self.seeds), set[str]()
+    def _ask(self, addresses: Sequence[str] = ()) -> dict[str, ServerShards]:
+        """Ask each reachable server: the client's, those at ``addresses``, and those in the maps."""
+        found: dict[str, ServerShards] = {}
+        to_ask, asked = [*self.seeds, *addresses], set[str]()
         failure: ServerUnavailableError | None = None
         while to_ask:
             address = to_ask.pop(0)
@@ -192,15 +200,15 @@ class Fleet:
             raise
         return new
 
-    def _bring_up_to_date(self, newest: ShardMap, found: dict[str, ShardMap | None]) -> None:
+    def _bring_up_to_date(self, newest: ShardMap, found: dict[str, ServerShards]) -> None:
         """Send the map to servers that were away when it changed, if this client may."""
         in_use = {shard.address for shard in newest.in_use}
-        for address, shards in found.items():
-            if address in in_use and shards is not None and shards.version < newest.version:
+        for address, server in found.items():
+            if address in in_use and server.map is not None and server.map.version < newest.version:
                 with suppress(PermissionDeniedError, ShardsChangedError, ServerUnavailableError):
-                    self.link(address).connection.run(operations.set_shards(newest, shards.version))
+                    self.link(address).connection.run(operations.set_shards(newest, server.map.version))
 
-    def _lacking(self, newest: ShardMap, found: dict[str, ShardMap | None]) -> list[Shard]:
+    def _lacking(self, newest: ShardMap, found: dict[str, ServerShards]) -> list[Shard]:
         """Return reachable servers without a map; check those that have one."""
         in_use = {shard.address for shard in newest.in_use}
         ever = {shard.address for shard in newest.shards}
@@ -208,16 +216,33 @@ class Fleet:
             if address not in ever:
                 expected = f"one of {', '.join(sorted(in_use))}; `replay shards set` adds a server"
                 raise InvalidArgumentError.of_field("address", expected, address)
-        return [shard for shard in newest.in_use if shard.address in found and found[shard.address] is None]
+        return [shard for shard in newest.in_use if shard.address in found and found[shard.address].map is None]
 
 
-def _newest(found: dict[str, ShardMap | None]) -> ShardMap | None:
+def _check_servers(found: dict[str, ServerShards]) -> None:
+    """Check that addresses are those of different servers of the same version.
+
+    Raises:
+        InvalidArgumentError: they are not.
+    """
+    by_uid: dict[bytes, str] = {}
+    for address, server in found.items():
+        same = by_uid.setdefault(server.server_uid, address) if server.server_uid else address
+        if same != address:
+            got = f"{same} and {address}, which are one server"
+            raise InvalidArgumentError.of_field("address", "different servers", got)
+    if len({server.version for server in found.values()}) > 1:
+        versions = ", ".join(f"{address}: {server.version or 'unknown'}" for address, server in found.items())
+        raise InvalidArgumentError.of_field("address", "servers of one version", versions)
+
+
+def _newest(found: dict[str, ServerShards]) -> ShardMap | None:
     """Return the newest of the maps.
 
     Raises:
         InvalidArgumentError: they belong to different services.
     """
-    maps = {address: shards for address, shards in found.items() if shards is not None}
+    maps = {address: server.map for address, server in found.items() if server.map is not None}
     if len({shards.uid for shards in maps.values()}) > 1:
         raise InvalidArgumentError.of_field("address", "servers of one service", ", ".join(maps) + ", of several")
     return max(maps.values(), key=lambda shards: shards.version, default=None)

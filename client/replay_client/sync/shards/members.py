@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from replay_client._operations import server as operations
 from replay_client.errors import (
     InvalidArgumentError,
     PermissionDeniedError,
+    ReplayError,
     ServerUnavailableError,
     ShardsChangedError,
     TableNotFoundError,
@@ -64,6 +67,25 @@ def opened(fleet: Fleet, shards: ShardMap, name: str, known: Mapping[int, Member
         else:
             members[shard] = member_of(fleet, shard, description)
     return [members[shard] for shard in shards.in_use if shard in members]
+
+
+def create_missing(fleet: Fleet, shards: ShardMap) -> None:
+    """Create the missing shards of all tables.
+
+    So clients without the right to create tables can use new servers. What cannot be created now is logged, and
+    created by a client that may and opens the table.
+    """
+    names: Counter[str] = Counter()
+    for shard in shards.in_use:
+        with suppress(ServerUnavailableError):
+            tables, _ = fleet.link(shard.address).connection.run(operations.list_tables())
+            names.update(table.name for table in tables)
+    for name, places in names.items():
+        if places < len(shards.in_use):
+            try:
+                opened(fleet, shards, name, {})
+            except ReplayError as error:
+                log.warning("table %r has no shards on new servers: %s", name, error)
 
 
 def member_of(fleet: Fleet, shard: Shard, description: TableDescription) -> Member:

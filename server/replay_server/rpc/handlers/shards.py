@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from replay_proto.errors import FieldError
+import secrets
+from typing import Final
+
 from replay_proto.framing import Framed
 from replay_proto.v1 import replay_pb2
 
-from replay_server import errors
+from replay_server import __version__, errors
 from replay_server.catalog import Catalog
 from replay_server.rpc.call import Call
 from replay_server.rpc.handlers import fields
 from replay_server.storage.shard_map import ShardMap
+
+_UID_BYTES: Final = 16
 
 
 class ShardHandlers:
@@ -18,10 +22,13 @@ class ShardHandlers:
 
     def __init__(self, catalog: Catalog) -> None:
         self._kept = catalog.shards
+        self._server_uid = secrets.token_bytes(_UID_BYTES)
 
     async def get(self, _request: Framed[replay_pb2.GetShardsRequest], _call: Call) -> bytes:
         """Return the map."""
-        return replay_pb2.GetShardsResponse(map=self._kept.to_proto()).SerializeToString()
+        return replay_pb2.GetShardsResponse(
+            map=self._kept.to_proto(), server_uid=self._server_uid, version=__version__
+        ).SerializeToString()
 
     async def set(self, request: Framed[replay_pb2.SetShardsRequest], _call: Call) -> bytes:
         """Replace the map, if the caller knows the current one."""
@@ -30,9 +37,7 @@ class ShardHandlers:
         current = self._kept.current
         if expected != self._kept.version:
             raise errors.shards_changed(self._kept.version, expected)
-        if current is not None and current.uid != new.uid:
-            raise FieldError("map.uid", f"that of this service ({current.uid.hex()})", new.uid.hex())
-        if new.version <= expected:
-            raise FieldError("map.version", f"more than {expected}", str(new.version))
+        if current is not None:
+            new.check_follows(current)
         self._kept.replace(new)
         return replay_pb2.SetShardsResponse().SerializeToString()

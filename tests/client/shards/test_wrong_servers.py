@@ -1,0 +1,112 @@
+"""Servers that do not belong together are refused by name, before anything is stored on any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from replay_client import Column, InvalidArgumentError, ReplayClient, ShardsChangedError
+from replay_client._operations import server as operations
+
+from tests.client.shards.conftest import COLUMNS, in_order, shards_of
+from tests.client.shards.test_sharded_draws import rows
+from tests.client.shards.test_sharded_tables import make
+from tests.support.server_process import ServerProcess
+
+Reach = Callable[..., ReplayClient]
+
+
+def is_untouched(server: ServerProcess) -> bool:
+    """Whether a server has neither a shard map nor tables."""
+    with ReplayClient(server.address) as client:
+        return client.shards() is None and client.tables() == []
+
+
+def test_two_addresses_of_one_server_are_refused(servers: list[ServerProcess]) -> None:
+    address = servers[0].address
+    again = address.replace("127.0.0.1", "localhost")
+    with ReplayClient(f"{address},{again},{servers[1].address}") as client:
+        for change in (lambda: make(client), lambda: client.set_shards([address, again])):
+            with pytest.raises(InvalidArgumentError, match=f"{address} and {again}, which are one server"):
+                change()
+    assert is_untouched(servers[0])
+    assert is_untouched(servers[1])
+
+
+def test_servers_of_different_versions_are_refused(
+    start_server: Callable[..., ServerProcess], tmp_path: Path, reach: Reach
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.metadata as metadata\n"
+        "real = metadata.version\n"
+        "metadata.version = lambda name: '7.8.9' if name == 'replay-service' else real(name)\n",
+        "utf-8",
+    )
+    servers = [start_server(), start_server(environment={"PYTHONPATH": str(tmp_path)}, forked=False)]
+    with pytest.raises(InvalidArgumentError, match=rf"one version.*{servers[1].address}: 7\.8\.9"):
+        make(reach(servers))
+    assert all(is_untouched(server) for server in servers)
+
+
+def test_different_tables_of_a_name_are_refused(servers: list[ServerProcess], reach: Reach) -> None:
+    for server, columns in zip(servers[:2], (COLUMNS, {"other": Column("int64")}), strict=True):
+        with ReplayClient(server.address) as alone:
+            alone.create_table("t", columns=columns, capacity=100)
+    client = reach(servers)
+    client.set_shards([server.address for server in servers])
+    with pytest.raises(InvalidArgumentError, match=f"another one in shard 1 at {servers[1].address}") as refused:
+        client.table("t")
+    assert servers[0].address in str(refused.value)
+    with ReplayClient(servers[2].address) as last:
+        assert last._link.connection.run(operations.list_tables())[0] == []
+
+
+def test_servers_of_two_services_are_refused(start_server: Callable[..., ServerProcess], reach: Reach) -> None:
+    servers = in_order(start_server() for _ in range(4))
+    for pair in (servers[:2], servers[2:]):
+        make(reach(pair))
+    mixed = reach(servers[1:3])
+    for change in (lambda: make(mixed), lambda: mixed.set_shards([server.address for server in servers])):
+        with pytest.raises(InvalidArgumentError, match=f"{servers[1].address}, {servers[2].address}.*several"):
+            change()
+
+
+def test_an_older_map_and_ids_that_were_used_are_refused(servers: list[ServerProcess], reach: Reach) -> None:
+    client = reach(servers)
+    make(client)
+    fleet = client._fleet
+    before = fleet.find()
+    client.mark_shard(2, state="draining")
+    client.mark_shard(2, state="retired")
+    with pytest.raises(ShardsChangedError, match=rf"{servers[0].address} has version 3 already, and the new one 1"):
+        fleet.change(before)
+    with pytest.raises(InvalidArgumentError, match=f"0 at {servers[0].address}, 1 at {servers[1].address}, got 2"):
+        client.mark_shard(2, state="active")
+    for shards in (before.shards, before.shards[:2]):
+        again = type(before)(before.uid, 9, shards)
+        with pytest.raises(InvalidArgumentError, match=f"shard 2 at {servers[2].address}, retired"):
+            fleet.change(again)
+    assert [server.version for server in (fleet.find(),)] == [3]
+    added = client.set_shards([server.address for server in servers])
+    assert [(shard.id, shard.state) for shard in added.shards[2:]] == [(2, "retired"), (3, "active")]
+
+
+def test_a_draining_server_is_retired_when_its_rows_are_the_oldest(servers: list[ServerProcess], reach: Reach) -> None:
+    client = reach(servers[:2])
+    table = make(client, capacity=512)
+    for shard in shards_of(table).values():
+        shard.insert(rows(np.arange(256)))
+    with pytest.raises(InvalidArgumentError, match="draining"):
+        client.retire_shard(0)
+    client.mark_shard(0, state="draining")
+    with pytest.raises(InvalidArgumentError, match=f"256 rows of table 't' on {servers[0].address}"):
+        client.retire_shard(0)
+    other = shards_of(table)[1]
+    for _ in range(4):
+        other.insert(rows(np.arange(64)))
+    shards = client.retire_shard(0)
+    assert [shard.state for shard in shards.shards] == ["retired", "active"]
+    batch = client.table("t").sample(64, beta=0.4)
+    assert set((batch.row_keys >> 48).tolist()) == {1}
