@@ -46,7 +46,7 @@ def _why_needed(draining: TableStats, others: Stats, name: str) -> str:
     if other is None or other.size < other.capacity:
         return "the table is not full yet"
     oldest_s, newest_s = max(other.ages_s.values()), min(draining.ages_s.values())
-    if oldest_s >= others.server.uptime_s - 1.0:
+    if oldest_s >= others.server.uptime_s:
         return "there are rows from before the server's start, whose age is unknown"
     if newest_s <= oldest_s:
         return f"the oldest row is {oldest_s:.0f} s old, and the newest of these {newest_s:.0f} s"
