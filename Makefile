@@ -86,8 +86,9 @@ format: $(VENV)/.installed  ## Put the code into shape.
 proto: $(PROTO_VENV)/.installed  ## Regenerate proto/replay_proto/v1 from proto/replay/v1.
 	$(PROTO_VENV)/bin/python scripts/generate_proto.py
 
-torture: $(VENV)/.installed  ## Kill a server KILLS times under load, audit each time, write docs/reliability.md.
+torture: $(VENV)/.installed  ## Kill servers KILLS times under load, audit each time, write docs/reliability.md.
 	$(BIN)/python -m tests.faults.torture --kills $(KILLS) --report docs/reliability.md $(ARGS)
+	$(BIN)/python -m tests.faults.shard_torture --kills $(KILLS) --report docs/reliability.md $(ARGS)
 
 torture-network: $(VENV)/.installed  ## Break the network for MINUTES (root), audit, write docs/reliability.md.
 	$(BIN)/python -m tests.faults.network_torture --minutes $(MINUTES) --report docs/reliability.md $(ARGS)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from replay_proto.steps import Item
 
+from tests.faults.shard_torture import SHARDS, ShardTorture
 from tests.faults.torture import ITEM, Figures, Torture
 from tests.support.server_process import ServerProcess
 
@@ -24,6 +25,18 @@ def test_kills_at_any_moment_lose_nothing_double_nothing_and_tear_nothing(
     # Kills are timed, so a slow machine needs more of them to cover every case.
     while torture.figures.kills < KILLS or not was_enough(torture.figures):
         torture.round()
+
+
+def test_kills_of_servers_with_one_table_lose_nothing_and_double_nothing(
+    start_server: Callable[..., ServerProcess], tmp_path: Path
+) -> None:
+    servers = [start_server("--data-dir", str(tmp_path / f"data-{number}")) for number in range(SHARDS)]
+    torture = ShardTorture(servers, seed=4)
+    while torture.figures.kills < KILLS:
+        torture.round()
+    torture.close()
+    assert torture.figures.rows > KILLS * 100
+    assert torture.figures.batches > KILLS
 
 
 def was_enough(figures: Figures) -> bool:

@@ -1,5 +1,7 @@
 """A client of one server for asyncio; see `replay_client.sync.client`.
 
+It refuses servers whose tables are distributed over several servers, rather than show a part of them.
+
 async with aio.ReplayClient("localhost:50051") as client:
     table = await client.table("cartpole")
 """
@@ -7,7 +9,7 @@ async with aio.ReplayClient("localhost:50051") as client:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NoReturn, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 from replay_proto.schema import Column
 from replay_proto.steps import Derived, Item
@@ -19,14 +21,17 @@ from replay_client._transport.call import Operation
 from replay_client._transport.connection import LinkOptions
 from replay_client.aio._connection import Connection
 from replay_client.aio.table import Table
-from replay_client.errors import InvalidArgumentError
+from replay_client.errors import InvalidArgumentError, ShardsChangedError
 from replay_client.results.checkpoints import Checkpoint
 from replay_client.results.description import TableDescription
+from replay_client.results.shards import ShardMap
 from replay_client.results.stats import Stats
 from replay_client.security import Tls
 from replay_client.sync.client import DEFAULT_TIMEOUT_S
 
 T = TypeVar("T")
+
+_ONE_SERVER: Final = "one server; for tables on several servers, use replay_client.ReplayClient"
 
 
 class ReplayClient:
@@ -47,6 +52,8 @@ class ReplayClient:
         With ``same_host``, on the server's host, rows of batches are copied from its files, and writers and samplers
         use a unix-domain socket; single calls use gRPC.
         """
+        if isinstance(address, str) and "," in address:
+            raise InvalidArgumentError.of_field("address", _ONE_SERVER, address)
         self._options = LinkOptions.checked(
             address, timeout_s=timeout_s, wait_for_server_s=wait_for_server_s, tls=tls, same_host=same_host
         )
@@ -91,29 +98,35 @@ class ReplayClient:
             error_buffer=error_buffer,
             parameters=parameters,
         )
-        description, created = await self._run(operations.create_table(config, if_exists))
+        try:
+            description, created = await self._run(operations.create_table(config, if_exists))
+        except ShardsChangedError:
+            await self._check_alone(name)
+            raise
         return Table(self._connection, self._options, description, created=created)
 
     async def table(self, name: str) -> Table:
         """Open an existing table; see `replay_client.ReplayClient.table`."""
         description, shards = await self._run(operations.open_table(name))
-        if shards is not None:
-            expected = "a table on one server; use replay_client.ReplayClient"
-            raise InvalidArgumentError.of_field("name", expected, f"{name!r}, on {len(shards.in_use)} servers")
+        _check_is_all(shards, name)
         return Table(self._connection, self._options, description)
 
     async def tables(self) -> list[TableDescription]:
         """List the descriptions of all tables, sorted by name."""
-        tables, _ = await self._run(operations.list_tables())
+        tables, shards = await self._run(operations.list_tables())
+        _check_is_all(shards)
         return tables
 
     async def drop_table(self, name: str) -> None:
         """Drop the table with this name; see `replay_client.ReplayClient.drop_table`."""
+        await self._check_alone(name)
         await self._run(operations.drop_table(name))
 
     async def stats(self) -> Stats:
         """Fetch statistics of the server and all tables; a cheap call."""
-        return await self._run(operations.stats())
+        stats = await self._run(operations.stats())
+        _check_is_all(stats.shards)
+        return stats
 
     async def checkpoint(
         self,
@@ -127,6 +140,7 @@ class ReplayClient:
 
         If the call is canceled, the server finishes the checkpoint anyway.
         """
+        await self._check_alone()
         return await self._run(operations.checkpoint(tables, series=series, keep=keep, timeout_s=timeout_s))
 
     async def checkpoints(self) -> list[Checkpoint]:
@@ -147,5 +161,22 @@ class ReplayClient:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    async def _check_alone(self, name: str = "") -> None:
+        """Ask the server for other servers; raise like `_check_is_all`."""
+        server = await self._run(operations.get_shards(timeout_s=self._connection.timeout_s))
+        _check_is_all(server.map, name)
+
     async def _run(self, operation: Operation[T]) -> T:
         return await self._connection.run(operation)
+
+
+def _check_is_all(shards: ShardMap | None, name: str = "") -> None:
+    """Check that a server has whole tables.
+
+    Raises:
+        InvalidArgumentError: it has shards of them; the message names all servers.
+    """
+    if shards is not None:
+        servers = ", ".join(shard.address for shard in shards.in_use)
+        got = f"table {name!r}, on {servers}" if name else servers
+        raise InvalidArgumentError.of_field("name" if name else "address", _ONE_SERVER, got)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from replay_client import Column, InvalidArgumentError, ReplayClient, ShardsChangedError
+from replay_client import Column, InvalidArgumentError, ReplayClient, ShardsChangedError, aio
 from replay_client._operations import server as operations
 
 from tests.client.shards.conftest import COLUMNS, in_order, shards_of
@@ -91,6 +92,29 @@ def test_an_older_map_and_ids_that_were_used_are_refused(servers: list[ServerPro
     assert [server.version for server in (fleet.find(),)] == [3]
     added = client.set_shards([server.address for server in servers])
     assert [(shard.id, shard.state) for shard in added.shards[2:]] == [(2, "retired"), (3, "active")]
+
+
+def test_asyncio_refuses_shards_rather_than_show_a_part(servers: list[ServerProcess], reach: Reach) -> None:
+    make(reach(servers)).insert(rows(np.arange(30)))
+    everywhere = ", ".join(server.address for server in servers)
+    with pytest.raises(InvalidArgumentError, match="one server"):
+        aio.ReplayClient(everywhere.replace(" ", ""))
+
+    async def refuses() -> None:
+        async with aio.ReplayClient(servers[1].address) as client:
+            for call in (
+                client.table("t"),
+                client.create_table("u", columns=COLUMNS, capacity=10),
+                client.drop_table("t"),
+                client.tables(),
+                client.stats(),
+                client.checkpoint(),
+            ):
+                with pytest.raises(InvalidArgumentError, match=f"use replay_client.ReplayClient, got .*{everywhere}"):
+                    await call
+
+    asyncio.run(refuses())
+    assert len(reach(servers).table("t")) == 30
 
 
 def test_a_draining_server_is_retired_when_its_rows_are_the_oldest(servers: list[ServerProcess], reach: Reach) -> None:
