@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import grpc
 import numpy as np
@@ -450,11 +450,12 @@ class LearnStream:
         draw: replay_pb2.Draw | None = None,
         update: replay_pb2.PriorityUpdate | None = None,
         batches: int = 0,
+        **others: Any,
     ) -> None:
-        """Send a request."""
+        """Send a request; ``others`` are its other fields."""
         self.send_message(
             replay_pb2.LearnRequest(
-                table=self._table.name, table_uid=self._table.uid, draw=draw, update=update, batches=batches
+                table=self._table.name, table_uid=self._table.uid, draw=draw, update=update, batches=batches, **others
             )
         )
 

@@ -134,12 +134,12 @@ class Learning:
         if together == 1:  # otherwise, updates wait for the next request
             self.send_updates()  # only after an error while batches were in flight
 
-    def ask_for(self, draw: replay_pb2.Draw | None) -> None:
-        """Add a request for the state of the table and, unless it is None, one batch of this draw.
+    def ask_for(self, draw: replay_pb2.Draw | None, ranks: replay_pb2.RankQuery | None = None) -> Exchange:
+        """Add a request for the state of the table and, unless they are None, one batch of this draw, and ranks.
 
         It also has the kept updates. Such batches do not count for `prefetch`.
         """
-        self._add(0 if draw is None else 1, draw, wants_state=True)
+        return self._add(0 if draw is None else 1, draw, wants_state=True, ranks=ranks)
 
     @property
     def has_kept(self) -> bool:
@@ -176,14 +176,15 @@ class Learning:
         if self._keys:
             self._add(0)
 
-    def answered(self, exchange: Exchange, answer: Content) -> None:
-        """Process the reply to a request that was just removed from the pending ones."""
+    def answered(self, exchange: Exchange, answer: Content) -> replay_pb2.LearnResponse:
+        """Process the reply to a request that was just removed from the pending ones; return it without its rows."""
         head, batches = self._reader.learned(answer)
         self.updated += head.update.updated
         self.stale += head.update.stale
         if head.HasField("state"):
             self.state = head.state
         self.batches.extend(batch or exchange.draw for batch in batches)
+        return head
 
     def too_late(self) -> DeadlineExceededError:
         """Return the error of a call that has waited for acknowledgements for too long."""
@@ -192,8 +193,14 @@ class Learning:
         )
 
     def _add(
-        self, batches: int, draw: replay_pb2.Draw | None = None, *, ahead: int = 0, wants_state: bool = False
-    ) -> None:
+        self,
+        batches: int,
+        draw: replay_pb2.Draw | None = None,
+        *,
+        ahead: int = 0,
+        wants_state: bool = False,
+        ranks: replay_pb2.RankQuery | None = None,
+    ) -> Exchange:
         """Add a request with the kept updates, for ``batches`` batches after ``ahead`` that are in flight.
 
         The batches are of ``draw``; None: of `draw`.
@@ -210,15 +217,17 @@ class Learning:
             has_update = True
         if wants_state:
             request.wants_state = True
+        if ranks is not None:
+            request.ranks.CopyFrom(ranks)
         if batches:
             request.draw.CopyFrom(draw)
             request.batches = batches
             request.ahead = ahead
             if self._reader.mapped is not None:
                 request.same_host.CopyFrom(self._reader.mapped.request)
-        self.pending.add(
-            Exchange(message=request.SerializeToString(), draw=draw, has_update=has_update, batches=batches)
-        )
+        exchange = Exchange(message=request.SerializeToString(), draw=draw, has_update=has_update, batches=batches)
+        self.pending.add(exchange)
         self._keys.clear()  # not earlier: another thread may read `unacknowledged`
         self._priorities.clear()
         self._keys_kept = 0
+        return exchange

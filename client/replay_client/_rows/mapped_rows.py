@@ -69,7 +69,7 @@ class MappedRows:
 
     def are_whole(self, keys: NDArray[np.int64]) -> bool:
         """Whether copies of these rows that were made before this call are intact: no insert has overwritten a row."""
-        return int(keys.min()) + self._slots >= int(self._header[WRITE_HORIZON])
+        return not len(keys) or int(keys.min()) + self._slots >= int(self._header[WRITE_HORIZON])
 
 
 def _mapped(path: Path, size: int) -> NDArray[np.uint8]:

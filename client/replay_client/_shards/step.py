@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
 from replay_proto.v1 import replay_pb2
 
 from replay_client.batch import Batch
@@ -24,6 +26,26 @@ class Step:
     """Rows requested from each shard that have not arrived, by id."""
     parts: list[tuple[int, Batch]] = field(default_factory=list)
     """Rows that have arrived, with the id of their shard."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all rows have arrived."""
+        return not self.asked
+
+    def probabilities(self, shard_id: int, part: Batch) -> NDArray[np.float64]:
+        """Return the probabilities in the whole table, float64[n], of rows that have arrived from a shard."""
+        return part.probabilities * self.chances[shard_id]
+
+    def smallest_probability(self) -> float:
+        """Return the smallest probability in the whole table; 0 if it is not known."""
+        smallest = dict(self.smallest)
+        smallest.update((shard_id, part.smallest_probability) for shard_id, part in self.parts)
+        of_shards = (chance * smallest[shard_id] for shard_id, chance in self.chances.items())
+        return min((value for value in of_shards if value > 0), default=0.0)
+
+    def total_mass(self, states: Iterable[replay_pb2.TableState]) -> float:
+        """Return the mass of all rows, from the states of the shards."""
+        return sum(state.total_mass for state in states)
 
     def without(self, shard_id: int) -> int:
         """Discard a shard, and return how many rows have to be drawn in the others instead.

@@ -16,6 +16,8 @@ from replay_proto.v1 import replay_pb2
 from replay_client.errors import InternalServerError
 from replay_client.results.mirroring import mirrored
 
+RANK: Final = "rank"
+"""The backend that draws by rank."""
 FIFO: Final = "fifo"
 """The backend whose tables are queues."""
 

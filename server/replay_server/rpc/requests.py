@@ -31,6 +31,8 @@ _ARRAYS: Final = {
     "replay.v1.PriorityUpdate.keys",
     "replay.v1.PriorityUpdate.priorities",
     "replay.v1.ReadRequest.keys",
+    "replay.v1.Draw.keys",
+    "replay.v1.RankQuery.priorities",
 }
 """Fields of requests with one number per row."""
 _LENGTH_DELIMITED: Final = 2

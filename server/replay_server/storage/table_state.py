@@ -11,8 +11,9 @@ from typing import Literal, NamedTuple
 
 MAX_KEY = (1 << 48) - 1
 """The top 16 bits of a key are reserved."""
-RESETTING = -1
+RESETTING = -(1 << 63)
 """Value of ``sampled`` during a reset; a server that reads it completes the reset."""
+_MOST_SAMPLED = 1 << 62
 
 StateField = Literal["inserted", "floor", "counted_from", "delivered", "sampled"]
 
@@ -30,7 +31,8 @@ class TableState(NamedTuple):
     delivered: int = 0
     """Number of a queue's next delivery, unless ``floor`` is beyond it; see `replay_server.table.oldest_first`."""
     sampled: int = 0
-    """Rows drawn from a table with a rate limiter since it was created or reset."""
+    """Rows drawn from a table with a rate limiter since it was created or reset. In a distributed table, some are
+    counted in other shards than they were drawn from, so the number can be negative."""
 
     def released(self, times: int) -> int:
         """Return the key below which all rows were reset, lost or delivered. ``times`` is `TableConfig.times`."""
@@ -61,7 +63,7 @@ class TableState(NamedTuple):
         if (
             not 0 <= self.counted_from <= self.floor <= self.inserted <= MAX_KEY
             or not 0 <= self.delivered <= self.inserted * times
-            or self.sampled < 0
+            or abs(self.sampled) > _MOST_SAMPLED
         ):
             raise ValueError(f"expected the state of a table, found {self._asdict()}")
 

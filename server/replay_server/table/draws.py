@@ -49,9 +49,9 @@ class DrawnBatch(NamedTuple):
     keys: NDArray[np.int64]
     """int64[batch]: key of each drawn row; in a table of steps, of each anchor."""
     probabilities: NDArray[np.float64]
-    """float64[batch]: mass divided by total mass."""
+    """float64[batch]: mass divided by total mass; empty for rows that the caller chose."""
     weights: NDArray[np.float32]
-    """float32[batch]: importance-sampling weights, at most 1."""
+    """float32[batch]: importance-sampling weights, at most 1; empty for rows that the caller chose."""
     beta: float
     """The exponent of the weights."""
     size: int
@@ -66,6 +66,17 @@ class DrawnBatch(NamedTuple):
     """Number of rows that could be drawn."""
     windows: Windows | None
     """The windows of the drawn anchors; None: not a table of steps."""
+
+
+class DrawnRanks(NamedTuple):
+    """Rows drawn by rank, without their values."""
+
+    keys: NDArray[np.int64]
+    """int64[n]: their keys."""
+    ranks: NDArray[np.int64]
+    """int64[n]: their ranks; rank 1 has the largest priority."""
+    priorities: NDArray[np.float64]
+    """float64[n]: their priorities."""
 
 
 def choose_fractions(random: np.random.Generator, batch_size: int, mode: DrawMode) -> NDArray[np.float64]:

@@ -126,6 +126,24 @@ class LimiterGate(Gate):
     def count_failed(self, rows: int) -> None:
         """Do nothing: the samples stay counted."""
 
+    def charge(self, samples: int) -> int:
+        """Count samples of a distributed table as drawn, or fewer of them if the bounds do not allow all.
+
+        Args:
+            samples: negative: count so many fewer, because another shard was charged instead.
+
+        Returns:
+            Number of samples counted, from 0 to ``samples``.
+        """
+        limit, counters = self.limit, self.counters
+        if samples >= 0:
+            # The whole table has min_size rows, although this shard may not.
+            charged = samples_allowed(limit, counters._replace(size=limit.min_size), samples)
+        else:
+            charged = -min(-samples, max(0, math.floor(limit.max_diff - difference(limit, counters))))
+        self._header.store("sampled", self._header.state.sampled + charged)
+        return charged
+
     def draw_lacks(self, rows: int, granted: int) -> Lack:
         """Return that the draw waits for ``rows`` if the table is below ``min_size``, otherwise for ``samples``."""
         size = self.counters.size

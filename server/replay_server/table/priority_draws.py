@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay_server.backends.index import Drawn, LiveRows, PriorityIndex
+from replay_server.backends.rank import RankIndex
 from replay_server.storage.header import Header
 from replay_server.storage.table_config import TableConfig
-from replay_server.table.draws import Draw, choose_fractions
+from replay_server.table.draws import Draw, DrawMode, choose_fractions
 from replay_server.table.items.items import Items
 from replay_server.table.limiter import LimiterGate
 
@@ -30,6 +31,8 @@ class PriorityDraws:
         """The rate limiter; None: draws and inserts are never delayed."""
         self.turn = nullcontext()
         """Held by a draw from choosing rows until handing them out. Only queues need a lock here."""
+        self.ranked = index if isinstance(index, RankIndex) else None
+        """The index, if it draws by rank."""
         self._index = index
         self._random = np.random.default_rng(config.seed)
 
@@ -41,6 +44,11 @@ class PriorityDraws:
     def draw(self, points: NDArray[np.float64], live: LiveRows) -> Drawn:
         """Return the rows at these fractions of the mass. This changes no state; see `hand_out`."""
         return self._index.draw(points, live)
+
+    def draw_ranks(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Draw rows by rank, independently, from at least one; return their keys and ranks, int64[count] each."""
+        assert self.ranked is not None
+        return self.ranked.draw_ranks(choose_fractions(self._random, count, DrawMode.INDEPENDENT))
 
     def smallest_probability(self, live: LiveRows) -> float:
         """Return the probability of the least probable row with non-zero mass; ``live`` has at least one row."""

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from replay_proto.v1 import replay_pb2
 
 from replay_client._operations import server as operations
 from replay_client._operations.server import IfExists
 from replay_client.errors import InvalidArgumentError
+from replay_client.results.description import FIFO
 from replay_client.results.shards import ShardMap
 from replay_client.sync.shards.fleet import Fleet
 from replay_client.sync.shards.members import check_alike, member_of, opened
 from replay_client.sync.shards.roster import Roster
 from replay_client.sync.shards.sharded_table import ShardedTable
-
-_BACKENDS: Final = ("sum_tree", "uniform")
-"""Backends whose tables can have several shards."""
 
 
 def create_sharded(
@@ -28,7 +24,7 @@ def create_sharded(
         InvalidArgumentError: the config is not possible on several servers.
         ReplayError: as for `ReplayClient.create_table`.
     """
-    _check(config)
+    _check(shards, config)
     of_shard = replay_pb2.TableConfig()
     of_shard.CopyFrom(config)
     of_shard.capacity = -(-config.capacity // len(shards.in_use))
@@ -48,10 +44,11 @@ def open_sharded(fleet: Fleet, shards: ShardMap, name: str) -> ShardedTable:
     return ShardedTable(Roster(fleet, name, opened(fleet, shards, name, {}), shards))
 
 
-def _check(config: replay_pb2.TableConfig) -> None:
-    if config.backend.name not in _BACKENDS:
-        expected = f"{' or '.join(map(repr, _BACKENDS))} for a table on several servers"
-        raise InvalidArgumentError.of_field("backend", expected, repr(config.backend.name))
+def _check(shards: ShardMap, config: replay_pb2.TableConfig) -> None:
+    servers = ", ".join(shard.address for shard in shards.in_use)
+    if config.backend.name == FIFO:
+        expected = f"another one than {FIFO!r} for a table on several servers: a queue has one order"
+        raise InvalidArgumentError.of_field("backend", expected, f"{config.backend.name!r} on {servers}")
     if config.HasField("rate_limiter"):
         expected = "none for a table on several servers"
-        raise InvalidArgumentError.of_field("min_size, samples_per_insert", expected, "a rate limiter")
+        raise InvalidArgumentError.of_field("min_size, samples_per_insert", expected, f"a rate limiter on {servers}")

@@ -48,7 +48,7 @@ AWAY_AFTER_S: Final = 0.2
 _STATE_EVERY_S: Final = 0.05
 """Maximum age of the state of a shard from which nothing was drawn."""
 _POLL_S: Final = 0.02
-_GONE: Final = (ServerUnavailableError, TableReplacedError, TableNotFoundError)
+GONE: Final = (ServerUnavailableError, TableReplacedError, TableNotFoundError)
 
 
 class ShardedSampler(Sampler):
@@ -156,8 +156,8 @@ class ShardedSampler(Sampler):
         while not began_s or not self._steps:  # a step is given up if all its shards have lost their rows
             self.request()
             began_s = time.perf_counter()
-            while self._steps and self._steps[0].asked:
-                self._receive_from(next(iter(self._steps[0].asked)))
+            while self._steps and not self._steps[0].is_complete:
+                self._pursue(self._steps[0])
         self._prefetching.stepped(began_s, time.perf_counter())
         return self._joined(self._steps.popleft())
 
@@ -248,6 +248,10 @@ class ShardedSampler(Sampler):
             while (stream := self._streams.get(shard_id)) and stream.is_asked and not stream.next_is_batch:
                 self._receive_from(shard_id)
 
+    def _pursue(self, step: Step) -> None:
+        """Wait for another reply that a step needs."""
+        self._receive_from(next(iter(step.asked)))
+
     def _begin_step(self) -> None:
         """Request another batch.
 
@@ -319,7 +323,7 @@ class ShardedSampler(Sampler):
         """Process the next reply of a shard."""
         try:
             taken = self._streams[shard_id].take(deadline)
-        except _GONE as error:
+        except GONE as error:
             self._lose(shard_id, error)
             return
         self._roster.heard(self._streams[shard_id].state.shards_version)
@@ -424,17 +428,14 @@ class ShardedSampler(Sampler):
         columns = self._blank(rows)
         keys, probabilities = np.empty(rows, np.int64), np.empty(rows, np.float64)
         start = 0
-        smallest = dict(step.smallest)
         for shard_id, part in step.parts:
             places = order[start : start + part.batch_size]
             start += part.batch_size
             keys[places] = global_keys(shard_id, part.row_keys)
-            probabilities[places] = part.probabilities * step.chances[shard_id]
-            smallest[shard_id] = part.smallest_probability
+            probabilities[places] = step.probabilities(shard_id, part)
             for name, column in columns.items():
                 column[places] = part.columns[name]
-        of_shards = [chance * smallest[shard_id] for shard_id, chance in step.chances.items()]
-        least = min((value for value in of_shards if value > 0), default=float(probabilities.min()))
+        least = step.smallest_probability() or float(probabilities.min())
         is_by_batch = step.draw.weight_norm == replay_pb2.WEIGHT_NORM_BATCH
         states = [stream.state for stream in self._streams.values()]
         return Batch(
@@ -445,7 +446,7 @@ class ShardedSampler(Sampler):
             beta=step.draw.beta,
             size=sum(state.size for state in states),
             drawable=sum(state.drawable for state in states),
-            total_mass=sum(state.total_mass for state in states),
+            total_mass=step.total_mass(states),
             smallest_probability=least,
             inserted=sum(state.inserted for state in states),
         )

@@ -28,7 +28,7 @@ from replay_client._writing.writing import MAX_BLOCKS_IN_FLIGHT, WriterOptions
 from replay_client.batch import Batch, Rows, UpdateResult
 from replay_client.draws import DrawMode, Prefetch, WeightNorm
 from replay_client.errors import InvalidArgumentError, ReplayError, ServerUnavailableError, TableNotFoundError
-from replay_client.results.description import TableDescription
+from replay_client.results.description import RANK, TableDescription
 from replay_client.results.inspection import Inspection
 from replay_client.results.stats import TableStats
 from replay_client.results.transfers import Loaded
@@ -36,6 +36,8 @@ from replay_client.sync.row_loader import RowLoader
 from replay_client.sync.row_reader import RowOrder, RowReader
 from replay_client.sync.sampler import Sampler
 from replay_client.sync.shards.member import Member
+from replay_client.sync.shards.ranked_sampler import RankedSampler
+from replay_client.sync.shards.ranked_stream import RankedStream
 from replay_client.sync.shards.roster import Roster
 from replay_client.sync.shards.service import answers, table_stats_of_all
 from replay_client.sync.shards.shard_stream import ShardStream
@@ -230,17 +232,24 @@ class ShardedTable(Table):
         **draw: Any,
     ) -> ShardedSampler:
         """Create a sampler; see `Table.part_sampler`."""
+        by_rank = self.backend == RANK
         everywhere = self.batch_columns
         chosen = {name: column for name, column in everywhere.items() if names is None or name in names}
 
         def open_stream(member: Member) -> ShardStream:
             stream = member.table.part_sampler(
-                names, blank=None, kind=ShardStream, prefetch=1, reconnect_timeout_s=AWAY_AFTER_S, **draw
+                names,
+                blank=None,
+                kind=RankedStream if by_rank else ShardStream,
+                prefetch=1,
+                reconnect_timeout_s=AWAY_AFTER_S,
+                **draw,
             )
             assert isinstance(stream, ShardStream)
             return stream
 
-        return ShardedSampler(
+        sampler = partial(RankedSampler, alpha=self.parameters["alpha"]) if by_rank else ShardedSampler
+        return sampler(
             self._roster,
             open_stream,
             self._operations.draw(**draw, reader=self._operations.batch_reader(names)),

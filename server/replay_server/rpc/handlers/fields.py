@@ -59,6 +59,17 @@ def keys(value: bytes) -> NDArray[np.int64]:
     return np.frombuffer(value, "<i8").copy()  # kernels need writable arrays
 
 
+def numbers(field: str, value: bytes) -> NDArray[np.float64]:
+    """Convert finite numbers to float64[n]."""
+    if len(value) % 8:
+        raise FieldError(field, "float64[n]: a multiple of 8 bytes", f"{len(value)} bytes")
+    array = np.frombuffer(value, "<f8").copy()  # kernels need writable arrays
+    is_finite = np.isfinite(array)
+    if not is_finite.all():
+        raise FieldError(field, "finite numbers", f"{array[~is_finite][0]}")
+    return array
+
+
 def priority(field: str, value: float, limit: float) -> float:
     """Check a single priority; ``limit`` is the largest that the backend accepts."""
     if not 0.0 <= value <= min(limit, _LARGEST_FINITE):

@@ -7,7 +7,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from google.protobuf.message import Message
+from numpy.typing import NDArray
+from replay_proto.errors import FieldError
 from replay_proto.framing import Carried, Framed
 from replay_proto.v1 import replay_pb2
 
@@ -28,6 +31,8 @@ from replay_server.rpc.handlers.gathering import (
 from replay_server.storage.runs import ends_of, steps_of
 from replay_server.table.draws import Draw, DrawnBatch
 from replay_server.table.items.items import Windows
+from replay_server.table.limiter import LimiterGate
+from replay_server.table.priority_draws import PriorityDraws
 from replay_server.table.table import Table
 
 Reply = Callable[[Table, Sequence[DrawnBatch]], Message]
@@ -44,6 +49,12 @@ class _Wanted(NamedTuple):
     wait_s: float
     message: replay_pb2.Draw
     same_host: replay_pb2.SameHost
+    keys: NDArray[np.int64] | None
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the table's gate decides when to draw, and counts the draw."""
+        return self.keys is None and not self.message.charged_apart
 
     @property
     def rows(self) -> int:
@@ -121,15 +132,20 @@ class SamplingHandlers:
         client = call.stream.client(table, call.caller, "learner")
         if wanted is not None:
             self._check_size(wanted)
-            if not self._replaces_batch(table, wanted.same_host):
+            if wanted.is_gated and not self._replaces_batch(table, wanted.same_host):
                 self._catalog.waiters.check_draw(table, wanted.rows, wanted.wait_s)
+        priorities = self._check_shard_request(table, message)
         response = replay_pb2.LearnResponse(table_uid=table.uid)
         if message.HasField("update"):
             fields.table_uid(uid, required=True)
             response.update.CopyFrom(await self._update(call, table, message.update))
             client.updates += response.update.updated
+        if message.charge:
+            response.charged = self._charge(table, message.charge)
         if message.wants_state:
             response.state.CopyFrom(self._state(table))
+        if message.HasField("ranks"):
+            response.ranks.CopyFrom(_ranks(table, message.ranks.draws, priorities))
         if wanted is None:
             return response.SerializeToString()
 
@@ -150,6 +166,27 @@ class SamplingHandlers:
         rows = wanted.rows * window_rows(table)
         check_reply_size(wanted.carried(table), rows, bounds.max_rows_bytes, wanted.batches)
         bounds.check_rows(rows)
+        if not wanted.is_gated and table.config.is_queue:
+            raise FieldError("draw", "neither keys nor charged_apart in a queue", "one of them")
+
+    def _check_shard_request(self, table: Table, message: replay_pb2.LearnRequest) -> NDArray[np.float64]:
+        """Check the fields for clients of several servers; return the priorities whose ranks are asked for."""
+        if message.charge and not isinstance(table.gate, LimiterGate):
+            raise FieldError("charge", "0 for a table without a rate limiter", str(message.charge))
+        query = message.ranks
+        if message.HasField("ranks") and not (isinstance(table.draws, PriorityDraws) and table.draws.ranked):
+            raise FieldError("ranks", "none for a table with another backend than rank", "questions about ranks")
+        fields.at_least("ranks.draws", 0, query.draws)
+        priorities = fields.numbers("ranks.priorities", query.priorities)
+        self._catalog.bounds.check_rows(query.draws + len(priorities))
+        return priorities
+
+    def _charge(self, table: Table, samples: int) -> int:
+        """Charge samples to the rate limiter, which may let inserts proceed."""
+        assert isinstance(table.gate, LimiterGate)
+        charged = table.gate.charge(samples)
+        self._catalog.waiters.changed(table)
+        return charged
 
     async def _update(self, call: Call, table: Table, update: replay_pb2.PriorityUpdate) -> replay_pb2.UpdateResult:
         keys = fields.keys(update.keys)
@@ -174,6 +211,7 @@ class SamplingHandlers:
             smallest_probability=table.draws.smallest_probability(table.live) if drawable else 0.0,
             largest_priority=table.largest_priority,
             shards_version=self._catalog.shards.version,
+            difference=table.gate.difference if isinstance(table.gate, LimiterGate) else 0.0,
         )
 
     def _may_copy(self, table: Table, same_host: replay_pb2.SameHost) -> bool:
@@ -187,6 +225,8 @@ class SamplingHandlers:
     async def _admit(self, call: Call, wanted: _Wanted) -> Table:
         """Wait until the draws are allowed, and return the table; does not suspend if they already are."""
         table = self._catalog.find(wanted.table, wanted.uid)
+        if not wanted.is_gated:
+            return table
         if (table.gate is not None or not table.drawable) and not self._replaces_batch(table, wanted.same_host):
             await self._catalog.waiters.draw(call.caller, table, wanted.rows, wanted.wait_s)
             table = self._catalog.find(wanted.table, wanted.uid or table.uid)
@@ -204,7 +244,8 @@ class SamplingHandlers:
                 self._check_same(table, resets)
                 return await self._handed_out(table, wanted, reply, carried)
         except BaseException:
-            self._catalog.waiters.leave(table, wanted.rows, resets)
+            if wanted.is_gated:
+                self._catalog.waiters.leave(table, wanted.rows, resets)
             raise
 
     async def _handed_out(self, table: Table, wanted: _Wanted, reply: Reply, carried: Carried | None) -> bytes:
@@ -213,20 +254,20 @@ class SamplingHandlers:
         Retried draws count once.
         """
         resets = table.resets
-        points = table.draws.choose_points(wanted.draw, wanted.batches)
+        draw = _drawing(table, wanted)
         drawn: list[DrawnBatch] = []
 
         def choose() -> Choice:
-            drawn[:] = table.draw_at(wanted.draw, points)
+            drawn[:] = draw()
             return reply(table, drawn), [Gathered(batch.keys, batch.windows) for batch in drawn]
 
         if carried is None:
             answer = choose()[0].SerializeToString()
-            table.figures.counts.copied_by_clients += len(points)
+            table.figures.counts.copied_by_clients += sum(len(batch.keys) for batch in drawn)
         else:
             if self._replaces_batch(table, wanted.same_host):
                 table.figures.counts.overtaken_copies += 1
-            answer = await reply_with_rows(table, carried, choose, len(points) * window_rows(table))
+            answer = await reply_with_rows(table, carried, choose, wanted.rows * window_rows(table))
         self._check_same(table, resets)
         table.hand_out(drawn)
         # There may be room now.
@@ -243,7 +284,31 @@ def _wanted(
     name: str, uid: bytes, message: replay_pb2.SampleRequest | replay_pb2.LearnRequest, batches: int = 1
 ) -> _Wanted:
     wait_s = fields.wait_s(message.draw.wait_s)
-    return _Wanted(name, uid, fields.draw(message.draw), batches, wait_s, message.draw, message.same_host)
+    draw = fields.draw(message.draw)
+    keys = fields.keys(message.draw.keys) if message.draw.keys else None
+    if keys is not None and (len(keys) != draw.batch_size or batches > 1):
+        raise FieldError(
+            "draw.keys", f"int64[{draw.batch_size}], and a single batch", f"{len(keys)}, {batches} batches"
+        )
+    return _Wanted(name, uid, draw, batches, wait_s, message.draw, message.same_host, keys)
+
+
+def _drawing(table: Table, wanted: _Wanted) -> Callable[[], list[DrawnBatch]]:
+    """Return a function that draws the batches; it draws the same each time, unless the table has changed."""
+    keys = wanted.keys
+    if keys is not None:
+        return lambda: [table.rows_at(wanted.draw, keys)]
+    points = table.draws.choose_points(wanted.draw, wanted.batches)
+    return lambda: table.draw_at(wanted.draw, points)
+
+
+def _ranks(table: Table, draws: int, priorities: NDArray[np.float64]) -> replay_pb2.RankAnswer:
+    answer = replay_pb2.RankAnswer(larger=table.count_larger(priorities).tobytes())
+    if draws:
+        drawn = table.draw_ranks(draws)
+        answer.keys, answer.ranks = drawn.keys.tobytes(), drawn.ranks.tobytes()
+        answer.priorities = drawn.priorities.tobytes()
+    return answer
 
 
 def _fields(batch: DrawnBatch) -> dict[str, Any]:

@@ -1,0 +1,83 @@
+"""Draws batches by rank from a distributed table, exactly, by rejection; see `replay_client._shards.ranked_step`.
+
+A batch takes three replies of each shard, one after another. Several batches in flight are in different phases, so with
+a prefetch of 4 or more, each step sends one message to each shard, and waits for none that it has just sent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from replay_client._shards.ranked_step import Phase, Question, RankedStep
+from replay_client._shards.step import Step
+from replay_client.sync.shards.ranked_stream import RankedStream
+from replay_client.sync.shards.sharded_sampler import GONE, ShardedSampler
+
+
+class RankedSampler(ShardedSampler):
+    """See the module, and `Sampler`. For use in one thread."""
+
+    def __init__(self, *arguments: Any, alpha: float, **options: Any) -> None:
+        """As `ShardedSampler`; ``alpha`` is the exponent of the ranks, and all streams are `RankedStream`."""
+        self._alpha = alpha
+        super().__init__(*arguments, **options)
+
+    def request(self) -> None:
+        """Send updates and requests for another batch, as `next()` does, but do not wait for the batch.
+
+        Raises:
+            ReplayError: as for `next()`.
+        """
+        self._check_usable()
+        third = max(1, math.ceil((self.prefetch - 1) / 3))
+        for number, step in enumerate(list(self._steps)):
+            assert isinstance(step, RankedStep)
+            age = len(self._steps) - number
+            while step.phase < min(age // third, Phase.FETCH):
+                self._pursue(step)
+        super().request()
+
+    def _pursue(self, step: Step) -> None:
+        """Begin another round of a step, or wait for another reply that it needs."""
+        assert isinstance(step, RankedStep)
+        if not step.asked:
+            self._begin_round(step)
+        self._ask_idle()
+        self._receive_from(next(iter(step.asked)))
+
+    def _begin_step(self) -> None:
+        step = RankedStep(self._draw, {}, {}, alpha=self._alpha, random=self._random)
+        self._begin_round(step)
+        self._steps.append(step)
+
+    def _begin_round(self, step: RankedStep) -> None:
+        chances = self._drawable_chances()
+        self._put(step.begin_round(chances, {shard_id: self._streams[shard_id].state for shard_id in chances}))
+
+    def _put(self, questions: Mapping[int, Question]) -> None:
+        for shard_id, question in questions.items():
+            self._of(shard_id).put(question)
+
+    def _receive_from(self, shard_id: int, deadline: float = math.inf) -> None:
+        """Process the next reply of a shard."""
+        try:
+            answers = self._of(shard_id).take_answers(deadline)
+        except GONE as error:
+            self._lose(shard_id, error)
+            return
+        self._roster.heard(self._streams[shard_id].state.shards_version)
+        for question, answer in answers:
+            self._put(question.step.answered(shard_id, question, answer))
+
+    def _redraw(self, step: Step, shard_id: int) -> None:
+        """Draw a step again, without a shard that is away: all ranks are others now."""
+        assert isinstance(step, RankedStep)
+        if not step.is_complete:
+            step.restart()
+
+    def _of(self, shard_id: int) -> RankedStream:
+        stream = self._streams[shard_id]
+        assert isinstance(stream, RankedStream)
+        return stream
