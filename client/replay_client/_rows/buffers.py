@@ -106,6 +106,7 @@ class Buffers:
 
     def __init__(self) -> None:
         self._free: list[_Memory] = []
+        self._free_bytes = 0
         self._lock = threading.Lock()
 
     def lend(self, size: int) -> NDArray[np.uint8]:
@@ -121,6 +122,7 @@ class Buffers:
         with self._lock:
             for index in reversed(range(len(self._free))):
                 if self._free[index].size == size:
+                    self._free_bytes -= size
                     return self._free.pop(index)
         return None
 
@@ -131,8 +133,9 @@ class Buffers:
             return
         try:
             self._free.append(memory)
-            while len(self._free) > _KEPT or sum(each.size for each in self._free) > _KEPT_BYTES:
-                del self._free[0]
+            self._free_bytes += memory.size
+            while len(self._free) > _KEPT or self._free_bytes > _KEPT_BYTES:
+                self._free_bytes -= self._free.pop(0).size
         finally:
             self._lock.release()
 

@@ -189,12 +189,15 @@ def checked_keys(batch_or_keys: BatchOrKeys, *, field: str = "keys") -> NDArray[
     Raises:
         InvalidArgumentError: for another dtype or shape, or a batch of several tables.
     """
-    if isinstance(batch_or_keys, MixedRows):
-        expected = "a batch of one table, such as batch.parts['demo'], or int64[n]"
-        raise InvalidArgumentError.of_field(field, expected, type(batch_or_keys).__name__)
-    given = batch_or_keys.row_keys if isinstance(batch_or_keys, Columns) else batch_or_keys
-    if isinstance(given, Mapping):
-        raise InvalidArgumentError.of_field(field, "a batch, or int64[n]", type(given).__name__)
+    if isinstance(batch_or_keys, Columns):
+        if isinstance(batch_or_keys, MixedRows):
+            expected = "a batch of one table, such as batch.parts['demo'], or int64[n]"
+            raise InvalidArgumentError.of_field(field, expected, type(batch_or_keys).__name__)
+        given: ArrayLike = batch_or_keys.row_keys
+    elif isinstance(batch_or_keys, Mapping):
+        raise InvalidArgumentError.of_field(field, "a batch, or int64[n]", type(batch_or_keys).__name__)
+    else:
+        given = batch_or_keys
     array = checked_array(field, _KEY, given)
     if array.ndim != 1:
         raise InvalidArgumentError.of_field(field, "a batch, or int64[n]", described(array))

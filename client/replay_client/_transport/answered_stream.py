@@ -54,8 +54,10 @@ class AnsweredStream(Generic[R]):
             sends_in_background: whether requests on such a stream are sent by a background thread; if not, by
                 `send_pending`.
         """
-        self.changed = threading.Condition()
-        """Guards all state of this object and its owner; notified of every change."""
+        lock = threading.RLock()
+        self.changed = threading.Condition(lock)
+        """Guards all state of this object and its owner."""
+        self._sender = threading.Condition(lock)  # a sampler's replies need not wake up the sending thread
         self.pending = pending
         """Unanswered requests."""
         self._connection = connection
@@ -74,7 +76,12 @@ class AnsweredStream(Generic[R]):
         with self.changed:
             if isinstance(self._stream, FrameStream):
                 self._send_now(self._stream)
-            self.changed.notify_all()
+            self.notify()
+
+    def notify(self) -> None:
+        """Wake up all threads that wait for a change; call with `changed` held."""
+        self.changed.notify_all()
+        self._sender.notify_all()
 
     def receive(self, deadline: float = math.inf) -> tuple[R, Content]:
         """Wait for the reply to the oldest request; if there is no request yet, wait for one.
@@ -108,7 +115,7 @@ class AnsweredStream(Generic[R]):
         """
         with self.changed:
             self._closed = True
-            self.changed.notify_all()
+            self.notify()
             stream = self._stream
         if stream is None or self._connection.is_forked:
             return
@@ -150,7 +157,7 @@ class AnsweredStream(Generic[R]):
                 while self._token is token and not self._closed and not self.pending.has_unsent:
                     wait_s = self._before_waiting()
                     if not self.pending.has_unsent:
-                        self.changed.wait(wait_s)
+                        self._sender.wait(wait_s)
                 if self._token is not token or self._closed:
                     return
                 request = self.pending.next_to_send()
@@ -178,7 +185,7 @@ class AnsweredStream(Generic[R]):
             self._token = object()
             self._stream = None
             self.pending.broken()
-            self.changed.notify_all()
+            self.notify()
         if isinstance(stream, SentFrames):
             stream.close()
 

@@ -54,7 +54,7 @@ class Delivery:
             sends_in_background=True,
         )
         self.changed = self._stream.changed
-        """Guards all state; notified of every change."""
+        """Guards all state."""
         self._receiver: threading.Thread | None = None
 
     def send(self, deadline: float) -> None:
@@ -98,7 +98,7 @@ class Delivery:
         if self._receiver is None and self._outbox.in_flight:
             self._receiver = threading.Thread(target=self._receive_all, name="replay-writer", daemon=True)
             self._receiver.start()
-        self.changed.notify_all()
+        self._stream.notify()
 
     def _receive_all(self) -> None:
         """Process acknowledgements until the writer is closed or fails; runs in a background thread."""
@@ -108,10 +108,10 @@ class Delivery:
                 block, answer = self._stream.receive()
                 with self.changed:
                     outbox.answered(block, answer)
-                    self.changed.notify_all()
+                    self._stream.notify()
             except Exception as error:
                 with self.changed:
                     outbox.failed(error)
-                    self.changed.notify_all()
+                    self._stream.notify()
                     while outbox.is_paused and not outbox.is_closed:
                         self.changed.wait()
