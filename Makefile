@@ -27,16 +27,19 @@ FIRST_START := tests/server/lifecycle/test_first_start.py
 BEGIN := $(if $(ARGS),$(BIN)/python -m replay_server.process.warming,$(BIN)/pytest $(COVER) $(FIRST_START))
 COVER :=
 
+# Tests mostly wait, so there are more workers than the two cores of the development machine. They are forked from a
+# process that has imported all tests, unless coverage is measured, which has to begin before the imports.
+WORKERS := $(if $(COVER),--numprocesses 4,--tx '4*popen//python=$(BIN)/python -m tests.support.worker') --dist worksteal
+
 .PHONY: run test test-page test-chart integrations coverage test-deep docs screens try-docs lint format proto torture torture-network fuzz attack soak bench clean help
 
 run: $(VENV)/.installed  ## Train CartPole-v1 through a server of its own and show the result.
 	$(BIN)/replay-train --env CartPole-v1 $(ARGS)
 
-# Tests mostly wait, so there are more workers than the two cores of the development machine. Timed tests run alone,
-# after the others.
+# Timed tests run alone, after the others.
 test: $(VENV)/.imported  ## All tests.
 	$(BEGIN)
-	$(BIN)/pytest -m "not timed and not long" --numprocesses 4 --dist worksteal $(COVER) $(if $(ARGS),$(ARGS),--deselect $(FIRST_START)) || test $$? -eq $(MAY_END_WITH)
+	$(BIN)/pytest -m "not timed and not long" $(WORKERS) $(COVER) $(if $(ARGS),$(ARGS),--deselect $(FIRST_START)) || test $$? -eq $(MAY_END_WITH)
 	$(BIN)/pytest -m timed $(COVER) $(ARGS) || test $$? -eq $(MAY_END_WITH)
 
 # Not part of `make test`: installing Chromium takes 20 s (Debian: apt-get install chromium).

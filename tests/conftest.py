@@ -12,7 +12,7 @@ from hypothesis import settings
 
 from tests.support.caller import DATA_PATHS, WIRE, CalledTable, Caller
 from tests.support.server_process import ServerProcess
-from tests.support.warm_program import begin_run, close_warm_programs
+from tests.support.warm_program import close_warm_programs, join_run
 
 # The same examples every time, so failures are reproducible.
 settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=False)
@@ -35,10 +35,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if "pytest.mark.timed" in collection_path.read_text("utf-8") else True
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure() -> None:
     """Let all workers of pytest-xdist share the processes that fork programs."""
-    if not hasattr(config, "workerinput"):
-        begin_run()
+    join_run()
 
 
 def pytest_sessionfinish() -> None:

@@ -22,7 +22,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.support.forked_pages import load_pages
-from tests.support.warm_program import ACTOR, AGENT, LONGEST_REQUEST, PAGES, REPLAY, SERVER, TO_END, TRAIN
+from tests.support.warm_program import ACTOR, AGENT, LONGEST_REQUEST, PAGES, REPLAY, SERVER, TO_END, TRAIN, WORKER
+from tests.support.worker import load_tests
 
 STREAMS = 3
 """Standard input, output and error are sent with each request for a program."""
@@ -64,7 +65,13 @@ def load_commands_and_pages() -> Callable[[], None]:
     return load_pages({SERVER: load_server(), REPLAY: load_replay()})
 
 
-LOAD = {SERVER: load_server, REPLAY: load_replay, AGENT: load_agent, PAGES: load_commands_and_pages}
+LOAD = {
+    SERVER: load_server,
+    REPLAY: load_replay,
+    AGENT: load_agent,
+    PAGES: load_commands_and_pages,
+    WORKER: load_tests,
+}
 
 
 def serve(listening: socket.socket, owner: int) -> socket.socket | None:

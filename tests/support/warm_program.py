@@ -19,9 +19,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO
 
-SERVER, REPLAY, AGENT, PAGES = "replay-server", "replay", "agent", "pages"
+SERVER, REPLAY, AGENT, PAGES, WORKER = "replay-server", "replay", "agent", "pages", "worker"
 """The programs that can be forked. `AGENT` is `TRAIN` or `ACTOR`, depending on its first argument. `PAGES` runs a block
-of a documentation page."""
+of a documentation page. `WORKER` is a worker of pytest-xdist that has imported all tests; see `worker`."""
 TRAIN, ACTOR = "replay-train", "replay-actor"
 LONGEST_REQUEST = 1 << 17
 """Bytes of a request to the program that forks."""
@@ -172,11 +172,19 @@ def begin_run() -> None:
     os.environ[_RUN] = f"{os.getpid()}:{tempfile.mkdtemp(prefix='tests-')}"
 
 
+def join_run() -> tuple[int, Path]:
+    """Return the process that began this run, and the folder of the run's sockets; begin one if there is none."""
+    if _RUN not in os.environ:
+        begin_run()
+    owner, folder = os.environ[_RUN].split(":", 1)
+    return int(owner), Path(folder)
+
+
 def close_warm_programs() -> None:
     """Stop all such processes; in the process that began the run, also those that the others share."""
     while _loaded:
         _loaded.popitem()[1].close()
-    owner, folder = _run()
+    owner, folder = join_run()
     if owner != os.getpid():
         return
     for path in folder.iterdir():
@@ -185,17 +193,9 @@ def close_warm_programs() -> None:
     shutil.rmtree(folder)
 
 
-def _run() -> tuple[int, Path]:
-    """The process that began this run, and the folder of the run's sockets."""
-    if _RUN not in os.environ:
-        begin_run()
-    owner, folder = os.environ[_RUN].split(":", 1)
-    return int(owner), Path(folder)
-
-
 def _loading(name: str, environment: Mapping[str, str]) -> Path:
     """Have a program loaded by one process for all with the same variables; return the address of that process."""
-    owner, folder = _run()
+    owner, folder = join_run()
     digest = hashlib.sha256(json.dumps(environment, sort_keys=True).encode()).hexdigest()[:8]
     address = folder / f"{name}-{digest}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening, TemporaryDirectory() as own:
