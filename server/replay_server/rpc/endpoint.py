@@ -76,9 +76,16 @@ class Endpoint(Generic[M]):
         began = time.perf_counter()
         self.figures.received += 1
         self.figures.active += not self.is_stream
+        request = None
         try:
             request = self._read(data, call.caller, call.stream_table)
             answer = await self._handler(request, call)
+        except (RequestError, FieldError):
+            raise
+        except Exception as error:
+            table = call.stream_table or _table_of(request)
+            _log_failure(error, self.name, table, call.caller.identity, time.perf_counter() - began)
+            raise errors.internal() from error
         finally:
             self.figures.active -= not self.is_stream
         self.figures.answered(time.perf_counter() - began)
@@ -86,19 +93,30 @@ class Endpoint(Generic[M]):
 
     def as_refusal(self, error: Exception) -> RequestError:
         """Convert the error that ends a call or stream to a refusal, and count it; log unexpected errors."""
-        refusal = _refusal(error)
+        refusal = self._refusal(error)
         self.figures.errors += 1
         self.figures.ended[CODES[refusal.reason]] += 1
         return refusal
 
+    def _refusal(self, error: Exception) -> RequestError:
+        if isinstance(error, RequestError):
+            return error
+        if isinstance(error, FieldError):
+            return errors.invalid_field(error)
+        _log_failure(error, self.name)
+        return errors.internal()
 
-def _refusal(error: Exception) -> RequestError:
-    if isinstance(error, RequestError):
-        return error
-    if isinstance(error, FieldError):
-        return errors.invalid_field(error)
-    log.error("a request failed", exc_info=error)
-    return errors.internal()
+
+def _table_of(request: Framed[Any] | None) -> str:
+    """The table that a request names; empty if it names none."""
+    name = "" if request is None else getattr(request.head, "table", "")
+    return name if isinstance(name, str) else ""
+
+
+def _log_failure(error: Exception, method: str, table: str = "", client: str = "", duration_s: float = 0.0) -> None:
+    fields = {"method": method, "table": table, "client": client, "duration_s": round(duration_s, 6)}
+    of_table = f" for table {table}" if table else ""
+    log.error("a request failed: %s%s", method, of_table, exc_info=error, extra=fields)
 
 
 AnyEndpoint = Endpoint[Any]

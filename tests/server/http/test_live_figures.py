@@ -106,6 +106,18 @@ def test_open_streams_are_counted_by_client(caller: Caller, seen: ServerProcess)
     wait_until(lambda: of_table(seen, table.name)["clients"] == [], "all streams have ended")
 
 
+def test_a_repeated_insert_does_not_count_again_for_its_client(caller: Caller, seen: ServerProcess) -> None:
+    table = caller.create()
+    table.insert([1, 2, 3], writer_id=WRITER, sequence=1)
+    writer = WriteStream(table, WRITER)
+    writer.write([1, 2, 3], 1)
+    (client,) = of_table(seen, table.name)["clients"]
+    assert (client["role"], client["rows_per_s"], table.stats().repeated_inserts) == ("writer", 0, 1)
+    writer.write([4], 2)
+    (client,) = of_table(seen, table.name)["clients"]
+    assert client["rows_per_s"] > 0
+
+
 @wire_only
 def test_a_stream_counts_for_the_table_that_replaces_its_own(caller: Caller, seen: ServerProcess) -> None:
     table = caller.create()

@@ -157,6 +157,22 @@ def test_streams_are_counted_by_how_they_end(caller: Caller, seen: ServerProcess
     wait_until(lambda: difference() == expected, "the streams have ended")
 
 
+def test_a_stream_that_is_refused_for_a_limit_is_counted(
+    start_server: Callable[..., ServerProcess], call: Callable[[ServerProcess], Caller]
+) -> None:
+    server = start_server(*FLAGS, "--max-streams", "1")
+    table = call(server).create()
+    table.insert(range(5))
+    first = LearnStream(table)
+    first.ask(draw=make_draw(1))
+    with refused("TOO_LARGE", limit=1, got=2):
+        LearnStream(table).ask(draw=make_draw(1))
+    metrics = scrape(server)
+    assert metrics.method("grpc_server_started_total", "Learn", "bidi_stream") == 2
+    assert metrics.method("grpc_server_handled_total", "Learn", "bidi_stream", grpc_code="RESOURCE_EXHAUSTED") == 1
+    first.ask(draw=make_draw(1))
+
+
 @wire_only
 def test_a_waiting_draw_is_seen_and_its_wait_measured(caller: Caller, seen: ServerProcess) -> None:
     table = caller.create()

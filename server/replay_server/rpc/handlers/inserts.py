@@ -42,8 +42,10 @@ class InsertHandlers:
         table = self._catalog.find(name, uid)
         self._streams.claim(stream, table.uid, writer_id)
         client = stream.client(table, call.caller, "writer")
+        inserted = table.inserted
         keys = await self._insert(call, table, request, writer_id)
-        client.rows += len(keys)
+        if keys.start >= inserted:  # Otherwise it repeats an insert that was counted then.
+            client.rows += len(keys)
         return replay_pb2.WriteResponse(
             keys=[_key_range(keys)],
             sequence=head.insertion.sequence,

@@ -200,6 +200,8 @@ class LocalConnection(asyncio.BufferedProtocol):
             if self._admitted.endpoint.is_stream:
                 self._stream = self._open.enter_context(self._opened(self._admitted))
         except RequestError as refusal:
+            if self._admitted is not None:
+                self._admitted.endpoint.as_refusal(refusal)  # counts it
             self._refuse(refusal)
             return
         self._parser.limit_bytes, _ = self._admitted.endpoint.longest
@@ -209,9 +211,9 @@ class LocalConnection(asyncio.BufferedProtocol):
     def _opened(self, admitted: Admitted) -> Iterator[Stream]:
         stream, caller = Stream(self._end), admitted.caller
         with (
+            admitted.endpoint.figures.at_work(),
             self._host.streams.one_more(f"unix:{id(self)}", caller.identity),
             caller.while_valid(self._end),
-            admitted.endpoint.figures.at_work(),
         ):
             try:
                 yield stream
