@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
+import os
+import pty
 import signal
+import struct
 import subprocess
+import termios
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -129,6 +135,24 @@ def test_an_inspection_fits_into_the_screen(new_table: NewTable, backend: str, h
         assert trouble in text
         assert ("rows by priority" in text) == ("rows by times drawn" in text) == (height >= 24)
         assert ("rows by weight" in text) == (height >= 50)
+
+
+def test_an_inspection_that_is_printed_fits_into_the_terminal(server: ServerProcess, new_table: NewTable) -> None:
+    table = new_table()
+    table.insert(rows(range(900)), priorities=np.random.default_rng(0).exponential(size=900) ** 5)
+    ours, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    command = [COMMAND, "inspect", table.name, "-s", server.address]
+    process = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment())
+    os.close(terminal)
+    printed = bytearray()
+    with suppress(OSError):  # the terminal is closed
+        while part := os.read(ours, 65536):
+            printed.extend(part)
+    os.close(ours)
+    assert process.wait(60) == 0
+    assert "probability by rank" in printed.decode()
+    assert printed.decode().count("\n") <= 23, "the next prompt fits, too"
 
 
 def test_as_many_rows_are_listed_as_wanted(server: ServerProcess, new_table: NewTable) -> None:

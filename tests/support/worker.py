@@ -12,13 +12,13 @@ import sys
 from collections.abc import Callable
 from types import ModuleType
 
-import pytest
-
 from tests.support.warm_program import WORKER, warm_program
 
 
 def load_tests() -> Callable[[], None]:
     """Import all tests, and return a function that runs the program passed to ``python -c``."""
+    import pytest  # not for other programs, because commands behave differently when it is loaded
+
     pytest.main(["--collect-only", "--quiet", "--quiet", "-p", "no:cacheprovider"])
 
     def run() -> None:

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from cyclopts.types import NonNegativeFloat
 from cyclopts.validators import Number
 from replay_proto.command_line import EXIT_USAGE, new_app, run_app
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.prompt import Confirm
 
 from replay_client.cli import checkpoints, render, shards, transfer
@@ -61,17 +61,18 @@ WatchedJson = Annotated[
 ]
 Beta = Annotated[NonNegativeFloat, Parameter(alias="-b", help="Exponent of the importance-sampling weights.")]
 LargestRows = Annotated[
-    int,
+    int | None,
     Parameter(
         alias="-r",
         validator=Number(gte=1, lte=100),
-        help="How many of the rows with the largest priorities to show; with --watch, as many of them as fit.",
+        help="How many of the rows with the largest priorities to show; with --watch, as many of them as fit. Default: "
+        "10, or in a terminal as much as fits.",
     ),
 ]
 Png = Annotated[Path | None, Parameter(help="Also draw a picture into this file.")]
 
-LARGEST_IN_TOP = 10
-"""Rows with the largest priorities in `replay top`."""
+LARGEST = 10
+"""Rows with the largest priorities that are read by default."""
 DEFAULT_BETA = 0.4
 """Initial beta of the paper's proportional variant (Schaul et al. 2016, section 4)."""
 
@@ -139,7 +140,7 @@ def top(*, server: Server = DEFAULT_SERVER, interval: Interval = 1.0) -> None:
         seen = looks(client.stats, interval)
         first = next(seen)
         assert isinstance(first, Stats)  # the first request raises errors
-        Top(first, seen, lambda name: _inspected(client, name, DEFAULT_BETA, LARGEST_IN_TOP), server).run()
+        Top(first, seen, lambda name: _inspected(client, name, DEFAULT_BETA, LARGEST), server).run()
 
 
 @app.command
@@ -149,7 +150,7 @@ def inspect(
     *,
     server: Server = DEFAULT_SERVER,
     beta: Beta = DEFAULT_BETA,
-    rows: LargestRows = 10,
+    rows: LargestRows = None,
     png: Png = None,
     watch: Watch = False,
     as_json: WatchedJson = False,
@@ -160,7 +161,7 @@ def inspect(
         print("replay: --png draws one picture; leave out --watch", file=sys.stderr)
         sys.exit(EXIT_USAGE)
     with client_of(server, timeout_s=_timeout_s(interval, is_watching=watch)) as client:
-        look = partial(_inspected, client, table, beta, rows)
+        look = partial(_inspected, client, table, beta, rows or LARGEST)
         if watch:
             watch_it(Watched(look, inspect_screen, str, plain_inspection), interval, as_json=as_json)
             return
@@ -171,7 +172,8 @@ def inspect(
         print_json(plain_inspection(seen))
     else:
         console = Console()
-        show(inspect_view(seen, console.width), console)
+        whole = inspect_view(seen, console.width)
+        show(whole if rows or not console.is_terminal else _fitting(seen, console), console)
 
 
 @app.command
@@ -204,6 +206,11 @@ def _confirm(question: str) -> None:
         is_wanted = False
     if not is_wanted:
         sys.exit(_FAILURE)
+
+
+def _fitting(seen: Inspected, console: Console) -> RenderableType:
+    """Render what fits into the terminal above the next prompt."""
+    return inspect_screen(Console(width=console.width, height=console.height - 1), seen, "")
 
 
 def _stats_of(client: ReplayClient, table: str | None) -> Stats:
