@@ -65,6 +65,11 @@ def good_request(method: str, table: CalledTable) -> Message:
         "ListCheckpoints": replay_pb2.ListCheckpointsRequest(),
         "VerifyCheckpoint": replay_pb2.VerifyCheckpointRequest(name=f"{_SERIES}-000001"),
         "GetShards": replay_pb2.GetShardsRequest(),
+        "ReportShard": replay_pb2.ReportShardRequest(
+            table=name,
+            table_uid=uid,
+            report=replay_pb2.ShardReport(shard_id=1, inserted=9, size=7, total_mass=2.5),
+        ),
         "Inspect": replay_pb2.InspectRequest(table=name, table_uid=uid),
     }
     return requests[method]

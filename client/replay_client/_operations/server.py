@@ -16,7 +16,7 @@ from replay_client.errors import InvalidArgumentError, TableExistsError
 from replay_client.results.checkpoints import Checkpoint
 from replay_client.results.description import TableDescription
 from replay_client.results.shards import ServerShards, ShardMap
-from replay_client.results.stats import Stats
+from replay_client.results.stats import ShardReport, Stats
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +110,13 @@ def set_shards(new: ShardMap, expected_version: int) -> Operation[None]:
     """Replace the shard map of a server, unless it has another version than expected."""
     request = replay_pb2.SetShardsRequest(map=new.to_proto(), expected_version=expected_version)
     yield Call("SetShards", request.SerializeToString(), repeat=False)
+
+
+def report_shard(table: str, uid: bytes, shard_id: int, report: ShardReport, *, timeout_s: float) -> Operation[None]:
+    """Tell a server, whose table has this uid, what was last heard of another shard of the table."""
+    about = replay_pb2.ShardReport(shard_id=shard_id, **vars(report))
+    request = replay_pb2.ReportShardRequest(table=table, table_uid=uid, report=about)
+    yield Call("ReportShard", request.SerializeToString(), timeout_s=timeout_s)
 
 
 def list_tables(*, timeout_s: float | None = None) -> Operation[tuple[list[TableDescription], ShardMap | None]]:

@@ -7,7 +7,7 @@ are sorted by priority, and the number of rows before one is its rank in the who
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -17,13 +17,12 @@ from replay_client._shards.keys import global_keys
 from replay_client._shards.mass import shard_chances
 from replay_client._shards.merged_description import merged_description
 from replay_client._shards.merged_stats import merged_bars
+from replay_client._shards.power_sums import power_sum
 from replay_client.results.inspection import Inspection, LargestRows
 
 Floats = NDArray[np.float64]
 
 _RANKED: Final = "rank"
-_SUMMED: Final = 100_000
-"""Ranks whose powers are summed one by one."""
 
 
 def merged_inspection(shards: Mapping[int, Inspection], largest: int, away: Iterable[int] = ()) -> Inspection:
@@ -40,9 +39,9 @@ def merged_inspection(shards: Mapping[int, Inspection], largest: int, away: Iter
     ranks, priorities, probabilities = _by_rank(parts, chances)
     top = _largest(shards, chances, largest)
     if table.backend == _RANKED and len(ranks):
-        law = _RankLaw.of(table.parameters["alpha"], round(sum(float(part.rows.sum()) for part in parts)))
-        probabilities = law.probabilities(ranks)
-        top = replace(top, probabilities=law.probabilities(np.arange(1, len(top.row_keys) + 1)))
+        alpha, count = table.parameters["alpha"], round(sum(float(part.rows.sum()) for part in parts))
+        probabilities = _of_ranks(ranks, alpha, count)
+        top = replace(top, probabilities=_of_ranks(np.arange(1, len(top.row_keys) + 1), alpha, count))
     return Inspection(
         table=table,
         looked_at=sum(part.looked_at for part in parts),
@@ -58,25 +57,10 @@ def merged_inspection(shards: Mapping[int, Inspection], largest: int, away: Iter
     )
 
 
-@dataclass(frozen=True)
-class _RankLaw:
-    """Probabilities by rank in the whole table: ``rank ** -alpha`` over their sum (Schaul et al. 2016, equation 1)."""
-
-    alpha: float
-    total: float
-
-    @classmethod
-    def of(cls, alpha: float, count: int) -> _RankLaw:
-        """Sum the powers of ranks 1 to ``count``, those beyond `_SUMMED` by an integral."""
-        near = float((np.arange(1.0, min(count, _SUMMED) + 1) ** -alpha).sum())
-        low, high = _SUMMED + 0.5, max(count, _SUMMED) + 0.5
-        far = np.log(high / low) if alpha == 1 else (high ** (1 - alpha) - low ** (1 - alpha)) / (1 - alpha)
-        return cls(alpha, near + float(far))
-
-    def probabilities(self, ranks: NDArray[np.int64]) -> Floats:
-        """Return the probabilities float64[n] of ranks int64[n]."""
-        found: Floats = ranks.astype(np.float64) ** -self.alpha / self.total
-        return found
+def _of_ranks(ranks: NDArray[np.int64], alpha: float, count: int) -> Floats:
+    """The probabilities of ranks in the whole table, float64[n] (Schaul et al. 2016, equation 1)."""
+    found: Floats = ranks.astype(np.float64) ** -alpha / power_sum(count, alpha)
+    return found
 
 
 def _chances(parts: Sequence[Inspection]) -> Floats:

@@ -13,12 +13,13 @@ from typing import Final, TypeVar
 import numpy as np
 
 from replay_client._shards.merged_description import merged_description
-from replay_client.results.shards import ShardMap
+from replay_client.results.shards import LostRows, ShardMap
 from replay_client.results.stats import (
     LimiterStats,
     MethodStats,
     Rates,
     ServerStats,
+    ShardReport,
     Stats,
     StepStats,
     TableStats,
@@ -31,7 +32,7 @@ Counts = TypeVar("Counts", StepStats, LimiterStats)
 _POINTS: Final = 512
 """Points by which the distribution of each shard is represented."""
 _SUMMED: Final = (
-    *("bytes", "evicted", "sampled", "updated", "stale", "lost", "unsynced", "failed_syncs", "repeated_inserts"),
+    *("bytes", "evicted", "sampled", "updated", "stale", "unsynced", "failed_syncs", "repeated_inserts"),
     *("waiting", "waiting_inserts", "waited", "total_mass", "sampled_same_host", "overtaken", "batches"),
     "batches_ahead",
 )
@@ -44,32 +45,34 @@ def merged_stats(shards: ShardMap, found: Mapping[int, Stats]) -> Stats:
         shards: all servers.
         found: statistics by the id of the shard, at least one.
     """
-    away = [shard.id for shard in shards.in_use if shard.id not in found]
     names = sorted({name for stats in found.values() for name in stats.tables})
     parts = {name: {id: each.tables[name] for id, each in found.items() if name in each.tables} for name in names}
     servers = {id: stats.server for id, stats in found.items()}
     return Stats(
         server=_merged_server(list(servers.values())),
-        tables={name: merged_table_stats(part, away) for name, part in parts.items()},
+        tables={name: merged_table_stats(part, shards) for name, part in parts.items()},
         shards=shards,
         servers=servers,
     )
 
 
-def merged_table_stats(shards: Mapping[int, TableStats], away: Iterable[int] = ()) -> TableStats:
+def merged_table_stats(found: Mapping[int, TableStats], shards: ShardMap) -> TableStats:
     """Join the statistics of a table's shards.
 
     Args:
-        shards: statistics of each shard by id, at least one.
-        away: ids of the shards that are missing.
+        found: statistics of each shard by id, at least one.
+        shards: all servers.
     """
-    parts = list(shards.values())
+    parts = list(found.values())
+    away = [shard.id for shard in shards.in_use if shard.id not in found]
+    reports = newest_reports(parts)
     first = parts[0]
     drawable = [part for part in parts if part.priorities]
     return replace(
         first,
         table=merged_description([part.table for part in parts]),
         **{name: sum(getattr(part, name) for part in parts) for name in _SUMMED},
+        lost=sum(part.lost for part in parts) + _lost_with_shards(parts, reports, shards),
         rates=_merged_rates([part.rates for part in parts]),
         waits=_merged_waits([wait for part in parts for wait in part.waits]),
         largest_priority=max(part.largest_priority for part in parts),
@@ -79,9 +82,31 @@ def merged_table_stats(shards: Mapping[int, TableStats], away: Iterable[int] = (
         times_sampled=merged_bars([part.times_sampled for part in parts]),
         rate_limiter=_added([part.rate_limiter for part in parts if part.rate_limiter is not None]),
         steps=_added([part.steps for part in parts if part.steps is not None]),
-        shards=dict(shards),
+        shards=dict(found),
         shards_away=tuple(away),
+        mass_away=sum(reports[shard_id].total_mass for shard_id in away if shard_id in reports),
+        reports=reports,
     )
+
+
+def newest_reports(parts: Iterable[TableStats]) -> dict[int, ShardReport]:
+    """Return what clients last heard of shards that were away; of several reports, the one with the most inserts."""
+    newest: dict[int, ShardReport] = {}
+    for shard_id, report in (each for part in parts for each in part.reports.items()):
+        if shard_id not in newest or report.inserted > newest[shard_id].inserted:
+            newest[shard_id] = report
+    return newest
+
+
+def _lost_with_shards(parts: Sequence[TableStats], reports: Mapping[int, ShardReport], shards: ShardMap) -> int:
+    """Count the rows of lost shards: those in the map or, if clients have heard of more inserts, in their reports."""
+    uids = {part.table.uid for part in parts}
+    lost = 0
+    for shard in (each for each in shards.shards if each.state == "lost"):
+        known = [each for each in shard.lost_rows if each.table == parts[0].name and uids & set(each.table_uids)]
+        heard: list[LostRows | ShardReport] = [*known, *([reports[shard.id]] if shard.id in reports else [])]
+        lost += max(heard, key=lambda each: each.inserted).size if heard else 0
+    return lost
 
 
 def mixed_quantiles(parts: Sequence[tuple[Mapping[float, float], int]]) -> dict[float, float]:

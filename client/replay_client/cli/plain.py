@@ -14,11 +14,13 @@ from replay_client.cli.row_text import value_text
 from replay_client.results.description import TableDescription
 from replay_client.results.stats import Stats, TableStats
 
+_UNSHOWN = ("schema", "steps", "directory", "socket", "whole_capacity")
+
 
 def plain_description(description: TableDescription) -> dict[str, Any]:
     """Convert a table's description."""
     columns = {name: str(column) for name, column in description.schema.items()}
-    plain_one = {**plain_fields(description, "schema", "steps", "directory", "socket"), "columns": columns}
+    plain_one = {**plain_fields(description, *_UNSHOWN), "columns": columns}
     return plain_one if description.steps is None else {**plain_one, **description.steps.to_json()}
 
 
@@ -32,7 +34,7 @@ def plain_stats(stats: Stats) -> dict[str, Any]:
 
 
 def _plain_table(table: TableStats) -> dict[str, Any]:
-    left_out = ("table", "shards") if table.shards else ("table", "shards", "shards_away")
+    left_out = ("table", "shards", "reports", *(() if table.shards else ("shards_away", "mass_away")))
     whole = {**plain_description(table.table), **plain_fields(table, *left_out)}
     if not table.shards:
         return whole

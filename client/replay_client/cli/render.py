@@ -70,7 +70,7 @@ def stats_view(
     header: list[RenderableType] = [server_line(stats, server)]
     if trouble:
         header.append(Text(printable_text(f"no statistics: {trouble}"), "red"))
-    header += away_text(stats.shards, stats.shards_away)
+    header += away_text(stats)
     if table is not None:
         name = Text(printable_text(table), f"bold {ACCENT}", overflow="fold")
         seen = stats.tables[table]

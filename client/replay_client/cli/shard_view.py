@@ -56,12 +56,16 @@ def shard_figures(table: TableStats, shards: ShardMap | None) -> Iterator[Render
     yield grid
 
 
-def away_text(shards: ShardMap | None, away: Iterable[int]) -> Iterator[Text]:
-    """Say which servers are away."""
-    addresses = {} if shards is None else {shard.id: shard.address for shard in shards.shards}
-    for shard_id in away:
-        address = printable_text(addresses.get(shard_id, "an unknown server"))
-        yield Text(f"shard {shard_id} at {address} is away: its rows are not counted", "red")
+def away_text(stats: Stats) -> Iterator[Text]:
+    """Say which servers are away, and how much of each table."""
+    if stats.shards is None:
+        return
+    for shard in (shard for shard in stats.shards.in_use if shard.id in stats.shards_away):
+        yield Text(f"shard {shard.id} at {printable_text(shard.address)} is away: its rows are not counted", "red")
+    for table in stats.tables.values():
+        if table.mass_away:
+            share = table.mass_away / (table.mass_away + table.total_mass)
+            yield Text(f"{share:.0%} of the mass of {printable_text(table.name)} is away", "red")
 
 
 def _beginning(shard: Shard, *, is_away: bool = False) -> tuple[Text, str, Text]:

@@ -10,6 +10,7 @@ from cyclopts import App, Parameter
 from rich.console import Console
 
 from replay_client.cli.options import DEFAULT_SERVER, Json, Server, client_of, print_json, show
+from replay_client.cli.plain import plain
 from replay_client.cli.shard_view import shard_list
 from replay_client.errors import InvalidArgumentError
 from replay_client.results.shards import ShardMap
@@ -89,6 +90,6 @@ def _show(shards: ShardMap | None, server: str, as_json: bool) -> None:
     if as_json:
         listed = () if shards is None else shards.shards
         version = 0 if shards is None else shards.version
-        print_json({"version": version, "shards": [vars(shard) for shard in listed]})
+        print_json({"version": version, "shards": [plain(shard) for shard in listed]})
     else:
         show(shard_list(() if shards is None else shards.shards, server), Console())

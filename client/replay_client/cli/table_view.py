@@ -69,7 +69,7 @@ def _facts(table: TableStats) -> Iterator[tuple[str, str]]:
     yield "updated", _ever(table.updated, table.rates.updated_per_s)
     yield "stale updates", count_text(table.stale)
     if table.lost:
-        yield "lost in power losses", count_text(table.lost)
+        yield "lost with servers" if table.shards else "lost in power losses", count_text(table.lost)
     if table.failed_syncs:
         yield "failed syncs", f"{count_text(table.failed_syncs)}, {count_text(table.unsynced)} rows not on disk"
     yield "batch staleness", f"{table.staleness:.1f} updates"

@@ -56,6 +56,8 @@ class TableDescription:
     """What the table draws and derives, if it is a table of steps; None: not a table of steps."""
     rate_limit: RateLimit | None = None
     """Keeps draws and inserts in a fixed ratio; None: no limit."""
+    whole_capacity: int = 0
+    """Capacity of the table on several servers that this is a shard of, as it was created with; 0: not a shard."""
 
     @property
     def rows_per_insert(self) -> int:
@@ -77,6 +79,7 @@ class TableDescription:
             seed=self.seed,
             rate_limiter=None if self.rate_limit is None else self.rate_limit.to_proto(),
             steps=None if self.steps is None else self.steps.to_proto(),
+            whole_capacity=self.whole_capacity,
         )
 
     def create_arguments(self, *, keep_parameters: bool = True) -> dict[str, Any]:
@@ -89,7 +92,7 @@ class TableDescription:
         has_ratio = limit is not None and limit.samples_per_insert is not None
         return {
             "columns": self.schema if steps is None else {**steps.schema, **steps.derived},
-            "capacity": self.capacity,
+            "capacity": self.whole_capacity or self.capacity,
             "backend": self.backend,
             "steps": None if steps is None else steps.item,
             "seed": self.seed,
@@ -124,4 +127,5 @@ class TableDescription:
             parameters=dict(sorted(config.backend.parameters.items())),
             seed=config.seed if config.HasField("seed") else None,
             rate_limit=rate_limit,
+            whole_capacity=config.whole_capacity,
         )

@@ -21,6 +21,20 @@ _NAMES: Final = {value: name for name, value in _STATES.items()}
 
 
 @dataclass(frozen=True)
+class LostRows:
+    """The rows of a table that were lost with a shard."""
+
+    table: str
+    """Name of the table."""
+    table_uids: tuple[bytes, ...]
+    """Uids of its other shards' tables at that time: a later table of that name has others."""
+    size: int
+    """Rows that the shard had."""
+    inserted: int
+    """Rows ever inserted into the shard."""
+
+
+@dataclass(frozen=True)
 class Shard:
     """One server of the service."""
 
@@ -30,6 +44,8 @@ class Shard:
     """Where clients reach it."""
     state: ShardState
     """Whether it gets rows, and is drawn from."""
+    lost_rows: tuple[LostRows, ...] = ()
+    """For a lost shard: the rows that it had, as far as clients knew."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +67,23 @@ class ShardMap:
     @classmethod
     def from_proto(cls, message: replay_pb2.ShardMap) -> ShardMap:
         """Convert a message."""
-        shards = tuple(Shard(each.id, each.address, _NAMES.get(each.state, "draining")) for each in message.shards)
+        shards = tuple(
+            Shard(each.id, each.address, _NAMES.get(each.state, "draining"), tuple(map(_lost, each.lost_rows)))
+            for each in message.shards
+        )
         return cls(message.uid, message.version, shards)
 
     def to_proto(self) -> replay_pb2.ShardMap:
         """Convert to a message."""
-        shards = [replay_pb2.Shard(id=each.id, address=each.address, state=_STATES[each.state]) for each in self.shards]
+        shards = [
+            replay_pb2.Shard(
+                id=each.id,
+                address=each.address,
+                state=_STATES[each.state],
+                lost_rows=[replay_pb2.LostRows(**vars(lost)) for lost in each.lost_rows],
+            )
+            for each in self.shards
+        ]
         return replay_pb2.ShardMap(uid=self.uid, version=self.version, shards=shards)
 
 
@@ -70,3 +97,7 @@ class ServerShards:
     """16 random bytes of its process; empty in versions before 0.2."""
     version: str
     """Its version; empty in versions before 0.2."""
+
+
+def _lost(message: replay_pb2.LostRows) -> LostRows:
+    return LostRows(message.table, tuple(message.table_uids), message.size, message.inserted)

@@ -126,6 +126,18 @@ class WaitStats:
 
 
 @dataclass(frozen=True)
+class ShardReport:
+    """What a client last heard of a shard of a table."""
+
+    inserted: int
+    """Rows ever inserted into it."""
+    size: int
+    """Its live rows."""
+    total_mass: float
+    """Mass of its rows; 0 if unknown."""
+
+
+@dataclass(frozen=True)
 class TableStats:
     """Statistics of one table. "Ever": since the table was created; "since the start": since the server started."""
 
@@ -142,7 +154,7 @@ class TableStats:
     stale: int
     """Stale keys in updates, since the start."""
     lost: int
-    """Rows ever lost to power losses."""
+    """Rows ever lost to power losses and, with several servers, with the shards of lost servers."""
     unsynced: int
     """Rows inserted since the last sync point, which could be lost in a power loss; 0 without checksums."""
     failed_syncs: int
@@ -188,6 +200,10 @@ class TableStats:
     masses and bars of the table are sums over them, and its quantiles are estimates. Otherwise empty."""
     shards_away: tuple[int, ...] = ()
     """Ids of the shards whose servers are away; nothing of them is in the other figures."""
+    mass_away: float = 0.0
+    """Mass of the rows of these shards when clients last heard of them."""
+    reports: Mapping[int, ShardReport] = field(default_factory=dict)
+    """What clients last heard of other shards of this table, by id, when they found their servers away."""
 
     @property
     def staleness(self) -> float:
@@ -230,6 +246,8 @@ class TableStats:
             steps=mirrored(StepStats, message.steps) if message.HasField("steps") else None,
             shards={},
             shards_away=(),
+            mass_away=0.0,
+            reports={report.shard_id: mirrored(ShardReport, report) for report in message.reports},
         )
 
 

@@ -792,12 +792,17 @@ class TableConfig(google.protobuf.message.Message):
     SEED_FIELD_NUMBER: builtins.int
     RATE_LIMITER_FIELD_NUMBER: builtins.int
     STEPS_FIELD_NUMBER: builtins.int
+    WHOLE_CAPACITY_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Unique within the server. 1 to 128 letters, digits, '_', '-' and '.', starting with a letter or a digit."""
     capacity: builtins.int
     """Maximum number of rows: 1 to 2^40, or to 2,000,000,000 with the backend "rank"."""
     seed: builtins.int
     """If set, two tables with the same seed draw the same rows after the same operations in the same order."""
+    whole_capacity: builtins.int
+    """Capacity of the whole table of which this is a shard, as its creator gave it; 0: not a shard. If two configs have
+    the same one, their capacities may differ: a table is divided by the number of servers at the time.
+    """
     @property
     def columns(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Column]:
         """At least one; their order is the order of the columns in `rows`."""
@@ -826,9 +831,10 @@ class TableConfig(google.protobuf.message.Message):
         seed: builtins.int | None = ...,
         rate_limiter: global___RateLimiter | None = ...,
         steps: global___Steps | None = ...,
+        whole_capacity: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_seed", b"_seed", "backend", b"backend", "rate_limiter", b"rate_limiter", "seed", b"seed", "steps", b"steps"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_seed", b"_seed", "backend", b"backend", "capacity", b"capacity", "columns", b"columns", "name", b"name", "rate_limiter", b"rate_limiter", "seed", b"seed", "steps", b"steps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_seed", b"_seed", "backend", b"backend", "capacity", b"capacity", "columns", b"columns", "name", b"name", "rate_limiter", b"rate_limiter", "seed", b"seed", "steps", b"steps", "whole_capacity", b"whole_capacity"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_seed", b"_seed"]) -> typing.Literal["seed"] | None: ...
 
 global___TableConfig = TableConfig
@@ -1996,6 +2002,7 @@ class Shard(google.protobuf.message.Message):
     ID_FIELD_NUMBER: builtins.int
     ADDRESS_FIELD_NUMBER: builtins.int
     STATE_FIELD_NUMBER: builtins.int
+    LOST_ROWS_FIELD_NUMBER: builtins.int
     id: builtins.int
     """Identifies the server with its current tables: 0 to 32767. The key of a row in a distributed table is
     `id << 48 | key`, with its key in this server's table.
@@ -2004,16 +2011,53 @@ class Shard(google.protobuf.message.Message):
     """Where clients reach it, such as "host:50051"."""
     state: global___ShardState.ValueType
     """Whether it gets new rows, and is drawn from."""
+    @property
+    def lost_rows(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___LostRows]:
+        """For a lost shard: the rows that it had, as far as clients knew."""
+
     def __init__(
         self,
         *,
         id: builtins.int = ...,
         address: builtins.str = ...,
         state: global___ShardState.ValueType = ...,
+        lost_rows: collections.abc.Iterable[global___LostRows] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "id", b"id", "state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "id", b"id", "lost_rows", b"lost_rows", "state", b"state"]) -> None: ...
 
 global___Shard = Shard
+
+@typing.final
+class LostRows(google.protobuf.message.Message):
+    """The rows of a table that were lost with a shard."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TABLE_FIELD_NUMBER: builtins.int
+    TABLE_UIDS_FIELD_NUMBER: builtins.int
+    SIZE_FIELD_NUMBER: builtins.int
+    INSERTED_FIELD_NUMBER: builtins.int
+    table: builtins.str
+    """Name of the table."""
+    size: builtins.int
+    """Rows that the shard had."""
+    inserted: builtins.int
+    """Rows ever inserted into the shard."""
+    @property
+    def table_uids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
+        """Uids of its other shards' tables at that time: a later table of that name has others."""
+
+    def __init__(
+        self,
+        *,
+        table: builtins.str = ...,
+        table_uids: collections.abc.Iterable[builtins.bytes] | None = ...,
+        size: builtins.int = ...,
+        inserted: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["inserted", b"inserted", "size", b"size", "table", b"table", "table_uids", b"table_uids"]) -> None: ...
+
+global___LostRows = LostRows
 
 @typing.final
 class ShardMap(google.protobuf.message.Message):
@@ -2170,6 +2214,77 @@ class TableState(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["difference", b"difference", "drawable", b"drawable", "inserted", b"inserted", "largest_priority", b"largest_priority", "shards_version", b"shards_version", "size", b"size", "smallest_probability", b"smallest_probability", "total_mass", b"total_mass"]) -> None: ...
 
 global___TableState = TableState
+
+@typing.final
+class ShardReport(google.protobuf.message.Message):
+    """What a client last heard of a shard of a table."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SHARD_ID_FIELD_NUMBER: builtins.int
+    INSERTED_FIELD_NUMBER: builtins.int
+    SIZE_FIELD_NUMBER: builtins.int
+    TOTAL_MASS_FIELD_NUMBER: builtins.int
+    shard_id: builtins.int
+    """The shard's id in the shard map."""
+    inserted: builtins.int
+    """Rows ever inserted. Of several reports, the one with the most counts."""
+    size: builtins.int
+    """Live rows at that time."""
+    total_mass: builtins.float
+    """Mass of the rows that could be drawn at that time; 0 if unknown."""
+    def __init__(
+        self,
+        *,
+        shard_id: builtins.int = ...,
+        inserted: builtins.int = ...,
+        size: builtins.int = ...,
+        total_mass: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["inserted", b"inserted", "shard_id", b"shard_id", "size", b"size", "total_mass", b"total_mass"]) -> None: ...
+
+global___ShardReport = ShardReport
+
+@typing.final
+class ReportShardRequest(google.protobuf.message.Message):
+    """See ReportShard."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TABLE_FIELD_NUMBER: builtins.int
+    TABLE_UID_FIELD_NUMBER: builtins.int
+    REPORT_FIELD_NUMBER: builtins.int
+    table: builtins.str
+    """Name of the table."""
+    table_uid: builtins.bytes
+    """Uid of this server's table."""
+    @property
+    def report(self) -> global___ShardReport:
+        """About another shard of the table."""
+
+    def __init__(
+        self,
+        *,
+        table: builtins.str = ...,
+        table_uid: builtins.bytes = ...,
+        report: global___ShardReport | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["report", b"report"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["report", b"report", "table", b"table", "table_uid", b"table_uid"]) -> None: ...
+
+global___ReportShardRequest = ReportShardRequest
+
+@typing.final
+class ReportShardResponse(google.protobuf.message.Message):
+    """The report has been kept."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___ReportShardResponse = ReportShardResponse
 
 @typing.final
 class StatsRequest(google.protobuf.message.Message):
@@ -2339,6 +2454,7 @@ class TableStats(google.protobuf.message.Message):
     FAILED_SYNCS_FIELD_NUMBER: builtins.int
     STEPS_FIELD_NUMBER: builtins.int
     WAITS_FIELD_NUMBER: builtins.int
+    REPORTS_FIELD_NUMBER: builtins.int
     bytes: builtins.int
     """Bytes reserved for the table's rows, priorities and records."""
     evicted: builtins.int
@@ -2413,6 +2529,10 @@ class TableStats(google.protobuf.message.Message):
     def waits(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WaitStats]:
         """What `waiting` calls wait for: at most one entry for draws, and one for inserts."""
 
+    @property
+    def reports(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ShardReport]:
+        """What clients last heard of other shards of the table, when they found their servers away; since the start."""
+
     def __init__(
         self,
         *,
@@ -2443,9 +2563,10 @@ class TableStats(google.protobuf.message.Message):
         failed_syncs: builtins.int = ...,
         steps: global___StepStats | None = ...,
         waits: collections.abc.Iterable[global___WaitStats] | None = ...,
+        reports: collections.abc.Iterable[global___ShardReport] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["rate_limiter", b"rate_limiter", "rates", b"rates", "steps", b"steps", "table", b"table"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ages_s", b"ages_s", "batches", b"batches", "batches_ahead", b"batches_ahead", "bytes", b"bytes", "evicted", b"evicted", "failed_syncs", b"failed_syncs", "largest_priority", b"largest_priority", "lost", b"lost", "overtaken", b"overtaken", "priorities", b"priorities", "rate_limiter", b"rate_limiter", "rates", b"rates", "repeated_inserts", b"repeated_inserts", "sampled", b"sampled", "sampled_same_host", b"sampled_same_host", "smallest_priority", b"smallest_priority", "stale", b"stale", "steps", b"steps", "table", b"table", "times_sampled", b"times_sampled", "total_mass", b"total_mass", "unsynced", b"unsynced", "updated", b"updated", "waited", b"waited", "waiting", b"waiting", "waiting_inserts", b"waiting_inserts", "waits", b"waits"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ages_s", b"ages_s", "batches", b"batches", "batches_ahead", b"batches_ahead", "bytes", b"bytes", "evicted", b"evicted", "failed_syncs", b"failed_syncs", "largest_priority", b"largest_priority", "lost", b"lost", "overtaken", b"overtaken", "priorities", b"priorities", "rate_limiter", b"rate_limiter", "rates", b"rates", "repeated_inserts", b"repeated_inserts", "reports", b"reports", "sampled", b"sampled", "sampled_same_host", b"sampled_same_host", "smallest_priority", b"smallest_priority", "stale", b"stale", "steps", b"steps", "table", b"table", "times_sampled", b"times_sampled", "total_mass", b"total_mass", "unsynced", b"unsynced", "updated", b"updated", "waited", b"waited", "waiting", b"waiting", "waiting_inserts", b"waiting_inserts", "waits", b"waits"]) -> None: ...
 
 global___TableStats = TableStats
 

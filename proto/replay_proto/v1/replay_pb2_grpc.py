@@ -120,6 +120,11 @@ class ReplayServiceStub(object):
                 request_serializer=replay__proto_dot_v1_dot_replay__pb2.SetShardsRequest.SerializeToString,
                 response_deserializer=replay__proto_dot_v1_dot_replay__pb2.SetShardsResponse.FromString,
                 _registered_method=True)
+        self.ReportShard = channel.unary_unary(
+                '/replay.v1.ReplayService/ReportShard',
+                request_serializer=replay__proto_dot_v1_dot_replay__pb2.ReportShardRequest.SerializeToString,
+                response_deserializer=replay__proto_dot_v1_dot_replay__pb2.ReportShardResponse.FromString,
+                _registered_method=True)
         self.Inspect = channel.unary_unary(
                 '/replay.v1.ReplayService/Inspect',
                 request_serializer=replay__proto_dot_v1_dot_replay__pb2.InspectRequest.SerializeToString,
@@ -278,6 +283,14 @@ class ReplayServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReportShard(self, request, context):
+        """Tells the server what a client last heard of another shard of a table, whose server is away. Stats has it.
+        Right: any.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Inspect(self, request, context):
         """Returns the distribution of a table's rows: priorities and probabilities by rank, ages, numbers of draws, and the
         rows with the largest priorities. Inspections run one at a time, concurrently with writes: the result reflects a
@@ -375,6 +388,11 @@ def add_ReplayServiceServicer_to_server(servicer, server):
                     servicer.SetShards,
                     request_deserializer=replay__proto_dot_v1_dot_replay__pb2.SetShardsRequest.FromString,
                     response_serializer=replay__proto_dot_v1_dot_replay__pb2.SetShardsResponse.SerializeToString,
+            ),
+            'ReportShard': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportShard,
+                    request_deserializer=replay__proto_dot_v1_dot_replay__pb2.ReportShardRequest.FromString,
+                    response_serializer=replay__proto_dot_v1_dot_replay__pb2.ReportShardResponse.SerializeToString,
             ),
             'Inspect': grpc.unary_unary_rpc_method_handler(
                     servicer.Inspect,
@@ -842,6 +860,33 @@ class ReplayService(object):
             '/replay.v1.ReplayService/SetShards',
             replay__proto_dot_v1_dot_replay__pb2.SetShardsRequest.SerializeToString,
             replay__proto_dot_v1_dot_replay__pb2.SetShardsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportShard(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/replay.v1.ReplayService/ReportShard',
+            replay__proto_dot_v1_dot_replay__pb2.ReportShardRequest.SerializeToString,
+            replay__proto_dot_v1_dot_replay__pb2.ReportShardResponse.FromString,
             options,
             channel_credentials,
             insecure,

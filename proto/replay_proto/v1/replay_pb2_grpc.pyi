@@ -188,6 +188,14 @@ class ReplayServiceStub:
     Right: admin on all tables.
     """
 
+    ReportShard: grpc.UnaryUnaryMultiCallable[
+        replay_proto.v1.replay_pb2.ReportShardRequest,
+        replay_proto.v1.replay_pb2.ReportShardResponse,
+    ]
+    """Tells the server what a client last heard of another shard of a table, whose server is away. Stats has it.
+    Right: any.
+    """
+
     Inspect: grpc.UnaryUnaryMultiCallable[
         replay_proto.v1.replay_pb2.InspectRequest,
         replay_proto.v1.replay_pb2.InspectResponse,
@@ -346,6 +354,14 @@ class ReplayServiceAsyncStub:
     Ids stay: every id of the old map must be in the new one, and those of lost and retired shards as they were.
     The caller then sends the same map to the other servers.
     Right: admin on all tables.
+    """
+
+    ReportShard: grpc.aio.UnaryUnaryMultiCallable[
+        replay_proto.v1.replay_pb2.ReportShardRequest,
+        replay_proto.v1.replay_pb2.ReportShardResponse,
+    ]
+    """Tells the server what a client last heard of another shard of a table, whose server is away. Stats has it.
+    Right: any.
     """
 
     Inspect: grpc.aio.UnaryUnaryMultiCallable[
@@ -540,6 +556,16 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
         Ids stay: every id of the old map must be in the new one, and those of lost and retired shards as they were.
         The caller then sends the same map to the other servers.
         Right: admin on all tables.
+        """
+
+    @abc.abstractmethod
+    def ReportShard(
+        self,
+        request: replay_proto.v1.replay_pb2.ReportShardRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[replay_proto.v1.replay_pb2.ReportShardResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.ReportShardResponse]]:
+        """Tells the server what a client last heard of another shard of a table, whose server is away. Stats has it.
+        Right: any.
         """
 
     @abc.abstractmethod

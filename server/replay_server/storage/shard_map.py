@@ -24,6 +24,7 @@ MOST_ID: Final = (1 << 15) - 1
 """Largest id of a shard: keys have 15 bits for it."""
 _MOST_SHARDS: Final = 1024
 _MOST_ADDRESS: Final = 256
+_MOST_TABLES: Final = 10_000
 _UID_BYTES: Final = 16
 _STATES: Final = {
     "active": replay_pb2.SHARD_STATE_ACTIVE,
@@ -35,6 +36,19 @@ _GONE: Final = ("lost", "retired")
 """States of shards whose ids are never used again."""
 
 
+class LostRows(NamedTuple):
+    """The rows of a table that were lost with a shard."""
+
+    table: str
+    """Name of the table."""
+    table_uids: tuple[str, ...]
+    """Uids of its other shards' tables at that time, in hexadecimal digits."""
+    size: int
+    """Rows that the shard had."""
+    inserted: int
+    """Rows ever inserted into the shard."""
+
+
 class Shard(NamedTuple):
     """One server of a service."""
 
@@ -44,6 +58,8 @@ class Shard(NamedTuple):
     """Where clients reach it."""
     state: str
     """"active", "draining", "lost" or "retired"."""
+    lost_rows: tuple[LostRows, ...] = ()
+    """For a lost shard: the rows that it had, as far as clients knew."""
 
 
 class ShardMap(NamedTuple):
@@ -64,12 +80,23 @@ class ShardMap(NamedTuple):
             FieldError: names the invalid field.
         """
         names = {state: name for name, state in _STATES.items()}
-        shards = tuple(Shard(each.id, each.address, names.get(each.state, "")) for each in message.shards)
+        shards = tuple(
+            Shard(each.id, each.address, names.get(each.state, ""), tuple(map(_lost_from_proto, each.lost_rows)))
+            for each in message.shards
+        )
         return cls(message.uid, message.version, shards)._checked()
 
     def to_proto(self) -> replay_pb2.ShardMap:
         """Convert to the protobuf message."""
-        shards = [replay_pb2.Shard(id=each.id, address=each.address, state=_STATES[each.state]) for each in self.shards]
+        shards = [
+            replay_pb2.Shard(
+                id=each.id,
+                address=each.address,
+                state=_STATES[each.state],
+                lost_rows=map(_lost_to_proto, each.lost_rows),
+            )
+            for each in self.shards
+        ]
         return replay_pb2.ShardMap(uid=self.uid, version=self.version, shards=shards)
 
     def check_follows(self, old: ShardMap) -> None:
@@ -105,6 +132,8 @@ class ShardMap(NamedTuple):
                 raise FieldError(f"{field}.id", "more than the id before it", str(shard.id))
             if not 1 <= len(shard.address) <= _MOST_ADDRESS:
                 raise FieldError(f"{field}.address", f"1 to {_MOST_ADDRESS} characters", repr(shard.address))
+            if len(shard.lost_rows) > _MOST_TABLES:
+                raise FieldError(f"{field}.lost_rows", f"at most {_MOST_TABLES} tables", str(len(shard.lost_rows)))
             if shard.state not in _STATES:
                 raise FieldError(f"{field}.state", "active, draining, lost or retired", "another state")
         in_use = [shard.address for shard in self.shards if shard.state not in _GONE]
@@ -152,10 +181,29 @@ class ShardMapFile:
 
 
 def _to_json(shard_map: ShardMap) -> dict[str, Any]:
-    shards = [shard._asdict() for shard in shard_map.shards]
+    shards = [
+        {**shard._asdict(), "lost_rows": [lost._asdict() for lost in shard.lost_rows]} for shard in shard_map.shards
+    ]
     return {"uid": shard_map.uid.hex(), "version": shard_map.version, "shards": shards}
 
 
 def _from_json(stored: dict[str, Any]) -> ShardMap:
-    shards = tuple(Shard(**shard) for shard in stored["shards"])
+    shards = tuple(
+        Shard(**{**shard, "lost_rows": tuple(_lost_from_json(lost) for lost in shard.get("lost_rows", ()))})
+        for shard in stored["shards"]
+    )
     return ShardMap(bytes.fromhex(stored["uid"]), stored["version"], shards)._checked()
+
+
+def _lost_from_json(stored: dict[str, Any]) -> LostRows:
+    return LostRows(**{**stored, "table_uids": tuple(stored["table_uids"])})
+
+
+def _lost_from_proto(message: replay_pb2.LostRows) -> LostRows:
+    uids = tuple(uid.hex() for uid in message.table_uids)
+    return LostRows(message.table, uids, message.size, message.inserted)
+
+
+def _lost_to_proto(lost: LostRows) -> replay_pb2.LostRows:
+    uids = [bytes.fromhex(uid) for uid in lost.table_uids]
+    return replay_pb2.LostRows(table=lost.table, table_uids=uids, size=lost.size, inserted=lost.inserted)

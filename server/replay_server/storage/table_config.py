@@ -76,6 +76,8 @@ class TableConfig:
     """Name of the token that created the table; empty: none. Not visible to callers."""
     steps: Steps | None = None
     """What the table draws and derives, if it is a table of steps; None: not a table of steps."""
+    whole_capacity: int = 0
+    """Capacity of the whole table of which this is a shard, as its creator gave it; 0: not a shard."""
 
     def __post_init__(self) -> None:
         """Check every field and fill in the backend's defaults.
@@ -94,6 +96,8 @@ class TableConfig:
         largest = BACKENDS[self.index_backend].most_rows
         if not 1 <= self.capacity <= largest:
             raise FieldError("capacity", f"1 to {largest} rows with the backend {self.backend}", str(self.capacity))
+        if self.whole_capacity < 0:
+            raise FieldError("whole_capacity", "at least 0", str(self.whole_capacity))
         if self.seed is not None and not 0 <= self.seed <= _MAX_SEED:
             raise FieldError("seed", f"0 to {_MAX_SEED}", str(self.seed))
         if self.rate_limit is not None:
@@ -199,7 +203,8 @@ class TableConfig:
 
     def _by_field(self) -> dict[str, str]:
         return {
-            "capacity": str(self.capacity),
+            # A shard's part depends on the number of servers when it was created.
+            "capacity": f"{self.whole_capacity} over several servers" if self.whole_capacity else str(self.capacity),
             "backend": self.backend,
             **{f"columns.{name}": str(column) for name, column in self.schema.items()},
             **self._steps_by_field(),
@@ -223,6 +228,7 @@ class TableConfig:
             backend=replay_pb2.Backend(name=self.backend, parameters=self.parameters),
             seed=self.seed,
             rate_limiter=None if self.rate_limit is None else self.rate_limit.to_proto(),
+            whole_capacity=self.whole_capacity,
         )
 
     @classmethod
@@ -242,6 +248,7 @@ class TableConfig:
             parameters=config.backend.parameters,
             seed=config.seed if config.HasField("seed") else None,
             rate_limit=RateLimit.from_proto(config.rate_limiter) if config.HasField("rate_limiter") else None,
+            whole_capacity=config.whole_capacity,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -257,6 +264,7 @@ class TableConfig:
             "rate_limit": None if self.rate_limit is None else _finite_only(asdict(self.rate_limit)),
             "owner": self.owner,
             **({} if self.steps is None else {"steps": self.steps.to_json()}),
+            **({"whole_capacity": self.whole_capacity} if self.whole_capacity else {}),
         }
 
     @classmethod

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,6 +75,17 @@ def memory_bytes(config: TableConfig) -> int:
     return index_bytes(config.index_backend, config.slots) + (COUNT_BYTES + links) * config.slots
 
 
+class ShardReport(NamedTuple):
+    """What a client last heard of another shard of a distributed table."""
+
+    inserted: int
+    """Rows ever inserted."""
+    size: int
+    """Live rows."""
+    total_mass: float
+    """Mass of its rows; 0 if unknown."""
+
+
 class Table:
     """A ring of rows that are drawn by priority."""
 
@@ -106,6 +118,8 @@ class Table:
         """Number of resets since the server started."""
         self.others_largest_priority = 0.0
         """Largest priority in the other shards of a distributed table, as of a learner's last request."""
+        self.reports: dict[int, ShardReport] = {}
+        """What clients last heard of other shards, by id, when they found their servers away."""
 
     @property
     def name(self) -> str:

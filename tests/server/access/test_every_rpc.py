@@ -64,6 +64,7 @@ ListCheckpoints             401    401    401      403    403    403    403     
 VerifyCheckpoint            401    401    401      403    403    403    403     403    404     cut
 GetShards                   401    401    401      ok     ok     ok     ok      ok     ok      cut
 SetShards                   401    401    401      403    403    403    403     403    409     cut
+ReportShard                 401    401    401      ok     ok     ok     ok      403    ok      cut
 Inspect                     401    401    401      ok     403    403    ok      403    403     cut
 LearnerService.Join         401    401    401      403    ok     403    ok      403    403     cut
 LearnerService.Report       401    401    401      403    ok     403    ok      403    403     cut
@@ -151,6 +152,7 @@ def request_of(call: str, target: Target) -> Message:
             ),
             expected_version=7,
         ),
+        "ReportShard": lambda: replay_pb2.ReportShardRequest(table=name, table_uid=uid),
         "Inspect": lambda: replay_pb2.InspectRequest(table=name),
         "LearnerService.Join": lambda: learner_pb2.JoinRequest(name="test"),
         "LearnerService.Report": lambda: learner_pb2.ReportRequest(

@@ -24,7 +24,8 @@ from replay_client.errors import (
     ServerUnavailableError,
     ShardsChangedError,
 )
-from replay_client.results.shards import ServerShards, Shard, ShardMap, ShardState
+from replay_client.results.shards import LostRows, ServerShards, Shard, ShardMap, ShardState
+from replay_client.sync.shards.losses import rows_lost_with
 
 _UID_BYTES: Final = 16
 _ASK_S: Final = 2.0
@@ -158,7 +159,12 @@ class Fleet:
             raise InvalidArgumentError.of_field("shard", expected, str(shard_id))
         if state in ("lost", "retired") and len(by_id) == 1:
             raise InvalidArgumentError.of_field("shard", "not the only one; add another server first", str(shard_id))
-        shards = tuple(replace(each, state=state) if each.id == shard_id else each for each in current.shards)
+        lost: tuple[LostRows, ...] = ()
+        if state == "lost":
+            lost = rows_lost_with(shard_id, {each.id: self.link(each.address) for each in current.in_use})
+        shards = tuple(
+            replace(each, state=state, lost_rows=lost) if each.id == shard_id else each for each in current.shards
+        )
         changed = replace(current, version=current.version + 1, shards=shards)
         self.change(changed)
         return changed

@@ -28,6 +28,7 @@ def create_sharded(
     of_shard = replay_pb2.TableConfig()
     of_shard.CopyFrom(config)
     of_shard.capacity = -(-config.capacity // len(shards.in_use))
+    of_shard.whole_capacity = config.capacity
     members = []
     created = []
     for shard in shards.in_use:
@@ -35,6 +36,7 @@ def create_sharded(
         description, is_new = fleet.link(shard.address).connection.run(operation)
         members.append(member_of(fleet, shard, description))
         created.append(is_new)
+        of_shard.capacity = description.capacity  # a server that was added later gets as much as the others
     check_alike(members)
     return ShardedTable(Roster(fleet, config.name, members, shards), created=all(created))
 

@@ -17,9 +17,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from replay_client._transport.server_link import ServerLink
+from replay_client._operations import server as operations
 from replay_client.errors import ReplayError
 from replay_client.results.shards import ShardMap
+from replay_client.results.stats import ShardReport
 from replay_client.sync.shards.fleet import Fleet
 from replay_client.sync.shards.member import Member
 from replay_client.sync.shards.members import opened
@@ -30,6 +31,7 @@ AWAY_LOOK_S: Final = 0.5
 """Seconds between looks for a newer map while a server is away."""
 _HEARD_S: Final = 0.02
 _RETRY_S: Final = 0.5
+_REPORT_S: Final = 2.0
 
 
 class Roster:
@@ -50,9 +52,19 @@ class Roster:
         return Roster, (self._fleet, self._name, self.members, self._map)
 
     @property
-    def links(self) -> dict[int, ServerLink]:
-        """The links to the servers of all shards, also of those that could not be opened."""
-        return {shard.id: self._fleet.link(shard.address) for shard in self._map.in_use}
+    def shards(self) -> ShardMap:
+        """The newest map so far."""
+        return self._map
+
+    @property
+    def fleet(self) -> Fleet:
+        """The servers."""
+        return self._fleet
+
+    def report(self, shard_id: int, report: ShardReport) -> None:
+        """Tell the other servers what was last heard of a shard that is away, in a thread: Stats counts its rows."""
+        others = [member for member in self.members if member.id != shard_id]
+        threading.Thread(target=_send, args=(others, shard_id, report), name="replay-report", daemon=True).start()
 
     @property
     def _is_incomplete(self) -> bool:
@@ -98,3 +110,13 @@ class Roster:
             log.info("table %r now has %s", self._name, ", ".join(map(str, members)))
             self.members = members
         self._map = shards
+
+
+def _send(others: Sequence[Member], shard_id: int, report: ShardReport) -> None:
+    for member in others:
+        table = member.table
+        call = operations.report_shard(table.name, table.uid, shard_id, report, timeout_s=_REPORT_S)
+        try:
+            member.link.connection.run(call)
+        except ReplayError as error:  # such as a server that is away, too
+            log.debug("%s gets no report of shard %d: %s", member, shard_id, error)

@@ -2,58 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
 from replay_client._operations import server as operations
 from replay_client._shards.merged_description import merged_description
 from replay_client._shards.merged_stats import merged_stats, merged_table_stats
-from replay_client._transport.call import Operation
 from replay_client._transport.server_link import ServerLink
-from replay_client.errors import DeadlineExceededError, ServerUnavailableError, TableNotFoundError
+from replay_client.errors import TableNotFoundError
 from replay_client.results.description import TableDescription
 from replay_client.results.shards import Shard, ShardMap
 from replay_client.results.stats import Stats, TableStats
+from replay_client.sync.shards.asking import answers, ask_all
 from replay_client.sync.shards.fleet import Fleet
-
-T = TypeVar("T")
 
 _ASK_S: Final = 2.0
 """Time limit for each server: the others have most of the answer."""
-
-
-def answers(calls: Mapping[int, Callable[[], T]]) -> dict[int, T]:
-    """Call the servers of several shards at the same time; return the answers by shard, without servers that are away.
-
-    Raises:
-        ServerUnavailableError: no server is reachable.
-        ReplayError: a server refused its call.
-    """
-
-    def answer(call: Callable[[], T]) -> T | Exception:
-        try:
-            return call()
-        except (ServerUnavailableError, DeadlineExceededError) as error:
-            return error
-
-    with ThreadPoolExecutor(len(calls)) as pool:
-        found = dict(zip(calls, pool.map(answer, calls.values()), strict=True))
-    there = {shard_id: each for shard_id, each in found.items() if not isinstance(each, Exception)}
-    failures = [each for each in found.values() if isinstance(each, Exception)]
-    if not there:
-        raise failures[0]
-    return there
-
-
-def ask_all(links: Mapping[int, ServerLink], call: Callable[[], Operation[T]]) -> dict[int, T]:
-    """Make the same call to the server of each shard; see `answers`."""
-    return answers({shard_id: partial(_run, link, call) for shard_id, link in links.items()})
-
-
-def _run(link: ServerLink, call: Callable[[], Operation[T]]) -> T:
-    return link.connection.run(call())
 
 
 def links_of(fleet: Fleet, shards: ShardMap) -> dict[int, ServerLink]:
@@ -82,7 +46,7 @@ def stats_of_all(fleet: Fleet, shards: ShardMap) -> Stats:
         shards = newest
 
 
-def table_stats_of_all(links: Mapping[int, ServerLink], name: str) -> TableStats:
+def table_stats_of_all(fleet: Fleet, shards: ShardMap, name: str) -> TableStats:
     """Fetch the statistics of all shards of a table.
 
     Raises:
@@ -96,11 +60,12 @@ def table_stats_of_all(links: Mapping[int, ServerLink], name: str) -> TableStats
         except TableNotFoundError as error:  # a server that was added just now
             return error
 
+    links = links_of(fleet, shards)
     found = answers({shard_id: partial(of_shard, link) for shard_id, link in links.items()})
     there = {shard_id: each for shard_id, each in found.items() if isinstance(each, TableStats)}
     if not there:
         raise next(each for each in found.values() if isinstance(each, TableNotFoundError))
-    return merged_table_stats(there, [shard_id for shard_id in links if shard_id not in there])
+    return merged_table_stats(there, shards)
 
 
 def tables_of_all(fleet: Fleet, shards: ShardMap) -> list[TableDescription]:

@@ -26,6 +26,8 @@ from replay_proto.framing import Array
 from replay_client._rows.block import RowBlock
 from replay_client._writing.writing import WriterOptions
 from replay_client.errors import DeadlineExceededError, ReplayError, ServerUnavailableError
+from replay_client.results.description import TableDescription
+from replay_client.results.stats import ShardReport
 from replay_client.sync.shards.member import Member
 from replay_client.sync.shards.roster import AWAY_LOOK_S, Roster
 from replay_client.sync.writer import Writer
@@ -60,6 +62,8 @@ class ShardWriters:
         self._active: list[int] = []  # shards that get new rows
         self._orphans: list[RowBlock] = []  # rows of lost shards that have no shard yet
         self._retry_at = math.inf  # when to try again to open the writers that could not be opened
+        self._opened: dict[int, TableDescription] = {}  # of each shard when the table was opened
+        self._reported: dict[int, int] = {}  # rows ever inserted into each shard that went away
         self._given_up = 0  # rows that lost shards have acknowledged
         self._guard = threading.RLock()
         self._adapt()
@@ -106,8 +110,11 @@ class ShardWriters:
     def follow(self) -> None:
         """Use the shards of the newest map, as far as it is known; never waits for a server."""
         self._roster.heard(max((writer.shards_version for writer in self), default=0))
-        if self.away:
+        away = self.away
+        if away:
             self._roster.look(every_s=AWAY_LOOK_S)
+        for shard_id in away:
+            self._report(shard_id)
         if self.has_changed or self._orphans or time.monotonic() >= self._retry_at:
             self._adapt()
 
@@ -183,11 +190,23 @@ class ShardWriters:
     def _open(self, member: Member) -> None:
         try:
             self._by_id[member.id] = member.table.writer_with(self._options)
+            self._opened[member.id] = member.description
         except ServerUnavailableError as error:
             log.warning("%s gets no rows of this writer now: %s", member, error)
             self._retry_at = time.monotonic() + _RETRY_S
 
+    def _report(self, shard_id: int) -> None:
+        """Tell the other servers how many rows a shard had when it last acknowledged any, unless they know."""
+        inserted = self._by_id[shard_id].inserted
+        if not self._opened[shard_id].inserted <= inserted or self._reported.get(shard_id) == inserted:
+            return
+        self._reported[shard_id] = inserted
+        before = self._opened[shard_id]
+        size = min(before.capacity, before.size + inserted - before.inserted)
+        self._roster.report(shard_id, ShardReport(inserted, size, 0.0))
+
     def _give_up(self, shard_id: int) -> None:
+        self._report(shard_id)
         writer = self._by_id.pop(shard_id)
         blocks = writer.give_up()
         self._given_up += writer.acknowledged

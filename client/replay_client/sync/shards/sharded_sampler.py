@@ -35,6 +35,7 @@ from replay_client.errors import (
     TableNotFoundError,
     TableReplacedError,
 )
+from replay_client.results.stats import ShardReport
 from replay_client.sync.sampler import Sampler
 from replay_client.sync.shards.away import AwayShard
 from replay_client.sync.shards.member import Member
@@ -359,6 +360,7 @@ class ShardedSampler(Sampler):
             self._counted[1] += len(away.held()[0]) + away.dropped
             away.end(is_waited_for=False)
         if stream is not None:
+            self._report(shard_id, stream)
             self._counted[0] += stream.updated
             self._counted[1] += stream.stale + len(stream.unacknowledged_updates()[0])
             stream.cancel()
@@ -372,6 +374,7 @@ class ShardedSampler(Sampler):
         away = self._away[shard_id] = AwayShard(self._members[shard_id], is_replaced=is_replaced)
         stream = self._streams.pop(shard_id, None)
         if stream is not None:
+            self._report(shard_id, stream)
             away.hold(*stream.unacknowledged_updates())
             self._counted[0] += stream.updated
             self._counted[1] += stream.stale
@@ -380,6 +383,12 @@ class ShardedSampler(Sampler):
             raise error
         for step in list(self._steps):
             self._redraw(step, shard_id)
+
+    def _report(self, shard_id: int, stream: ShardStream) -> None:
+        """Tell the other servers what the last reply of a shard said, if there was any."""
+        state = stream.state
+        if state.inserted:
+            self._roster.report(shard_id, ShardReport(state.inserted, state.size, state.total_mass))
 
     def _redraw(self, step: Step, shard_id: int) -> None:
         """Draw a step's rows of a shard in the others."""

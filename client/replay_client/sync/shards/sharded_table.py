@@ -35,11 +35,12 @@ from replay_client.results.transfers import Loaded
 from replay_client.sync.row_loader import RowLoader
 from replay_client.sync.row_reader import RowOrder, RowReader
 from replay_client.sync.sampler import Sampler
+from replay_client.sync.shards.asking import answers
 from replay_client.sync.shards.member import Member
 from replay_client.sync.shards.ranked_sampler import RankedSampler
 from replay_client.sync.shards.ranked_stream import RankedStream
 from replay_client.sync.shards.roster import Roster
-from replay_client.sync.shards.service import answers, table_stats_of_all
+from replay_client.sync.shards.service import table_stats_of_all
 from replay_client.sync.shards.shard_stream import ShardStream
 from replay_client.sync.shards.sharded_loader import ShardedLoader, keys_refused
 from replay_client.sync.shards.sharded_sampler import AWAY_AFTER_S, ShardedSampler
@@ -270,7 +271,7 @@ class ShardedTable(Table):
             TableNotFoundError: the table was dropped.
             ServerUnavailableError: no server is reachable. Shards whose servers are away are left out and named.
         """
-        return table_stats_of_all(self._roster.links, self.name)
+        return table_stats_of_all(self._roster.fleet, self._roster.shards, self.name)
 
     def inspect(self, *, largest: int = 10) -> Inspection:
         """Fetch the distribution of the rows; see `Table.inspect`. Shards whose servers are away are left out.
@@ -280,7 +281,7 @@ class ShardedTable(Table):
         members = {member.id: member for member in self._members}
         looks = {id: partial(member.table.inspect, largest=largest) for id, member in members.items()}
         found = answers(looks)
-        away = [shard_id for shard_id in self._roster.links if shard_id not in found]
+        away = [shard.id for shard in self._roster.shards.in_use if shard.id not in found]
         return merged_inspection(found, largest, away)
 
     def reset(self) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from typing import Final
 
+from replay_proto.errors import FieldError
 from replay_proto.framing import Framed
 from replay_proto.v1 import replay_pb2
 
@@ -12,7 +14,8 @@ from replay_server import __version__, errors
 from replay_server.catalog import Catalog
 from replay_server.rpc.call import Call
 from replay_server.rpc.handlers import fields
-from replay_server.storage.shard_map import ShardMap
+from replay_server.storage.shard_map import MOST_ID, ShardMap
+from replay_server.table.table import ShardReport
 
 _UID_BYTES: Final = 16
 
@@ -21,6 +24,7 @@ class ShardHandlers:
     """Handlers of RPCs on the shard map."""
 
     def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
         self._kept = catalog.shards
         self._server_uid = secrets.token_bytes(_UID_BYTES)
 
@@ -41,3 +45,19 @@ class ShardHandlers:
             new.check_follows(current)
         self._kept.replace(new)
         return replay_pb2.SetShardsResponse().SerializeToString()
+
+    async def report(self, request: Framed[replay_pb2.ReportShardRequest], _call: Call) -> bytes:
+        """Keep what a client last heard of another shard; of several reports, the one with the most inserts."""
+        table = self._catalog.find(request.head.table, fields.table_uid(request.head.table_uid))
+        given = request.head.report
+        if not 0 <= given.shard_id <= MOST_ID:
+            raise FieldError("report.shard_id", f"0 to {MOST_ID}", str(given.shard_id))
+        if not 0 <= given.size <= given.inserted:
+            raise FieldError("report.size", f"0 to {given.inserted}, the rows ever inserted", str(given.size))
+        if not 0.0 <= given.total_mass < math.inf:
+            raise FieldError("report.total_mass", "finite and not negative", str(given.total_mass))
+        before = table.reports.get(given.shard_id)
+        if before is None or given.inserted >= before.inserted:
+            mass = given.total_mass or (before.total_mass if before is not None else 0.0)
+            table.reports[given.shard_id] = ShardReport(given.inserted, given.size, mass)
+        return replay_pb2.ReportShardResponse().SerializeToString()

@@ -103,6 +103,10 @@ class StatsHandler:
                 replay_pb2.TimesSampled(at_least=at_least, at_most=at_most, rows=rows)
                 for at_least, at_most, rows in figures.times_sampled
             ],
+            reports=[
+                replay_pb2.ShardReport(shard_id=shard_id, **report._asdict())
+                for shard_id, report in table.reports.items()
+            ],
         )
 
     def _priority_quantiles(self, table: Table) -> list[replay_pb2.Quantile]:

@@ -1,0 +1,47 @@
+"""Counts the rows of a server that is given up, as far as the server itself or clients of the others know."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Final
+
+from replay_client._operations import server as operations
+from replay_client._shards.merged_stats import newest_reports
+from replay_client._transport.server_link import ServerLink
+from replay_client.errors import ServerUnavailableError
+from replay_client.results.shards import LostRows
+from replay_client.results.stats import ShardReport, TableStats
+from replay_client.sync.shards.asking import ask_all
+
+log = logging.getLogger(__name__)
+
+_ASK_S: Final = 2.0
+
+
+def rows_lost_with(shard_id: int, links: Mapping[int, ServerLink]) -> tuple[LostRows, ...]:
+    """Return the rows of each table in a shard that is about to be given up, and log their number.
+
+    Args:
+        shard_id: the shard.
+        links: links to all servers in use, by shard.
+    """
+    try:
+        found = ask_all(links, lambda: operations.stats(timeout_s=_ASK_S))
+    except ServerUnavailableError:
+        return ()
+    own = found.pop(shard_id, None)
+    others: dict[str, list[TableStats]] = {}
+    for stats in found.values():
+        for name, table in stats.tables.items():
+            others.setdefault(name, []).append(table)
+    lost = []
+    for name, parts in sorted(others.items()):
+        last = newest_reports(parts).get(shard_id)
+        if own is not None and own.shards is not None and name in own.tables:  # it still answers
+            last = ShardReport(own.tables[name].inserted, own.tables[name].size, 0.0)
+        if last is not None:
+            uids = tuple(part.table.uid for part in parts)
+            lost.append(LostRows(name, uids, last.size, last.inserted))
+            log.warning("table %r lost %d rows with shard %d", name, last.size, shard_id)
+    return tuple(lost)

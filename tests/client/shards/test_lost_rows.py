@@ -1,0 +1,91 @@
+"""Rows that are lost with a server are counted, and masses that are away; a table keeps its capacity as it grows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from replay_client import ReplayClient, Table, TableExistsError
+
+from tests.client.shards.conftest import COLUMNS, away, shards_of
+from tests.client.shards.test_sharded_draws import rows
+from tests.support.server_process import ServerProcess
+
+Reach = Callable[..., ReplayClient]
+
+
+def make(client: ReplayClient, capacity: int = 3000) -> Table:
+    return client.create_table("t", columns=COLUMNS, capacity=capacity, if_exists="open")
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    """Wait for something that other threads do."""
+    deadline = time.monotonic() + 20.0
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_rows_of_a_lost_server_are_counted_to_the_row(servers: list[ServerProcess], reach: Reach) -> None:
+    client = reach(servers)
+    table = make(client)
+    with table.writer() as writer:
+        for number in range(1500):
+            writer.append(number=number, obs=np.zeros(3))
+        writer.flush()
+        acknowledged = shards_of(table)[1].size
+        servers[1].kill()
+        appended = 1500
+        while not table.stats().reports:  # a writer notices when it has rows for the server
+            writer.append(number=0, obs=np.zeros(3))
+            appended += 1
+        assert table.stats().reports[1].size == acknowledged
+        assert reach(servers[2:]).mark_shard(1, state="lost").shards[1].lost_rows[0].size == acknowledged
+        writer.flush()
+    whole = reach(servers[:1]).table("t").stats()
+    assert whole.lost == acknowledged
+    assert whole.size + whole.lost == appended
+    assert whole.shards_away == ()
+    table.drop()
+    assert make(client).stats().lost == 0  # another table
+
+
+def test_learners_report_the_mass_of_a_server_that_is_away(servers: list[ServerProcess], reach: Reach) -> None:
+    table = make(reach(servers))
+    for shard in shards_of(table).values():
+        shard.insert(rows(np.arange(100)), priorities=np.full(100, 2.0))
+    with table.sampler(64, beta=0.4) as sampler:
+        mass = shards_of(table)[2].stats().total_mass
+        next(sampler)
+        servers[2].kill()
+        while not away(sampler):
+            next(sampler)
+        until(lambda: 2 in table.stats().reports)
+        stats = table.stats()
+        assert stats.shards_away == (2,)
+        assert stats.mass_away == pytest.approx(mass)
+        assert (stats.size, stats.lost) == (200, 0)
+
+
+def test_a_server_that_still_answers_says_what_it_had(servers: list[ServerProcess], reach: Reach) -> None:
+    client = reach(servers)
+    shards_of(make(client))[0].insert(rows(np.arange(70)))
+    client.mark_shard(0, state="lost")
+    assert client.table("t").stats().lost == 70
+
+
+def test_a_table_is_opened_with_its_capacity_after_a_server_was_added(
+    servers: list[ServerProcess], reach: Reach
+) -> None:
+    client = reach(servers[:2])
+    first = make(client)
+    client.set_shards([server.address for server in servers])
+    again = make(reach(servers[2:]))
+    assert again.uid == first.uid
+    assert [shard.capacity for shard in shards_of(again).values()] == [1500] * 3
+    with pytest.raises(TableExistsError, match="3000 over several servers"):
+        make(client, capacity=4000)
+    opened = client.table("t").describe().create_arguments()["capacity"]
+    assert opened == 3000
