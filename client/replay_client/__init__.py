@@ -15,6 +15,7 @@ asyncio.
 from replay_proto.schema import Column, Schema
 from replay_proto.steps import Derived, Discount, Mask, Next, Return, Sequences, Stack, Steps, Transitions
 
+from replay_client._learning.mixed import MixedKeys
 from replay_client._writing.writer_stream import WriterStream
 from replay_client.batch import Batch, MixedBatch, Rows, UpdateResult
 from replay_client.draws import DrawMode, WeightNorm
@@ -65,7 +66,7 @@ from replay_client.results.stats import (
 from replay_client.security import Tls
 from replay_client.sequences import sequence_priorities
 from replay_client.sync.client import ReplayClient
-from replay_client.sync.mixed_sampler import MixedKeys, MixedSampler
+from replay_client.sync.mixed_sampler import MixedSampler
 from replay_client.sync.row_loader import RowLoader
 from replay_client.sync.row_reader import RowReader
 from replay_client.sync.sampler import Sampler

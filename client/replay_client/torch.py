@@ -33,16 +33,10 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from replay_client._learning.tensors import Device, MixedTensorBatch, TensorBatch, to_torch
 from replay_client.draws import DrawMode, Prefetch, WeightNorm, beta_for, checked_beta
 from replay_client.sync.table import Table
-from replay_client.sync.tensors import (
-    Device,
-    MixedTensorBatch,
-    MixedTensorSampler,
-    TensorBatch,
-    TensorSampler,
-    to_torch,
-)
+from replay_client.sync.tensors import MixedTensorSampler, TensorSampler
 
 __all__ = [
     "Device",

@@ -28,12 +28,12 @@ from replay_proto.schema import SEPARATOR
 from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
 
 from replay_client._first_rows import check_same_columns, columns_of
+from replay_client._learning.tensors import Device, to_torch
 from replay_client.batch import UpdateResult
 from replay_client.errors import InvalidArgumentError, TableNotFoundError
 from replay_client.results.stats import TableStats
 from replay_client.sync.client import ReplayClient
 from replay_client.sync.table import Table
-from replay_client.sync.tensors import Device, to_torch
 
 __all__ = ["ServiceReplayBuffer"]
 

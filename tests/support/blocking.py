@@ -15,8 +15,18 @@ from collections.abc import Callable
 from typing import Any
 
 from replay_client import TableNotFoundError, aio
+from replay_client.aio.tensors import TensorSampler
 
-_WRAPPED = (aio.ReplayClient, aio.Table, aio.Sampler, aio.Writer, aio.WriterStream, aio.RowReader)
+_WRAPPED = (
+    aio.ReplayClient,
+    aio.Table,
+    aio.Sampler,
+    aio.MixedSampler,
+    TensorSampler,
+    aio.Writer,
+    aio.WriterStream,
+    aio.RowReader,
+)
 
 
 class EventLoop:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+import numpy as np
+from numpy.typing import NDArray
 from replay_proto.v1 import replay_pb2
 
 from replay_client._learning.answers import BatchReader
 from replay_client._learning.learning import Learning
+from replay_client._rows.checks import checked_keys
+from replay_client._rows.columns import BatchOrKeys
 from replay_client._transport.connection import ConnectionBase
 from replay_client._transport.time_limits import time_limit
 from replay_client.draws import Prefetch
@@ -16,6 +20,8 @@ from replay_client.results.description import TableDescription
 
 class SamplerHandle:
     """The properties of a sampler."""
+
+    _connection: ConnectionBase
 
     def __init__(
         self,
@@ -75,6 +81,18 @@ class SamplerHandle:
     def stale(self) -> int:
         """Number of stale keys so far, according to the server's replies."""
         return self._learning.stale
+
+    def keys_of(self, batch_or_keys: BatchOrKeys) -> NDArray[np.int64]:
+        """Check and copy the keys of a batch, int64[n].
+
+        Raises:
+            InvalidArgumentError: they have another dtype or shape.
+        """
+        return checked_keys(batch_or_keys).copy()
+
+    def deadline(self, timeout_s: float | None) -> float:
+        """Convert the time limit of a `flush` to a deadline on the clock `time.monotonic`."""
+        return self._connection.deadline("timeout_s", timeout_s)
 
     def __repr__(self) -> str:
         draw = f"batch_size={self._learning.draw.batch_size}, beta={self.beta}"

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from multiprocessing.context import get_spawning_popen
-from typing import Any
+from typing import Any, Self, TypeVar
 
 from replay_client._transport.connection import Connection, LinkOptions
 from replay_client._transport.data_path import DataPath
@@ -22,16 +22,46 @@ from replay_client.errors import UnauthenticatedError
 from replay_client.results.description import TableDescription
 from replay_client.security import TOKEN_VARIABLE, token_from_environment, token_metadata
 
+L = TypeVar("L", bound="LinkBase")
 
-class ServerLink:
-    """See the module. Thread-safe."""
+
+class LinkBase:
+    """What the links of all clients have in common: how they are pickled and copied."""
 
     def __init__(self, options: LinkOptions, token: str | None = None, *, lacks_token: bool = False) -> None:
         """Do not connect yet. ``lacks_token``: the original link had a token, which this process does not have."""
         self.options = options
-        self._authorization = dict(token_metadata(token)).get("authorization", "")
         self._token = token
         self._lacks_token = lacks_token
+
+    def check_token(self) -> None:
+        """Check that the link has the token of the original one.
+
+        Raises:
+            UnauthenticatedError: the link came from another process and had a token.
+        """
+        if self._lacks_token:
+            raise UnauthenticatedError(
+                f"this client was created with a token, which is not pickled: set {TOKEN_VARIABLE} in this process"
+            )
+
+    def __reduce__(self) -> tuple[Callable[..., Self], tuple[object, ...]]:
+        if get_spawning_popen() is not None:
+            return partial(type(self), lacks_token=self._lacks_token), (self.options, self._token)
+        return partial(_arrived, type(self)), (self.options, self._lacks_token or self._token is not None)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Copy the link with its token, because the copy stays in this process."""
+        return type(self)(self.options, self._token, lacks_token=self._lacks_token)
+
+
+class ServerLink(LinkBase):
+    """See the module. Thread-safe."""
+
+    def __init__(self, options: LinkOptions, token: str | None = None, *, lacks_token: bool = False) -> None:
+        """See `LinkBase`."""
+        super().__init__(options, token, lacks_token=lacks_token)
+        self._authorization = dict(token_metadata(token)).get("authorization", "")
         self._connection: Connection | None = None
         self._opening = threading.Lock()
         self._calls: weakref.WeakSet[LocalCalls] = weakref.WeakSet()
@@ -68,23 +98,11 @@ class ServerLink:
                 calls.close()
         connection.close()
 
-    def __reduce__(self) -> tuple[Callable[..., ServerLink], tuple[object, ...]]:
-        if get_spawning_popen() is not None:
-            return partial(ServerLink, lacks_token=self._lacks_token), (self.options, self._token)
-        return _arrived, (self.options, self._lacks_token or self._token is not None)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> ServerLink:
-        """Copy the link with its token, because the copy stays in this process."""
-        return ServerLink(self.options, self._token, lacks_token=self._lacks_token)
-
     def _opened(self) -> Connection:
-        if self._lacks_token:
-            raise UnauthenticatedError(
-                f"this client was created with a token, which is not pickled: set {TOKEN_VARIABLE} in this process"
-            )
+        self.check_token()
         return Connection(self.options, self._token)
 
 
-def _arrived(options: LinkOptions, has_token: bool) -> ServerLink:
+def _arrived(kind: Callable[..., L], options: LinkOptions, has_token: bool) -> L:
     token = token_from_environment() if has_token else None
-    return ServerLink(options, token, lacks_token=has_token and token is None)
+    return kind(options, token, lacks_token=has_token and token is None)

@@ -8,7 +8,7 @@
                 await sampler.update_priorities(batch, await learn(batch))
 
 Names, options, results, errors and time limits are those of `replay_client`. A client belongs to the event loop on
-which it was first used, and cannot be pickled.
+which it was first used. A pickled or copied client or table belongs to the loop that uses it first.
 
 Any call may be cancelled. A canceled call has had its effect either once or not at all, and the objects stay usable: a
 canceled `insert` may have been applied, a canceled `append` has not appended its row, and a batch that arrives for a
@@ -16,9 +16,10 @@ canceled `async for` is returned by the next one.
 """
 
 from replay_client.aio.client import ReplayClient
+from replay_client.aio.mixed_sampler import MixedSampler
 from replay_client.aio.row_reader import RowReader
 from replay_client.aio.sampler import Sampler
 from replay_client.aio.table import Table
 from replay_client.aio.writer import Writer, WriterStream
 
-__all__ = ["ReplayClient", "RowReader", "Sampler", "Table", "Writer", "WriterStream"]
+__all__ = ["MixedSampler", "ReplayClient", "RowReader", "Sampler", "Table", "Writer", "WriterStream"]

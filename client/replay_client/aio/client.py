@@ -8,19 +8,25 @@ async with aio.ReplayClient("localhost:50051") as client:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Final, NoReturn, TypeVar
+import copy
+import os
+from collections.abc import AsyncIterator, Awaitable, Collection, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, overload
 
 from replay_proto.schema import Column
 from replay_proto.steps import Derived, Item
 
 from replay_client._operations import server as operations
+from replay_client._operations.mixing import Mixture, checked_sizes
 from replay_client._operations.server import IfExists
 from replay_client._transport.attempts import FIRST_CONTACT_S
 from replay_client._transport.call import Operation
 from replay_client._transport.connection import LinkOptions
-from replay_client.aio._connection import Connection
+from replay_client.aio._link import LoopLink
+from replay_client.aio.mixed_sampler import MixedSampler
 from replay_client.aio.table import Table
+from replay_client.draws import DrawMode, Prefetch, WeightNorm
 from replay_client.errors import InvalidArgumentError, ShardsChangedError
 from replay_client.results.checkpoints import Checkpoint
 from replay_client.results.description import TableDescription
@@ -28,6 +34,10 @@ from replay_client.results.shards import ShardMap
 from replay_client.results.stats import Stats
 from replay_client.security import Tls
 from replay_client.sync.client import DEFAULT_TIMEOUT_S
+
+if TYPE_CHECKING:
+    from replay_client._learning.tensors import Device
+    from replay_client.aio.tensors import MixedTensorSampler
 
 T = TypeVar("T")
 
@@ -54,21 +64,19 @@ class ReplayClient:
         """
         if isinstance(address, str) and "," in address:
             raise InvalidArgumentError.of_field("address", _ONE_SERVER, address)
-        self._options = LinkOptions.checked(
+        options = LinkOptions.checked(
             address, timeout_s=timeout_s, wait_for_server_s=wait_for_server_s, tls=tls, same_host=same_host
         )
-        self._connection = Connection(self._options, token)
+        self._link = LoopLink(options, token)
+        self._link.connection  # noqa: B018 - reads and validates TLS files
 
     @property
     def address(self) -> str:
         """The server's address, as given."""
-        return self._options.address
+        return self._link.options.address
 
     def __repr__(self) -> str:
         return f"<aio.ReplayClient of {self.address}>"
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a client of an event loop cannot be pickled or copied; create a client there")
 
     async def create_table(
         self,
@@ -103,13 +111,104 @@ class ReplayClient:
         except ShardsChangedError:
             await self._check_alone(name)
             raise
-        return Table(self._connection, self._options, description, created=created)
+        return Table(self._link, description, created=created)
 
     async def table(self, name: str) -> Table:
         """Open an existing table; see `replay_client.ReplayClient.table`."""
         description, shards = await self._run(operations.open_table(name))
         _check_is_all(shards, name)
-        return Table(self._connection, self._options, description)
+        return Table(self._link, description)
+
+    async def load_parquet(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        name: str | None = None,
+        priorities: bool = True,
+        keys: bool = False,
+        timeout_s: float | None = None,
+        progress: bool = False,
+        **config: Any,
+    ) -> Table:
+        """Create a table from a Parquet file; see `replay_client.ReplayClient.load_parquet`.
+
+        A thread reads the file and inserts the rows. If the call is canceled, the table may remain, with some of them.
+        """
+        await self._check_alone()
+        client = self._link.blocking_client()
+        load = partial(client.load_parquet, path, name=name, priorities=priorities, keys=keys)
+        loaded = await self._link.in_thread(
+            client, lambda: load(timeout_s=timeout_s, progress=progress, **config).describe()
+        )
+        return Table(self._link, loaded, created=True)
+
+    @overload
+    async def sampler(
+        self,
+        batch_sizes: Mapping[str, int],
+        *,
+        beta: float | None = ...,
+        weight_norm: WeightNorm = ...,
+        draw_mode: DrawMode = ...,
+        prefetch: Prefetch = ...,
+        timeout_s: float | None = ...,
+        reconnect_timeout_s: float | None = ...,
+        columns: Collection[str] | None = ...,
+        device: None = ...,
+    ) -> MixedSampler: ...
+
+    @overload
+    async def sampler(
+        self,
+        batch_sizes: Mapping[str, int],
+        *,
+        beta: float | None = ...,
+        weight_norm: WeightNorm = ...,
+        draw_mode: DrawMode = ...,
+        prefetch: Prefetch = ...,
+        timeout_s: float | None = ...,
+        reconnect_timeout_s: float | None = ...,
+        columns: Collection[str] | None = ...,
+        device: Device,
+    ) -> MixedTensorSampler: ...
+
+    async def sampler(
+        self,
+        batch_sizes: Mapping[str, int],
+        *,
+        beta: float | None = None,
+        weight_norm: WeightNorm = "batch",
+        draw_mode: DrawMode = "stratified",
+        prefetch: Prefetch = "auto",
+        timeout_s: float | None = 0.0,
+        reconnect_timeout_s: float | None = 60.0,
+        columns: Collection[str] | None = None,
+        device: Device | None = None,
+    ) -> MixedSampler | MixedTensorSampler:
+        """Open tables and create a sampler of them; see `replay_client.ReplayClient.sampler`."""
+        sizes = checked_sizes(batch_sizes)
+        tables = {name: await self.table(name) for name in sizes}
+        mixture = Mixture(tables, sizes, columns)
+        parts = {
+            name: table.part_sampler(
+                mixture.names,
+                blank=mixture.blank(name),
+                batch_size=sizes[name],
+                beta=beta,
+                weight_norm=weight_norm,
+                draw_mode=draw_mode,
+                prefetch=prefetch,
+                timeout_s=timeout_s,
+                reconnect_timeout_s=reconnect_timeout_s,
+            )
+            for name, table in tables.items()
+        }
+        sampler = MixedSampler(parts, mixture.buffers, weight_norm=weight_norm, queues=mixture.queues)
+        if device is None:
+            return sampler
+        from replay_client.aio.tensors import MixedTensorSampler  # torch is optional
+
+        return MixedTensorSampler(sampler, device)
 
     async def tables(self) -> list[TableDescription]:
         """List the descriptions of all tables, sorted by name."""
@@ -153,7 +252,7 @@ class ReplayClient:
 
     async def close(self) -> None:
         """Close the connection. Close writers and samplers first."""
-        await self._connection.close()
+        await self._link.connection.close()
 
     async def __aenter__(self) -> ReplayClient:
         return self
@@ -161,13 +260,31 @@ class ReplayClient:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    def __getitem__(self, name: str) -> Awaitable[Table]:
+        """Open an existing table, like `table`: ``await client["cartpole"]``."""
+        return self.table(name)
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        """Iterate over the names of all tables, sorted."""
+        for table in await self.tables():
+            yield table.name
+
+    def __contains__(self, name: object) -> NoReturn:
+        raise TypeError("`in` cannot wait for the server; use `async for name in client`")
+
+    def __iter__(self) -> NoReturn:
+        raise TypeError("use `async for name in client`")
+
+    def __copy__(self) -> ReplayClient:
+        return copy.deepcopy(self)  # with a separate connection: closing one leaves the other open
+
     async def _check_alone(self, name: str = "") -> None:
         """Ask the server for other servers; raise like `_check_is_all`."""
-        server = await self._run(operations.get_shards(timeout_s=self._connection.timeout_s))
+        server = await self._run(operations.get_shards(timeout_s=self._link.connection.timeout_s))
         _check_is_all(server.map, name)
 
     async def _run(self, operation: Operation[T]) -> T:
-        return await self._connection.run(operation)
+        return await self._link.connection.run(operation)
 
 
 def _check_is_all(shards: ShardMap | None, name: str = "") -> None:

@@ -31,6 +31,8 @@ from replay_client.results.description import TableDescription
 class Sampler(SamplerHandle):
     """An endless iterator over batches; see `replay_client.Sampler`. For use in one task at a time."""
 
+    _connection: Connection
+
     def __init__(
         self,
         connection: Connection,
@@ -65,10 +67,7 @@ class Sampler(SamplerHandle):
         Raises:
             ReplayError: as for `replay_client.Sampler`.
         """
-        self._check_usable()
-        await self._connection.reach()
-        self._learning.ask()
-        self._stream.send_pending()
+        await self.request()
         batches, began_s = self._learning.batches, time.perf_counter()
         while not batches:
             await self._receive(None)
@@ -79,6 +78,13 @@ class Sampler(SamplerHandle):
         batches.popleft()
         return batch
 
+    async def request(self) -> None:
+        """Send updates and a request for another batch; see `replay_client.Sampler.request`."""
+        self._check_usable()
+        await self._connection.reach()
+        self._learning.ask()
+        self._stream.send_pending()
+
     async def update_priorities(self, batch_or_keys: BatchOrKeys, priorities: ArrayLike) -> None:
         """Update priorities, with the request for the next batch; see `replay_client.Sampler.update_priorities`."""
         self._check_usable()
@@ -88,7 +94,7 @@ class Sampler(SamplerHandle):
     async def flush(self, *, timeout_s: float | None = None) -> None:
         """Wait until all updates are acknowledged; see `replay_client.Sampler.flush`."""
         self._check_usable()
-        deadline = self._connection.deadline("timeout_s", timeout_s)
+        deadline = self.deadline(timeout_s)
         self._learning.send_updates()
         self._stream.send_pending()
         while self._learning.unacknowledged:

@@ -8,22 +8,23 @@ result = await table.update_priorities(batch, td_errors)
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import os
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from replay_client._learning.answers import Blank
 from replay_client._operations.server import describe, drop_table, reset_table, stats
 from replay_client._operations.table import TableHandle
 from replay_client._rows.choosing import chosen_columns
 from replay_client._rows.columns import BatchOrKeys
-from replay_client._transport.connection import LinkOptions
-from replay_client._transport.data_path import DataPath
 from replay_client._writing.writing import MAX_BLOCKS_IN_FLIGHT, WriterOptions
 from replay_client.aio._connection import Connection
 from replay_client.aio._frames import LocalStreams
+from replay_client.aio._link import LoopLink
 from replay_client.aio.row_reader import RowReader
 from replay_client.aio.sampler import Sampler
 from replay_client.aio.writer import Writer
@@ -32,23 +33,31 @@ from replay_client.draws import DrawMode, Prefetch, WeightNorm
 from replay_client.results.description import TableDescription
 from replay_client.results.inspection import Inspection
 from replay_client.results.stats import TableStats
+from replay_client.results.transfers import Exported, Loaded
 from replay_client.sync.row_reader import RowOrder, RowPlan
+from replay_client.sync.table import Table as SyncTable
+
+if TYPE_CHECKING:
+    import pyarrow
+
+    from replay_client._learning.tensors import Device
+    from replay_client.aio.tensors import TensorSampler
+
+T = TypeVar("T")
 
 
 class Table(TableHandle):
     """See `replay_client.Table`."""
 
-    def __init__(
-        self, connection: Connection, options: LinkOptions, description: TableDescription, *, created: bool = False
-    ) -> None:
+    def __init__(self, link: LoopLink, description: TableDescription, *, created: bool = False) -> None:
         """Created by `ReplayClient`."""
-        path = DataPath.on_same_host(description, connection.authorization) if options.same_host else DataPath()
-        super().__init__(description, options, path.rows, created=created)
-        self._connection = connection
+        path = link.data_path(description)
+        super().__init__(description, link.options, path.rows, created=created)
+        self._link = link
         self._local = None if path.calls is None else LocalStreams(path.calls.address)
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a table of an event loop cannot be pickled or copied; open it there")
+    def __reduce__(self) -> tuple[Callable[..., Table], tuple[object, ...]]:
+        return partial(Table, created=self.created), (self._link, self._description)
 
     async def size(self) -> int:
         """Return the number of live rows; see `replay_client.Table.size`."""
@@ -95,6 +104,47 @@ class Table(TableHandle):
         description = await self._connection.run(self._operations.describe())
         return RowReader(read, RowPlan(description, chunk=chunk, order=order))
 
+    async def to_arrow(
+        self, *, order: RowOrder = "key", progress: bool = False, columns: Collection[str] | None = None
+    ) -> pyarrow.Table:
+        """Read all rows that are live now into an Arrow table; see `replay_client.Table.to_arrow`."""
+        return await self._in_thread(lambda table: table.to_arrow(order=order, progress=progress, columns=columns))
+
+    async def to_parquet(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        order: RowOrder = "key",
+        progress: bool = False,
+        columns: Collection[str] | None = None,
+    ) -> Exported:
+        """Write all rows that are live now to a Parquet file; see `replay_client.Table.to_parquet`.
+
+        A thread reads and writes the rows. A canceled export leaves an existing file as it was.
+        """
+        return await self._in_thread(
+            lambda table: table.to_parquet(path, order=order, progress=progress, columns=columns)
+        )
+
+    async def load_parquet(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        priorities: bool = True,
+        keys: bool = False,
+        timeout_s: float | None = None,
+        progress: bool = False,
+    ) -> Loaded:
+        """Insert the rows of a Parquet file exactly once; see `replay_client.Table.load_parquet`.
+
+        A thread reads the file and inserts the rows. A canceled import may have inserted some of them.
+        """
+        return await self._in_thread(
+            lambda table: table.load_parquet(
+                path, priorities=priorities, keys=keys, timeout_s=timeout_s, progress=progress
+            )
+        )
+
     def writer(
         self,
         *,
@@ -114,6 +164,36 @@ class Table(TableHandle):
         )
         return Writer(self._connection, self._description, options, self._local)
 
+    @overload
+    def sampler(
+        self,
+        batch_size: int,
+        *,
+        beta: float | None = ...,
+        weight_norm: WeightNorm = ...,
+        draw_mode: DrawMode = ...,
+        prefetch: Prefetch = ...,
+        timeout_s: float | None = ...,
+        reconnect_timeout_s: float | None = ...,
+        columns: Collection[str] | None = ...,
+        device: None = ...,
+    ) -> Sampler: ...
+
+    @overload
+    def sampler(
+        self,
+        batch_size: int,
+        *,
+        beta: float | None = ...,
+        weight_norm: WeightNorm = ...,
+        draw_mode: DrawMode = ...,
+        prefetch: Prefetch = ...,
+        timeout_s: float | None = ...,
+        reconnect_timeout_s: float | None = ...,
+        columns: Collection[str] | None = ...,
+        device: Device,
+    ) -> TensorSampler: ...
+
     def sampler(
         self,
         batch_size: int,
@@ -125,16 +205,45 @@ class Table(TableHandle):
         timeout_s: float | None = 0.0,
         reconnect_timeout_s: float | None = 60.0,
         columns: Collection[str] | None = None,
+        device: Device | None = None,
+    ) -> Sampler | TensorSampler:
+        """Create a sampler for learners; see `replay_client.Table.sampler`."""
+        sampler = self.part_sampler(
+            self._operations.chosen(columns),
+            blank=None,
+            prefetch=prefetch,
+            reconnect_timeout_s=reconnect_timeout_s,
+            batch_size=batch_size,
+            beta=beta,
+            weight_norm=weight_norm,
+            draw_mode=draw_mode,
+            timeout_s=timeout_s,
+        )
+        if device is None:
+            return sampler
+        from replay_client.aio.tensors import TensorSampler  # torch is optional
+
+        return TensorSampler(sampler, device)
+
+    def part_sampler(
+        self,
+        names: tuple[str, ...] | None,
+        *,
+        blank: Blank | None,
+        prefetch: Prefetch,
+        reconnect_timeout_s: float | None,
+        **draw: Any,
     ) -> Sampler:
-        """Create a sampler for learners; see `replay_client.Table.sampler`. Its batches are NumPy arrays."""
-        reader = self._operations.batch_reader(self._operations.chosen(columns))
+        """Create a sampler for a part of each mixed batch; see `replay_client.Table.part_sampler`."""
         operations = self._operations
+        replacing = operations.batch_reader(names)
+        reader = replacing if blank is None else operations.batch_reader(names, blank)
         return Sampler(
             self._connection,
             self._description,
-            operations.draw(batch_size, beta, weight_norm, draw_mode, timeout_s, reader),
+            operations.draw(**draw, reader=reader),
             reader,
-            lambda draw: self._connection.run(operations.sample_again(draw, reader)),
+            lambda draw: self._connection.run(operations.sample_again(draw, replacing)),
             local=self._local,
             prefetch=prefetch,
             reconnect_timeout_s=reconnect_timeout_s,
@@ -159,3 +268,12 @@ class Table(TableHandle):
     async def drop(self) -> None:
         """Drop the table; see `replay_client.Table.drop`."""
         await self._connection.run(drop_table(self.name, self.uid))
+
+    @property
+    def _connection(self) -> Connection:
+        return self._link.connection
+
+    async def _in_thread(self, work: Callable[[SyncTable], T]) -> T:
+        """Run work with a table for threads."""
+        link = self._link.blocking()
+        return await self._link.in_thread(link, partial(work, SyncTable(link, self._description)))

@@ -25,6 +25,7 @@ from replay_proto.steps import Derived, Item
 
 from replay_client._extras import check_extra
 from replay_client._operations import server as operations
+from replay_client._operations.mixing import Mixture, checked_sizes
 from replay_client._operations.server import IfExists
 from replay_client._transport.address import checked_address
 from replay_client._transport.attempts import FIRST_CONTACT_S
@@ -40,7 +41,6 @@ from replay_client.results.shards import ShardMap, ShardState
 from replay_client.results.stats import Stats
 from replay_client.security import Tls
 from replay_client.sync.mixed_sampler import MixedSampler
-from replay_client.sync.mixing import checked_sizes, mixed_sampler
 from replay_client.sync.row_loader import check_room
 from replay_client.sync.shards.fleet import Fleet
 from replay_client.sync.shards.members import create_missing
@@ -51,7 +51,8 @@ from replay_client.sync.shards.sharded_loader import keys_refused
 from replay_client.sync.table import Table
 
 if TYPE_CHECKING:
-    from replay_client.sync.tensors import Device, MixedTensorSampler
+    from replay_client._learning.tensors import Device
+    from replay_client.sync.tensors import MixedTensorSampler
 
 T = TypeVar("T")
 
@@ -309,17 +310,23 @@ class ReplayClient:
                 differ.
         """
         sizes = checked_sizes(batch_sizes)
-        sampler = mixed_sampler(
-            {name: self.table(name) for name in sizes},
-            sizes,
-            beta=beta,
-            weight_norm=weight_norm,
-            draw_mode=draw_mode,
-            prefetch=prefetch,
-            timeout_s=timeout_s,
-            reconnect_timeout_s=reconnect_timeout_s,
-            columns=columns,
-        )
+        tables = {name: self.table(name) for name in sizes}
+        mixture = Mixture(tables, sizes, columns)
+        parts = {
+            name: table.part_sampler(
+                mixture.names,
+                blank=mixture.blank(name),
+                batch_size=sizes[name],
+                beta=beta,
+                weight_norm=weight_norm,
+                draw_mode=draw_mode,
+                prefetch=prefetch,
+                timeout_s=timeout_s,
+                reconnect_timeout_s=reconnect_timeout_s,
+            )
+            for name, table in tables.items()
+        }
+        sampler = MixedSampler(parts, mixture.buffers, weight_norm=weight_norm, queues=mixture.queues)
         if device is None:
             return sampler
         from replay_client.sync.tensors import MixedTensorSampler  # torch is optional

@@ -23,14 +23,12 @@ import math
 import time
 from collections.abc import Callable
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from replay_proto.v1 import replay_pb2
 
 from replay_client._learning.answers import BatchReader
 from replay_client._learning.handle import SamplerHandle
 from replay_client._learning.learning import Exchange
-from replay_client._rows.checks import checked_keys
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._transport.answered_stream import AnsweredStream
 from replay_client._transport.connection import Connection
@@ -43,6 +41,8 @@ from replay_client.results.description import TableDescription
 
 class Sampler(SamplerHandle):
     """An endless iterator over batches. For use in one thread."""
+
+    _connection: Connection
 
     def __init__(
         self,
@@ -120,18 +120,6 @@ class Sampler(SamplerHandle):
         self._learning.update(batch_or_keys, priorities)
         self._stream.send_pending()
 
-    def keys_of(self, batch_or_keys: BatchOrKeys) -> NDArray[np.int64]:
-        """Check and copy the keys of a batch, int64[n].
-
-        Raises:
-            InvalidArgumentError: they have another dtype or shape.
-        """
-        return checked_keys(batch_or_keys).copy()
-
-    def deadline(self, timeout_s: float | None) -> float:
-        """Convert the time limit of a `flush` to a deadline on the clock `time.monotonic`."""
-        return self._connection.deadline("timeout_s", timeout_s)
-
     def flush(self, *, timeout_s: float | None = None) -> None:
         """Wait until all updates are acknowledged. Batches that arrive meanwhile are kept.
 
@@ -144,7 +132,7 @@ class Sampler(SamplerHandle):
             ReplayError: as for `next()`.
         """
         self._check_usable()
-        deadline = self._connection.deadline("timeout_s", timeout_s)
+        deadline = self.deadline(timeout_s)
         self._learning.send_updates()
         self._stream.send_pending()
         while self.unacknowledged:

@@ -52,7 +52,8 @@ from replay_client.sync.writer import Writer
 if TYPE_CHECKING:
     import pyarrow
 
-    from replay_client.sync.tensors import Device, TensorSampler
+    from replay_client._learning.tensors import Device
+    from replay_client.sync.tensors import TensorSampler
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""Batches as tensors, and their copies to devices: the parts of `replay_client.torch` that tables need."""
+"""Samplers that prefetch batches to a device."""
 
 from __future__ import annotations
 
@@ -6,123 +6,23 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
-from typing import Any, Final, NoReturn, overload
+from typing import Any, Final, NoReturn
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from replay_client._rows.checks import as_array, checked_priorities
-from replay_client._rows.columns import BatchOrKeys, MixedRows
+from replay_client._learning.mixed import MixedKeys
+from replay_client._learning.tensors import Computed, Device, DeviceCopies, MixedTensorBatch, TensorBatch
+from replay_client._rows.columns import BatchOrKeys
 from replay_client._transport.time_limits import left_s
-from replay_client.batch import Batch, Drawn, MixedBatch
 from replay_client.draws import Prefetch
-from replay_client.errors import ClosedError, DeadlineExceededError, InvalidArgumentError
-from replay_client.sync.mixed_sampler import MixedKeys, MixedSampler
+from replay_client.errors import ClosedError, DeadlineExceededError
+from replay_client.sync.mixed_sampler import MixedSampler
 from replay_client.sync.sampler import Sampler
-
-Device = torch.device | str
-"""A device, or its name."""
 
 _AHEAD: Final = 1
 """Batches prefetched to the device. One is enough to hide the copy; more would delay updates further."""
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class TensorBatch(Drawn[torch.Tensor], MutableMapping[str, torch.Tensor]):
-    """A `Batch` as tensors on a device; the keys remain a NumPy array.
-
-    Columns can be replaced: ``tensors["obs"] = tensors["obs"].float() / 255``. A `torch.utils.data.DataLoader` converts
-    immutable mappings to dicts, which would lose keys and weights.
-    """
-
-    columns: dict[str, torch.Tensor]
-
-    def __setitem__(self, name: str, column: torch.Tensor) -> None:
-        """Set a column, ``[batch, *shape]``.
-
-        Raises:
-            InvalidArgumentError: it does not have a value per row.
-        """
-        if len(column) != self.batch_size:
-            expected = f"a tensor with {self.batch_size} rows; a DataLoader of batches needs batch_size=None"
-            raise InvalidArgumentError.of_field(name, expected, f"{list(column.shape)}")
-        self.columns[name] = column
-
-    def __delitem__(self, name: str) -> None:
-        del self.columns[name]
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class MixedTensorBatch(TensorBatch, MixedRows[torch.Tensor]):
-    """A `MixedBatch` as tensors on a device."""
-
-    tables: NDArray[np.int64]
-    """int64[batch]: number of each row's table, from 0, in the order of `parts`. Always a NumPy array."""
-    parts: Mapping[str, TensorBatch]
-    """The rows of each table by name, as views of this batch."""
-
-
-@overload
-def to_torch(batch: MixedBatch | MixedTensorBatch, device: Device = ...) -> MixedTensorBatch: ...
-
-
-@overload
-def to_torch(batch: Batch | TensorBatch, device: Device = ...) -> TensorBatch: ...
-
-
-def to_torch(batch: Batch | TensorBatch, device: Device = "cpu") -> TensorBatch:
-    """Copy a batch to a device.
-
-    Args:
-        batch: a batch of arrays, or of tensors.
-        device: the device.
-
-    Returns:
-        Tensors. On the CPU, they share the memory of the batch. On other devices, the copy may still be running in the
-        current stream.
-    """
-    target = torch.device(device)
-    moved: dict[str, Any] = {
-        "columns": {name: _on_device(column, target) for name, column in batch.columns.items()},
-        "probabilities": _on_device(batch.probabilities, target),
-        "weights": _on_device(batch.weights, target),
-    }
-    if not isinstance(batch, MixedBatch | MixedTensorBatch):
-        return TensorBatch(**{**vars(batch), **moved})
-    parts, start = {}, 0
-    for name, part in batch.parts.items():
-        rows = slice(start, start + part.batch_size)
-        views = {
-            "columns": {name: column[rows] for name, column in moved["columns"].items()},
-            "probabilities": moved["probabilities"][rows],
-            "weights": moved["weights"][rows],
-        }
-        parts[name] = TensorBatch(**{**vars(part), **views})
-        start = rows.stop
-    return MixedTensorBatch(**{**vars(batch), **moved, "parts": parts})
-
-
-def _on_device(values: NDArray[Any] | torch.Tensor, device: torch.device) -> torch.Tensor:
-    tensor = values if isinstance(values, torch.Tensor) else torch.from_numpy(np.require(values, requirements="W"))
-    if device.type == "mps" and tensor.dtype is torch.float64:
-        tensor = tensor.float()  # Apple's GPUs have no float64
-    if device.type == "cpu":
-        return tensor
-    if device.type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
-
-
-@dataclass(frozen=True, eq=False)
-class _Computed:
-    """Priorities on a device other than the CPU, which may still be computing them."""
-
-    values: torch.Tensor
-    done: torch.cuda.Event | None
-    """Signals that the values are ready; None: reading the values waits for the device."""
 
 
 class TensorSampler:
@@ -135,15 +35,13 @@ class TensorSampler:
 
     def __init__(self, sampler: Sampler | MixedSampler, device: Device) -> None:
         """Take ownership of a sampler; the first `next()` starts the thread."""
-        self.device = torch.device(device)
+        self._copies = DeviceCopies(device)
+        self.device = self._copies.device
         """Device of the batches."""
         self._sampler = sampler
-        self._stream: torch.cuda.Stream | None = None
-        if self.device.type == "cuda":
-            self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self._changed = threading.Condition()
         self._ready: deque[tuple[TensorBatch, torch.cuda.Event | None]] = deque()
-        self._updates: deque[tuple[Any, NDArray[np.float64] | _Computed]] = deque()
+        self._updates: deque[tuple[Any, NDArray[np.float64] | Computed]] = deque()
         self._moving = 0  # batches being copied to the device: 0 or 1
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
@@ -202,14 +100,9 @@ class TensorSampler:
             while not self._ready:
                 self._check()
                 self._changed.wait()
-            tensors, copied = self._ready.popleft()
+            made = self._ready.popleft()
             self._changed.notify_all()
-        if copied is not None:
-            current = torch.cuda.current_stream(self.device)
-            current.wait_event(copied)
-            for tensor in (*tensors.columns.values(), tensors.probabilities, tensors.weights):
-                tensor.record_stream(current)
-        return tensors
+        return self._copies.usable(*made)
 
     def update_priorities(self, batch_or_keys: BatchOrKeys | MixedKeys, priorities: ArrayLike) -> None:
         """Update priorities; see `Sampler.update_priorities`.
@@ -224,7 +117,7 @@ class TensorSampler:
             ReplayError: an earlier request was refused.
         """
         keys = self._sampler.keys_of(batch_or_keys)  # type: ignore[arg-type]  # it refuses those of the other kind
-        update = keys, self._taken(priorities, len(keys))
+        update = keys, self._copies.taken(priorities, len(keys))
         with self._changed:
             self._check()
             self._updates.append(update)
@@ -309,7 +202,7 @@ class TensorSampler:
                 self._hand_over()
                 batch = next(self._sampler)
                 self._moving = 1
-                made = self._to_device(batch)
+                made = self._copies.to_device(batch)
             except Exception as error:
                 with self._changed:
                     self._error, self._moving = error, 0
@@ -324,43 +217,15 @@ class TensorSampler:
         self._is_fetching = False
         self._changed.notify_all()
 
-    def _taken(self, priorities: ArrayLike, row_count: int) -> NDArray[np.float64] | _Computed:
-        """Copy and check priorities, unless a device may still be computing them."""
-        if not isinstance(priorities, torch.Tensor) or priorities.device.type == "cpu":
-            return checked_priorities(priorities, row_count).copy()
-        if self._stream is None or priorities.device != self._stream.device:
-            return _Computed(priorities.detach().clone(), None)
-        with torch.cuda.device(self._stream.device):
-            values = priorities.detach().clone()
-            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            done.record()
-        return _Computed(values, done)
-
     def _hand_over(self) -> None:
         while self._updates:
             keys, priorities = self._updates[0]
             try:
                 self._sampler.update_priorities(
-                    keys, self._fetched(priorities) if isinstance(priorities, _Computed) else priorities
+                    keys, self._copies.fetched(priorities) if isinstance(priorities, Computed) else priorities
                 )
             finally:
                 self._updates.popleft()  # not earlier: `close` must see each update here or in the sampler
-
-    def _fetched(self, priorities: _Computed) -> NDArray[Any]:
-        if self._stream is None or priorities.done is None:
-            return as_array(priorities.values)
-        self._stream.wait_event(priorities.done)
-        with torch.cuda.stream(self._stream):  # wait only for this stream
-            return as_array(priorities.values)
-
-    def _to_device(self, batch: Batch) -> tuple[TensorBatch, torch.cuda.Event | None]:
-        if self._stream is None:
-            return to_torch(batch, self.device), None
-        with torch.cuda.stream(self._stream):
-            tensors = to_torch(batch, self.device)
-            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            copied.record(self._stream)
-        return tensors, copied
 
 
 class MixedTensorSampler(TensorSampler):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import gc
 import inspect
 import pickle
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import pytest
@@ -29,17 +31,24 @@ INSERTS = 256
 TRIES = 5
 
 ABSENT = {
-    "ReplayClient": {"keep_alive", "load_parquet", "mark_shard", "sampler", "set_shards", "shards"},
-    "Table": {"loader", "load_parquet", "part_sampler", "to_arrow", "to_parquet"},
-    "Sampler": {"deadline", "keys_of", "request"},
-    "Writer": {"inserted", "is_failing", "writing"},
+    "ReplayClient": {"keep_alive", "mark_shard", "retire_shard", "set_shards", "shards"},
+    "Table": {"checked_description", "loader", "writer_with"},
+    "Writer": {
+        *("abort", "adopt", "append_checked", "give_up", "inserted"),
+        *("is_failing", "is_table_gone", "shards_version", "writing"),
+    },
 }
 """Public names that have no counterpart for asyncio."""
-OMITTED = {"device", "progress", "is_waited_for"}
-"""Arguments without a counterpart."""
+OMITTED = {
+    "rows": {"progress"},
+    "cancel": {"is_waited_for"},
+    "part_sampler": {"kind"},
+}
+"""Arguments without a counterpart, by method."""
+KINDS = ["ReplayClient", "Table", "Sampler", "MixedSampler", "Writer", "WriterStream", "RowReader"]
 
 
-@pytest.mark.parametrize("kind", ["ReplayClient", "Table", "Sampler", "Writer", "WriterStream", "RowReader"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_names_and_arguments_are_those_of_the_synchronous_client(kind: str) -> None:
     theirs, ours = getattr(replay_client, kind), getattr(aio, kind)
     public = {name for name in dir(theirs) if not name.startswith("_")} - ABSENT.get(kind, set())
@@ -50,7 +59,7 @@ def test_names_and_arguments_are_those_of_the_synchronous_client(kind: str) -> N
             expected = {
                 parameter.name: (parameter.kind, parameter.default)
                 for parameter in inspect.signature(method).parameters.values()
-                if parameter.name not in OMITTED
+                if parameter.name not in OMITTED.get(name, ())
             }
             given = inspect.signature(getattr(ours, name)).parameters.values()
             assert {each.name: (each.kind, each.default) for each in given} == expected, f"{kind}.{name}"
@@ -68,7 +77,17 @@ async def longest_tick_s(work: Callable[[], Awaitable[object]]) -> float:
     return longest
 
 
+@pytest.fixture
+def frozen() -> Iterator[None]:
+    """Exempts what was imported so far from garbage collections, which would stop the loop for tens of milliseconds."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.mark.timed
+@pytest.mark.usefixtures("frozen")
 def test_256_inserts_at_once_leave_the_loop_to_others(server: ServerProcess) -> None:
     async def main() -> None:
         async with aio.ReplayClient(server.address) as client:
@@ -79,13 +98,14 @@ def test_256_inserts_at_once_leave_the_loop_to_others(server: ServerProcess) -> 
                 for _ in range(TRIES)
             ]
             assert await table.size() == 1 + TRIES * INSERTS
-            assert min(ticks) <= LONGEST_TICK_S
+            assert median(ticks) <= LONGEST_TICK_S
             await table.drop()
 
     asyncio.run(main())
 
 
 @pytest.mark.timed
+@pytest.mark.usefixtures("frozen")
 def test_a_writer_that_never_waits_leaves_the_loop_to_others(server: ServerProcess) -> None:
     async def main() -> None:
         async with aio.ReplayClient(server.address) as client:
@@ -96,7 +116,7 @@ def test_a_writer_that_never_waits_leaves_the_loop_to_others(server: ServerProce
                     for number in range(5000):
                         await writer.append(**row(number))
 
-            assert min([await longest_tick_s(write) for _ in range(TRIES)]) <= LONGEST_TICK_S
+            assert median([await longest_tick_s(write) for _ in range(TRIES)]) <= LONGEST_TICK_S
             await table.drop()
 
     asyncio.run(main())
@@ -189,23 +209,69 @@ def test_tokens_and_tls(start_server: StartServer, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("same_host", [False, True])
-def test_a_client_belongs_to_one_loop_and_one_process(server: ServerProcess, same_host: bool) -> None:
+def test_a_client_belongs_to_one_loop(server: ServerProcess, same_host: bool) -> None:
     client = aio.ReplayClient(server.address, same_host=same_host)
     table = asyncio.run(client.create_table("one-loop", columns=COLUMNS, capacity=10))
     for call in (
         lambda: table.insert(rows([1])),
         table.size,
+        lambda: table.to_arrow(),
         lambda: table.writer().append(**row(1)),
         lambda: anext(table.sampler(1, beta=0.4)),
     ):
         with pytest.raises(RuntimeError, match="another event loop"):
             asyncio.run(call())
-    for each in (client, table, table.writer(), table.sampler(1, beta=0.4)):
+    for each in (table.writer(), table.sampler(1, beta=0.4)):
         for send in (pickle.dumps, copy.copy):
             with pytest.raises(TypeError, match="cannot be pickled or copied"):
                 send(each)
     with pytest.raises(InvalidArgumentError, match="timeout_s"):
         aio.ReplayClient(server.address, timeout_s=-1)
+
+
+@pytest.mark.parametrize("copied", [lambda each: pickle.loads(pickle.dumps(each)), copy.copy, copy.deepcopy])
+def test_a_copy_of_a_client_belongs_to_the_loop_that_uses_it_first(
+    server: ServerProcess, copied: Callable[[aio.ReplayClient], aio.ReplayClient]
+) -> None:
+    client = aio.ReplayClient(server.address)
+
+    async def insert(client: aio.ReplayClient) -> int:
+        async with client:
+            table = await client.create_table("copied", columns=COLUMNS, capacity=10, if_exists="open")
+            for each in (table, pickle.loads(pickle.dumps(table))):
+                await each.insert(rows([1]))
+            return await table.size()
+
+    assert asyncio.run(insert(client)) == 2
+    assert asyncio.run(insert(copied(client))) == 4
+    asyncio.run(copied(client).drop_table("copied"))
+
+
+def test_a_copy_in_another_process_reads_its_token_there(
+    start_server: StartServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start_server("--tokens", str(write_usual_tokens(tmp_path / "tokens.toml")))
+    pickled = pickle.dumps(aio.ReplayClient(server.address, token=ALL))
+    assert ALL.encode() not in pickled
+    with pytest.raises(UnauthenticatedError, match="not pickled: set REPLAY_TOKEN"):
+        asyncio.run(pickle.loads(pickled).tables())
+    monkeypatch.setenv("REPLAY_TOKEN", ALL)
+    assert asyncio.run(pickle.loads(pickled).tables()) == []
+
+
+def test_tables_are_opened_and_listed_as_in_a_mapping_that_is_awaited(server: ServerProcess) -> None:
+    async def main() -> None:
+        async with aio.ReplayClient(server.address) as client:
+            table = await client.create_table("named", columns=COLUMNS, capacity=10)
+            assert (await client["named"]).uid == table.uid
+            assert "named" in [name async for name in client]
+            with pytest.raises(TypeError, match="async for"):
+                _ = "named" in client
+            with pytest.raises(TypeError, match="async for"):
+                iter(client)
+            await table.drop()
+
+    asyncio.run(main())
 
 
 def test_a_reader_that_was_canceled_goes_on(server: ServerProcess) -> None:

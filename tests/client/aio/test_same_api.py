@@ -13,6 +13,26 @@ from tests.client.connection.test_restart import (
     test_a_server_that_lost_its_tables_is_not_mistaken_for_the_old_one,
     test_single_inserts_lose_and_double_nothing,
 )
+from tests.client.data.test_parquet import (
+    copy,
+    file,
+    test_every_dtype_and_shape_comes_back_bit_by_bit,
+)
+from tests.client.rows.test_torch import (
+    test_a_sampler_with_a_device_gives_tensors,
+    test_an_update_before_the_end_is_sent,
+    test_arrays_handed_over_may_be_reused_at_once,
+    test_its_errors_come_with_the_next_batch,
+    test_its_updates_are_in_force_for_the_draws_after_them,
+    test_on_a_gpu_the_tensors_are_there,
+    test_priorities_on_the_gpu_are_not_waited_for,
+)
+from tests.client.tables.test_mixed_sampler import (
+    names,
+    tables,
+    test_a_table_without_rows_is_named_and_what_the_others_drew_is_kept,
+    test_batches_have_rows_of_every_table_and_updates_go_to_theirs,
+)
 from tests.client.tables.test_row_reader import (
     test_episodes_come_whole_and_in_order_of_their_steps,
 )

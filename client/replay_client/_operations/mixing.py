@@ -1,20 +1,20 @@
-"""Creates samplers of several tables."""
+"""Composes batches of the rows of several tables."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from functools import partial
-from typing import Any
+from typing import Final
 
 from replay_proto.schema import Column
 
+from replay_client._learning.answers import Blank
+from replay_client._operations.table import TableHandle
 from replay_client._rows.buffers import JoinedBuffers
 from replay_client._rows.choosing import chosen_columns
-from replay_client.draws import WeightNorm, checked_count
+from replay_client.draws import checked_count
 from replay_client.errors import InvalidArgumentError
 from replay_client.results.description import FIFO
-from replay_client.sync.mixed_sampler import MixedSampler
-from replay_client.sync.table import Table
 
 
 def checked_sizes(batch_sizes: Mapping[str, int]) -> dict[str, int]:
@@ -29,33 +29,33 @@ def checked_sizes(batch_sizes: Mapping[str, int]) -> dict[str, int]:
     return {str(name): checked_count(f"batch_sizes.{name}", count) for name, count in batch_sizes.items()}
 
 
-def mixed_sampler(
-    tables: Mapping[str, Table],
-    sizes: Mapping[str, int],
-    *,
-    weight_norm: WeightNorm,
-    columns: Collection[str] | None,
-    **options: Any,
-) -> MixedSampler:
-    """Create a sampler; see `ReplayClient.sampler`. ``options`` are those of `Table.sampler`."""
-    common = _common_columns({name: table.batch_columns for name, table in tables.items()}, tables, columns)
-    buffers = JoinedBuffers(common, list(sizes.values()))
-    samplers = {
-        name: table.part_sampler(
-            None if columns is None else tuple(common),
-            blank=partial(buffers.blank, number),
-            batch_size=sizes[name],
-            weight_norm=weight_norm,
-            **options,
-        )
-        for number, (name, table) in enumerate(tables.items())
-    }
-    queues = {name for name, table in tables.items() if table.backend == FIFO}
-    return MixedSampler(samplers, buffers, weight_norm=weight_norm, queues=queues)
+class Mixture:
+    """How batches are composed of the rows of several tables."""
+
+    def __init__(
+        self, tables: Mapping[str, TableHandle], sizes: Mapping[str, int], columns: Collection[str] | None
+    ) -> None:
+        """Plan batches of ``sizes[name]`` rows from each table; see `ReplayClient.sampler`.
+
+        Raises:
+            InvalidArgumentError: a name is unknown, or a column is not the same in all tables.
+        """
+        common = _common_columns({name: table.batch_columns for name, table in tables.items()}, tables, columns)
+        self.names: Final = None if columns is None else tuple(common)
+        """Names of the columns to draw; None: all."""
+        self.buffers: Final = JoinedBuffers(common, list(sizes.values()))
+        """Memory for the batches."""
+        self.queues: Final = {name for name, table in tables.items() if table.backend == FIFO}
+        """Names of the tables whose rows have no probabilities."""
+        self._places = {name: place for place, name in enumerate(tables)}
+
+    def blank(self, name: str) -> Blank:
+        """Return what provides the memory for a table's part of each batch."""
+        return partial(self.buffers.blank, self._places[name])
 
 
 def _common_columns(
-    available: Mapping[str, Mapping[str, Column]], tables: Mapping[str, Table], columns: Collection[str] | None
+    available: Mapping[str, Mapping[str, Column]], tables: Mapping[str, TableHandle], columns: Collection[str] | None
 ) -> dict[str, Column]:
     """Return the columns of batches, in the order of the first table.
 

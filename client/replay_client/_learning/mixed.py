@@ -1,0 +1,196 @@
+"""What the samplers of several tables of all clients have in common, without I/O."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Generic, NoReturn, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from replay_client._learning.handle import SamplerHandle
+from replay_client._rows.buffers import JoinedBuffers
+from replay_client._rows.checks import checked_keys, checked_priorities
+from replay_client._rows.columns import Columns, MixedRows
+from replay_client.batch import Batch, MixedBatch
+from replay_client.draws import Prefetch, WeightNorm
+from replay_client.errors import InvalidArgumentError
+
+S = TypeVar("S", bound=SamplerHandle)
+
+
+@dataclass(frozen=True, eq=False)
+class MixedKeys:
+    """Some rows of several tables: ``MixedKeys(batch.tables[some], batch.row_keys[some])``."""
+
+    tables: NDArray[np.int64]
+    """int64[n]: number of each row's table, from 0, in the order of the sampler."""
+    row_keys: NDArray[np.int64]
+    """int64[n]: key of each row in its table."""
+
+    def __len__(self) -> int:
+        return len(self.row_keys)
+
+
+class MixedHandle(Generic[S]):
+    """The properties of a sampler of several tables, and how their rows are joined."""
+
+    def __init__(
+        self,
+        samplers: Mapping[str, S],
+        buffers: JoinedBuffers,
+        *,
+        weight_norm: WeightNorm,
+        queues: Collection[str],
+    ) -> None:
+        """Created by `ReplayClient.sampler`; takes ownership of the samplers, which share ``buffers``.
+
+        ``queues`` are the names of tables whose rows have no probabilities.
+        """
+        self.samplers: Final = dict(samplers)
+        """The sampler of each table by name: `Sampler.updated`, `Sampler.stale`, and a `Sampler.beta` of its own."""
+        self._buffers = buffers
+        self._weight_norm = weight_norm
+        self._queues = queues
+        self._tables = np.repeat(np.arange(len(buffers.parts)), [part.stop - part.start for part in buffers.parts])
+        self._drawn: list[Batch] = []  # kept if another table refuses to draw
+
+    @property
+    def beta(self) -> float:
+        """Exponent of the weights in future requests; that of the first table, if they differ."""
+        return next(iter(self.samplers.values())).beta
+
+    @beta.setter
+    def beta(self, beta: float) -> None:
+        for sampler in self.samplers.values():
+            sampler.beta = beta
+
+    @property
+    def prefetch(self) -> int:
+        """Batches in flight while `next()` waits, at least 1; can be changed, also to "auto".
+
+        If the samplers have different ones, this is the largest.
+        """
+        return max(sampler.prefetch for sampler in self.samplers.values())
+
+    @prefetch.setter
+    def prefetch(self, prefetch: Prefetch) -> None:
+        for sampler in self.samplers.values():
+            sampler.prefetch = prefetch
+
+    @property
+    def in_flight(self) -> int:
+        """Batches requested but not yet returned."""
+        return max(sampler.in_flight for sampler in self.samplers.values())
+
+    @property
+    def unacknowledged(self) -> int:
+        """Number of messages with unacknowledged updates; unsent updates count as one message for each table."""
+        return sum(sampler.unacknowledged for sampler in self.samplers.values())
+
+    @property
+    def updated(self) -> int:
+        """Number of rows updated so far, according to the server's replies."""
+        return sum(sampler.updated for sampler in self.samplers.values())
+
+    @property
+    def stale(self) -> int:
+        """Number of stale keys so far, according to the server's replies."""
+        return sum(sampler.stale for sampler in self.samplers.values())
+
+    def __repr__(self) -> str:
+        return f"<MixedSampler of {', '.join(map(repr, self.samplers.values()))}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a sampler cannot be pickled or copied; send the client and create a sampler there")
+
+    def keys_of(self, batch: Columns[Any] | MixedKeys) -> MixedKeys:
+        """Check and copy the keys of a batch.
+
+        Raises:
+            InvalidArgumentError: it is not a batch of this sampler.
+        """
+        names = list(self.samplers)
+        if not isinstance(batch, MixedKeys | MixedRows) or list(getattr(batch, "parts", None) or names) != names:
+            expected = f"a batch of this sampler, of the tables {', '.join(names)}, or MixedKeys"
+            raise InvalidArgumentError.of_field("batch", expected, repr(batch))
+        keys = checked_keys(batch.row_keys)
+        tables = checked_keys(batch.tables, field="tables")
+        if len(tables) != len(keys):
+            raise InvalidArgumentError.of_field("tables", f"int64[{len(keys)}], like row_keys", f"int64[{len(tables)}]")
+        if len(tables) and not 0 <= tables.min() <= tables.max() < len(names):
+            expected = f"numbers from 0 to {len(names) - 1}"
+            raise InvalidArgumentError.of_field("tables", expected, f"{tables.min()} to {tables.max()}")
+        return MixedKeys(tables.copy(), keys.copy())
+
+    def deadline(self, timeout_s: float | None) -> float:
+        """Convert the time limit of a `flush` to a deadline on the clock `time.monotonic`."""
+        return next(iter(self.samplers.values())).deadline(timeout_s)
+
+    def _undrawn(self) -> list[S]:
+        """The samplers whose parts of the next batch are missing."""
+        return list(self.samplers.values())[len(self._drawn) :]
+
+    def _updates(
+        self, batch: Columns[Any] | MixedKeys, priorities: ArrayLike
+    ) -> Iterator[tuple[S, NDArray[np.int64], NDArray[np.float64]]]:
+        """Split updates by table: keys int64[n] and priorities float64[n] for each of their samplers.
+
+        Raises:
+            InvalidArgumentError: the batch or the priorities are invalid.
+        """
+        rows = self.keys_of(batch)
+        values = checked_priorities(priorities, len(rows))
+        for number, sampler in enumerate(self.samplers.values()):
+            mine = rows.tables == number
+            if mine.any():
+                yield sampler, rows.row_keys[mine], values[mine]
+
+    def _joined(self) -> MixedBatch:
+        """Return the batch of which every table has drawn its part."""
+        drawn, self._drawn = self._drawn, []
+        columns = self._buffers.joined([batch.columns for batch in drawn])
+        keys = np.concatenate([batch.row_keys for batch in drawn])
+        probabilities = np.concatenate([batch.probabilities for batch in drawn])
+        weights = self._weights(drawn)
+        parts = {
+            name: replace(
+                batch,
+                row_keys=keys[rows],
+                columns={name: column[rows] for name, column in columns.items()},
+                probabilities=probabilities[rows],
+                weights=weights[rows],
+            )
+            for name, batch, rows in zip(self.samplers, drawn, self._buffers.parts, strict=True)
+        }
+        return MixedBatch(
+            row_keys=keys,
+            columns=columns,
+            probabilities=probabilities,
+            weights=weights,
+            beta=drawn[0].beta,
+            size=sum(batch.size for batch in drawn),
+            drawable=sum(batch.drawable for batch in drawn),
+            total_mass=sum(batch.total_mass for batch in drawn),
+            smallest_probability=min(batch.smallest_probability for batch in drawn),
+            inserted=sum(batch.inserted for batch in drawn),
+            tables=self._tables.copy(),
+            parts=parts,
+        )
+
+    def _weights(self, drawn: Sequence[Batch]) -> NDArray[np.float32]:
+        """Return the weights ``(drawable * probability) ** -beta`` of all rows over the largest one: float32[batch].
+
+        Each table has divided its weights by its own largest one, which is that of the smallest probability. This is
+        undone in logarithms, which cannot overflow.
+        """
+        logs = []
+        for name, batch in zip(self.samplers, drawn, strict=True):
+            least = float(batch.probabilities.min()) if self._weight_norm == "batch" else batch.smallest_probability
+            logs.append(0.0 if name in self._queues else -batch.beta * math.log(batch.drawable * least))
+        largest = max(logs)
+        return np.concatenate(
+            [batch.weights * np.float32(math.exp(log - largest)) for batch, log in zip(drawn, logs, strict=True)]
+        )

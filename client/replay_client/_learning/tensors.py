@@ -1,0 +1,168 @@
+"""Batches as tensors, and their copies to devices: the parts of `replay_client.torch` that samplers need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any, Final, overload
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from replay_client._rows.checks import as_array, checked_priorities
+from replay_client._rows.columns import MixedRows
+from replay_client.batch import Batch, Drawn, MixedBatch
+from replay_client.errors import InvalidArgumentError
+
+Device = torch.device | str
+"""A device, or its name."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TensorBatch(Drawn[torch.Tensor], MutableMapping[str, torch.Tensor]):
+    """A `Batch` as tensors on a device; the keys remain a NumPy array.
+
+    Columns can be replaced: ``tensors["obs"] = tensors["obs"].float() / 255``. A `torch.utils.data.DataLoader` converts
+    immutable mappings to dicts, which would lose keys and weights.
+    """
+
+    columns: dict[str, torch.Tensor]
+
+    def __setitem__(self, name: str, column: torch.Tensor) -> None:
+        """Set a column, ``[batch, *shape]``.
+
+        Raises:
+            InvalidArgumentError: it does not have a value per row.
+        """
+        if len(column) != self.batch_size:
+            expected = f"a tensor with {self.batch_size} rows; a DataLoader of batches needs batch_size=None"
+            raise InvalidArgumentError.of_field(name, expected, f"{list(column.shape)}")
+        self.columns[name] = column
+
+    def __delitem__(self, name: str) -> None:
+        del self.columns[name]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MixedTensorBatch(TensorBatch, MixedRows[torch.Tensor]):
+    """A `MixedBatch` as tensors on a device."""
+
+    tables: NDArray[np.int64]
+    """int64[batch]: number of each row's table, from 0, in the order of `parts`. Always a NumPy array."""
+    parts: Mapping[str, TensorBatch]
+    """The rows of each table by name, as views of this batch."""
+
+
+@overload
+def to_torch(batch: MixedBatch | MixedTensorBatch, device: Device = ...) -> MixedTensorBatch: ...
+
+
+@overload
+def to_torch(batch: Batch | TensorBatch, device: Device = ...) -> TensorBatch: ...
+
+
+def to_torch(batch: Batch | TensorBatch, device: Device = "cpu") -> TensorBatch:
+    """Copy a batch to a device.
+
+    Args:
+        batch: a batch of arrays, or of tensors.
+        device: the device.
+
+    Returns:
+        Tensors. On the CPU, they share the memory of the batch. On other devices, the copy may still be running in the
+        current stream.
+    """
+    target = torch.device(device)
+    moved: dict[str, Any] = {
+        "columns": {name: _on_device(column, target) for name, column in batch.columns.items()},
+        "probabilities": _on_device(batch.probabilities, target),
+        "weights": _on_device(batch.weights, target),
+    }
+    if not isinstance(batch, MixedBatch | MixedTensorBatch):
+        return TensorBatch(**{**vars(batch), **moved})
+    parts, start = {}, 0
+    for name, part in batch.parts.items():
+        rows = slice(start, start + part.batch_size)
+        views = {
+            "columns": {name: column[rows] for name, column in moved["columns"].items()},
+            "probabilities": moved["probabilities"][rows],
+            "weights": moved["weights"][rows],
+        }
+        parts[name] = TensorBatch(**{**vars(part), **views})
+        start = rows.stop
+    return MixedTensorBatch(**{**vars(batch), **moved, "parts": parts})
+
+
+def _on_device(values: NDArray[Any] | torch.Tensor, device: torch.device) -> torch.Tensor:
+    tensor = values if isinstance(values, torch.Tensor) else torch.from_numpy(np.require(values, requirements="W"))
+    if device.type == "mps" and tensor.dtype is torch.float64:
+        tensor = tensor.float()  # Apple's GPUs have no float64
+    if device.type == "cpu":
+        return tensor
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+@dataclass(frozen=True, eq=False)
+class Computed:
+    """Priorities on a device other than the CPU, which may still be computing them."""
+
+    values: torch.Tensor
+    done: torch.cuda.Event | None
+    """Signals that the values are ready; None: reading the values waits for the device."""
+
+
+class DeviceCopies:
+    """Copies batches to a device and priorities from it, beside the computation on the device's current stream."""
+
+    def __init__(self, device: Device) -> None:
+        self.device: Final = torch.device(device)
+        """The device."""
+        self._stream: torch.cuda.Stream | None = None
+        if self.device.type == "cuda":
+            self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+
+    def to_device(self, batch: Batch) -> tuple[TensorBatch, torch.cuda.Event | None]:
+        """Copy a batch; returns what signals that the copy is done, unless it is."""
+        if self._stream is None:
+            return to_torch(batch, self.device), None
+        with torch.cuda.stream(self._stream):
+            tensors = to_torch(batch, self.device)
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied.record(self._stream)
+        return tensors, copied
+
+    def usable(self, tensors: TensorBatch, copied: torch.cuda.Event | None) -> TensorBatch:
+        """Have the current stream of the device wait for the copy of a batch, and return the batch."""
+        if copied is not None:
+            current = torch.cuda.current_stream(self.device)
+            current.wait_event(copied)
+            for tensor in (*tensors.columns.values(), tensors.probabilities, tensors.weights):
+                tensor.record_stream(current)
+        return tensors
+
+    def taken(self, priorities: ArrayLike, row_count: int) -> NDArray[np.float64] | Computed:
+        """Copy and check priorities float64[row_count], unless a device may still be computing them.
+
+        Raises:
+            InvalidArgumentError: the priorities are invalid.
+        """
+        if not isinstance(priorities, torch.Tensor) or priorities.device.type == "cpu":
+            return checked_priorities(priorities, row_count).copy()
+        if self._stream is None or priorities.device != self._stream.device:
+            return Computed(priorities.detach().clone(), None)
+        with torch.cuda.device(self._stream.device):
+            values = priorities.detach().clone()
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record()
+        return Computed(values, done)
+
+    def fetched(self, priorities: Computed) -> NDArray[Any]:
+        """Wait for the device to compute priorities, and return them."""
+        if self._stream is None or priorities.done is None:
+            return as_array(priorities.values)
+        self._stream.wait_event(priorities.done)
+        with torch.cuda.stream(self._stream):  # wait only for this stream
+            return as_array(priorities.values)

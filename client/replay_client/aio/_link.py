@@ -1,0 +1,59 @@
+"""State shared by a client and its tables; see `replay_client._transport.server_link`.
+
+A pickled or copied link belongs to the event loop that uses it first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from replay_client._transport.data_path import DataPath
+from replay_client._transport.server_link import LinkBase, ServerLink
+from replay_client.aio._connection import Connection
+from replay_client.results.description import TableDescription
+from replay_client.sync.client import ReplayClient as SyncClient
+
+T = TypeVar("T")
+
+
+class LoopLink(LinkBase):
+    """See the module."""
+
+    _connection: Connection | None = None
+
+    @property
+    def connection(self) -> Connection:
+        """The connection; opened on first use.
+
+        Raises:
+            UnauthenticatedError: the link came from another process and had a token.
+        """
+        if self._connection is None:
+            self.check_token()
+            self._connection = Connection(self.options, self._token)
+        return self._connection
+
+    def data_path(self, table: TableDescription) -> DataPath:
+        """Find the shortcuts to a table, without a call to the server."""
+        return DataPath.on_same_host(table, self.connection.authorization) if self.options.same_host else DataPath()
+
+    def blocking(self) -> ServerLink:
+        """Return a link for threads, with a connection of its own."""
+        return ServerLink(self.options, self._token)
+
+    def blocking_client(self) -> SyncClient:
+        """Return a client for threads, with a connection of its own."""
+        return SyncClient(token=self._token, **vars(self.options))
+
+    async def in_thread(self, opened: ServerLink | SyncClient, work: Callable[[], T]) -> T:
+        """Run work that blocks in a thread, and close the connection that was opened for it.
+
+        If this is canceled, the next call of the thread fails, because its connection is closed.
+        """
+        try:
+            await self.connection.reach()
+            return await asyncio.to_thread(work)
+        finally:
+            opened.close()

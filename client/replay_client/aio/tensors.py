@@ -1,0 +1,195 @@
+"""Samplers that prefetch batches to a device; see `replay_client.sync.tensors`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from replay_client._learning.mixed import MixedKeys
+from replay_client._learning.tensors import Computed, Device, DeviceCopies, MixedTensorBatch, TensorBatch
+from replay_client._rows.columns import BatchOrKeys
+from replay_client._transport.time_limits import left_s
+from replay_client.aio.mixed_sampler import MixedSampler
+from replay_client.aio.sampler import Sampler
+from replay_client.draws import Prefetch
+from replay_client.errors import ClosedError, DeadlineExceededError
+
+_Made = tuple[TensorBatch, torch.cuda.Event | None]
+
+
+class TensorSampler:
+    """A `Sampler` that prefetches batches to a device. For use in one task at a time.
+
+    A background task receives the next batch and copies it to the device while the learner computes. Updates are sent
+    with that task's next request, so a draw misses the last `prefetch` updates, one more than with `Sampler`. What
+    waits for the device runs in a thread, and not on the event loop.
+    """
+
+    def __init__(self, sampler: Sampler | MixedSampler, device: Device) -> None:
+        """Take ownership of a sampler; the first batch starts the task."""
+        self._copies = DeviceCopies(device)
+        self.device = self._copies.device
+        """Device of the batches."""
+        self._sampler = sampler
+        self._updates: deque[tuple[Any, NDArray[np.float64] | Computed]] = deque()
+        self._fetching: asyncio.Task[_Made] | None = None
+        self._held = 0  # batches received from the sampler and not returned: 0 or 1
+        self._is_closed = False
+
+    @property
+    def beta(self) -> float:
+        """Exponent of the weights for future requests."""
+        return self._sampler.beta
+
+    @beta.setter
+    def beta(self, beta: float) -> None:
+        self._sampler.beta = beta
+
+    @property
+    def prefetch(self) -> int:
+        """Batches in flight while the task waits, at least 1; can be changed, also to "auto"."""
+        return self._sampler.prefetch
+
+    @prefetch.setter
+    def prefetch(self, prefetch: Prefetch) -> None:
+        self._sampler.prefetch = prefetch
+
+    @property
+    def in_flight(self) -> int:
+        """Batches requested but not yet returned, including the one on its way to the device."""
+        return self._sampler.in_flight + self._held
+
+    @property
+    def updated(self) -> int:
+        """Number of rows updated so far, according to the server's replies."""
+        return self._sampler.updated
+
+    @property
+    def stale(self) -> int:
+        """Number of stale keys so far, according to the server's replies."""
+        return self._sampler.stale
+
+    def __reduce__(self) -> NoReturn:
+        self._sampler.__reduce__()
+
+    def __aiter__(self) -> TensorSampler:
+        return self
+
+    async def __anext__(self) -> TensorBatch:
+        """Return the next batch, ready for use in the device's current stream.
+
+        Raises:
+            ReplayError: as for `Sampler`.
+        """
+        self._check_usable()
+        if self._fetching is None:
+            self._begin()
+        fetching = self._fetching
+        assert fetching is not None
+        await asyncio.wait((fetching,))  # if this is canceled, the next call returns the batch
+        self._check_usable()
+        self._fetching = None
+        made = fetching.result()
+        self._held = 0
+        self._begin()
+        return self._copies.usable(*made)
+
+    async def update_priorities(self, batch_or_keys: BatchOrKeys | MixedKeys, priorities: ArrayLike) -> None:
+        """Update priorities; see `replay_client.torch.TensorSampler.update_priorities`."""
+        self._check_usable()
+        keys = self._sampler.keys_of(batch_or_keys)  # type: ignore[arg-type]  # it refuses those of the other kind
+        self._updates.append((keys, self._copies.taken(priorities, len(keys))))
+
+    async def flush(self, *, timeout_s: float | None = None) -> None:
+        """Wait until all updates are acknowledged; see `replay_client.Sampler.flush`."""
+        self._check_usable()
+        deadline = self._sampler.deadline(timeout_s)
+        if self._fetching is not None:
+            await asyncio.wait((self._fetching,), timeout=left_s(deadline))
+            if not self._fetching.done():
+                raise DeadlineExceededError("a batch requested earlier did not arrive in time")
+        await self._hand_over()
+        await self._sampler.flush(timeout_s=max(0.0, deadline - time.monotonic()))
+
+    async def close(self, *, timeout_s: float | None = None) -> None:
+        """Flush and close. Idempotent; see `replay_client.Sampler.close`."""
+        if self._is_closed:
+            return
+        try:
+            if self._updates or self._sampler.unacknowledged:
+                await self.flush(timeout_s=timeout_s)
+        finally:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Close without a flush: unacknowledged updates may be lost."""
+        self._is_closed = True
+        self._sampler.cancel()
+        if self._fetching is not None:
+            self._fetching.cancel()
+
+    async def __aenter__(self) -> TensorSampler:
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Flush and close. After an error in the block, only close."""
+        if error is None:
+            await self.close()
+        else:
+            self.cancel()
+
+    def _begin(self) -> None:
+        """Begin to fetch the next batch."""
+        self._fetching = asyncio.create_task(self._fetch(), name="replay-to-device")
+        self._fetching.add_done_callback(_retrieve)
+
+    async def _fetch(self) -> _Made:
+        await self._hand_over()
+        batch = await anext(self._sampler)
+        self._held = 1
+        if self.device.type == "cpu":
+            return self._copies.to_device(batch)  # without a copy
+        return await asyncio.to_thread(self._copies.to_device, batch)
+
+    async def _hand_over(self) -> None:
+        while self._updates:
+            keys, priorities = self._updates[0]
+            if isinstance(priorities, Computed):
+                values = await asyncio.to_thread(self._copies.fetched, priorities)
+            else:
+                values = priorities
+            self._updates.popleft()
+            await self._sampler.update_priorities(keys, values)
+
+    def _check_usable(self) -> None:
+        if self._is_closed:
+            raise ClosedError("this sampler is closed")
+
+
+class MixedTensorSampler(TensorSampler):
+    """A `MixedSampler` that prefetches batches to a device; see `TensorSampler`."""
+
+    def __aiter__(self) -> MixedTensorSampler:
+        return self
+
+    async def __anext__(self) -> MixedTensorBatch:
+        """Return the next batch, ready for use in the device's current stream.
+
+        Raises:
+            ReplayError: as for `MixedSampler`.
+        """
+        batch = await super().__anext__()
+        assert isinstance(batch, MixedTensorBatch)
+        return batch
+
+
+def _retrieve(task: asyncio.Task[_Made]) -> None:
+    """Mark an error as seen: if no call waits for it anymore, the sampler is closed."""
+    if not task.cancelled():
+        task.exception()
