@@ -146,21 +146,22 @@ def stats(table: str = "", *, timeout_s: float | None = None) -> Operation[Stats
 
 
 def checkpoint(
-    tables: Iterable[str], *, series: str | None, keep: int | None, timeout_s: float | None
+    tables: Iterable[str], *, series: str | None, keep: int | None, timeout_s: float | None, number: int = 0
 ) -> Operation[Checkpoint]:
-    """Have the server write a checkpoint."""
+    """Have the server write a checkpoint, with a number in its series; 0: the next one."""
     if keep is not None and keep < 1:
         raise InvalidArgumentError.of_field("keep", "at least 1, or None", repr(keep))
-    request = replay_pb2.CheckpointRequest(tables=tables, series=series or "", keep=keep or 0)
+    request = replay_pb2.CheckpointRequest(tables=tables, series=series or "", keep=keep or 0, number=number)
     answer = yield Call("Checkpoint", request.SerializeToString(), repeat=False, timeout_s=timeout_s)
     return Checkpoint.from_proto(replay_pb2.CheckpointResponse.FromString(bytes(answer)).checkpoint)
 
 
-def list_checkpoints() -> Operation[list[Checkpoint]]:
-    """Fetch the server's checkpoints, oldest first."""
+def list_checkpoints() -> Operation[tuple[list[Checkpoint], ShardMap | None]]:
+    """Fetch the server's checkpoints, oldest first, and its shard map, if any."""
     answer = yield Call("ListCheckpoints", replay_pb2.ListCheckpointsRequest().SerializeToString())
-    checkpoints = replay_pb2.ListCheckpointsResponse.FromString(bytes(answer)).checkpoints
-    return [Checkpoint.from_proto(each) for each in checkpoints]
+    response = replay_pb2.ListCheckpointsResponse.FromString(bytes(answer))
+    shards = ShardMap.from_proto(response.shards) if response.HasField("shards") else None
+    return [Checkpoint.from_proto(each) for each in response.checkpoints], shards
 
 
 def verify_checkpoint(name: str, *, timeout_s: float | None) -> Operation[Checkpoint]:

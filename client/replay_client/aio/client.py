@@ -244,7 +244,8 @@ class ReplayClient:
 
     async def checkpoints(self) -> list[Checkpoint]:
         """List the server's checkpoints, oldest first; see `replay_client.ReplayClient.checkpoints`."""
-        return await self._run(operations.list_checkpoints())
+        found, _ = await self._run(operations.list_checkpoints())
+        return found
 
     async def verify_checkpoint(self, name: str, *, timeout_s: float | None = None) -> Checkpoint:
         """Have the server verify a checkpoint; see `replay_client.ReplayClient.verify_checkpoint`."""

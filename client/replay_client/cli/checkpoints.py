@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 from cyclopts.types import PositiveInt
@@ -10,7 +10,7 @@ from rich.console import Console
 
 from replay_client.cli import render
 from replay_client.cli.options import DEFAULT_SERVER, Json, Server, client_of, print_json, show
-from replay_client.cli.plain import plain
+from replay_client.cli.plain import plain_fields
 from replay_client.cli.units import bytes_text, count_text
 from replay_client.results.checkpoints import Checkpoint
 
@@ -32,6 +32,7 @@ Series = Annotated[
 Keep = Annotated[
     PositiveInt | None, Parameter(help="Checkpoints to keep in the series; default: the server's setting.")
 ]
+Partial = Annotated[bool, Parameter(negative="", help="Accept a checkpoint that lacks the parts of some servers.")]
 Name = Annotated[str, Parameter(help="Name of the checkpoint.")]
 
 
@@ -55,27 +56,39 @@ def list_all(*, server: Server = DEFAULT_SERVER, as_json: Json = False) -> None:
     with client_of(server) as client:
         found = client.checkpoints()
     if as_json:
-        print_json([plain(checkpoint) for checkpoint in found])
+        print_json([_plain(checkpoint) for checkpoint in found])
     else:
         show(render.checkpoint_list(found, server), Console())
 
 
 @app.command
-def verify(name: Name, /, *, server: Server = DEFAULT_SERVER, as_json: Json = False) -> None:
-    """Verify a checkpoint; fails and names the file if one is corrupt."""
+def verify(name: Name, /, *, server: Server = DEFAULT_SERVER, partial: Partial = False, as_json: Json = False) -> None:
+    """Verify a checkpoint; fails and names the file if one is corrupt, or the servers whose parts are missing."""
     with client_of(server) as client:
-        _show(client.verify_checkpoint(name, timeout_s=PATIENCE_S), "whole", as_json)
+        _show(client.verify_checkpoint(name, timeout_s=PATIENCE_S, partial=partial), "whole", as_json)
 
 
 def _show(checkpoint: Checkpoint, what: str, as_json: bool) -> None:
     if as_json:
-        print_json(plain(checkpoint))
+        print_json(_plain(checkpoint))
         return
     rows = sum(table.size for table in checkpoint.tables.values())
     print(
         f"checkpoint {checkpoint.name} {what}: {len(checkpoint.tables)} tables, {count_text(rows)} rows, "
-        f"{bytes_text(checkpoint.bytes)}, in {checkpoint.directory}"
+        f"{bytes_text(checkpoint.bytes)}, in {_place(checkpoint)}"
     )
     for table in checkpoint.tables.values():
         if table.left_out:
             print(f"  of {table.name}, the oldest {table.left_out:,} rows were overwritten before their turn")
+
+
+def _place(checkpoint: Checkpoint) -> str:
+    return f"parts of {len(checkpoint.parts)} servers" if checkpoint.parts else checkpoint.directory
+
+
+def _plain(checkpoint: Checkpoint) -> dict[str, Any]:
+    whole = plain_fields(checkpoint, "shards", "parts")
+    if not checkpoint.parts:
+        return whole
+    parts = {str(shard_id): _plain(part) for shard_id, part in checkpoint.parts.items()}
+    return {**whole, "parts": parts, "missing": list(checkpoint.missing)}

@@ -48,7 +48,7 @@ def checkpoint_list(checkpoints: Sequence[Checkpoint], server: str) -> Renderabl
     grid = grid_of("checkpoint", "taken", ">size", "tables")
     for checkpoint in checkpoints:
         grid.add_row(
-            Text(printable_text(checkpoint.name), f"bold {ACCENT}"),
+            _checkpoint_name(checkpoint),
             f"{datetime.fromtimestamp(checkpoint.taken_s):%Y-%m-%d %H:%M:%S}",
             bytes_text(checkpoint.bytes),
             Text("\n").join(
@@ -57,6 +57,13 @@ def checkpoint_list(checkpoints: Sequence[Checkpoint], server: str) -> Renderabl
             ),
         )
     return grid
+
+
+def _checkpoint_name(checkpoint: Checkpoint) -> Text:
+    name = Text(printable_text(checkpoint.name), f"bold {ACCENT}")
+    if checkpoint.missing:
+        name.append(f"\nlacks shards {', '.join(map(str, checkpoint.missing))}", "not bold red")
+    return name
 
 
 def stats_view(

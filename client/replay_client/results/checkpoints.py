@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from replay_proto.v1 import replay_pb2
 
 from replay_client.results.mirroring import mirrored
+from replay_client.results.shards import ShardMap
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,21 @@ class Checkpoint:
     bytes: int
     """Total size of the files, in bytes."""
     tables: Mapping[str, CheckpointTable]
-    """Tables in the checkpoint, by name."""
+    """Tables in the checkpoint, by name; of several servers, with the sums of their rows."""
+    shards: ShardMap | None = None
+    """The servers over which tables were distributed; None: no others."""
+    parts: Mapping[int, Checkpoint] = field(default_factory=dict)
+    """The part of each of several servers, by the id of its shard. Each is in a directory of its own."""
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Ids of the shards whose parts are missing."""
+        in_use = self.shards.in_use if self.shards is not None and self.parts else ()
+        return tuple(shard.id for shard in in_use if shard.id not in self.parts)
 
     @classmethod
     def from_proto(cls, message: replay_pb2.CheckpointDescription) -> Checkpoint:
         """Convert a message."""
         tables = {table.name: mirrored(CheckpointTable, table, uid=table.table_uid) for table in message.tables}
-        return mirrored(cls, message, tables=tables)
+        shards = ShardMap.from_proto(message.shards) if message.HasField("shards") else None
+        return mirrored(cls, message, tables=tables, shards=shards, parts={})

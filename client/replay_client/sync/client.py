@@ -42,11 +42,12 @@ from replay_client.results.stats import Stats
 from replay_client.security import Tls
 from replay_client.sync.mixed_sampler import MixedSampler
 from replay_client.sync.row_loader import check_room
+from replay_client.sync.shards.checkpointing import list_parts, verify_parts, write_parts
 from replay_client.sync.shards.fleet import Fleet
 from replay_client.sync.shards.members import create_missing
 from replay_client.sync.shards.opening import create_sharded, open_sharded
 from replay_client.sync.shards.retiring import retire
-from replay_client.sync.shards.service import map_of, stats_of_all, tables_of_all
+from replay_client.sync.shards.service import links_of, map_of, stats_of_all, tables_of_all
 from replay_client.sync.shards.sharded_loader import keys_refused
 from replay_client.sync.table import Table
 
@@ -372,7 +373,8 @@ class ReplayClient:
     ) -> Checkpoint:
         """Have the server write a checkpoint: a consistent copy of tables. The server keeps serving other calls.
 
-        This call is not retried if the server goes away.
+        This call is not retried if the server goes away. If tables are distributed over several servers, each writes
+        its part, with the same name, in its own directory; this takes the right ``admin`` on all tables.
 
         Args:
             tables: names of the tables; empty: all.
@@ -388,28 +390,38 @@ class ReplayClient:
             ResourceExhaustedError: the disk is full. Earlier checkpoints are kept.
             InvalidArgumentError: for an invalid series name.
         """
-        return self._run(operations.checkpoint(tables, series=series, keep=keep, timeout_s=timeout_s))
+        links = self._all_links()
+        if links is None:
+            return self._run(operations.checkpoint(tables, series=series, keep=keep, timeout_s=timeout_s))
+        return write_parts(links, tables, series=series, keep=keep, timeout_s=timeout_s)
 
     def checkpoints(self) -> list[Checkpoint]:
-        """List the server's checkpoints, oldest first.
+        """List the server's checkpoints, oldest first. Each is of all servers, if tables are distributed over several.
 
         Raises:
             CheckpointsOffError: the server has no --checkpoint-dir.
         """
-        return self._run(operations.list_checkpoints())
+        if not self._has_several:
+            found, shards = self._run(operations.list_checkpoints())
+            return found if shards is None else list_parts(links_of(self._fleet, shards))
+        return list_parts(links_of(self._fleet, map_of(self._fleet)))
 
-    def verify_checkpoint(self, name: str, *, timeout_s: float | None = None) -> Checkpoint:
+    def verify_checkpoint(self, name: str, *, timeout_s: float | None = None, partial: bool = False) -> Checkpoint:
         """Have the server verify the checksum of every file of a checkpoint.
 
         Args:
             name: name of the checkpoint.
             timeout_s: time limit in seconds; None: the client's default; `math.inf`: forever.
+            partial: whether parts of some of several servers may be missing; see `Checkpoint.missing`.
 
         Raises:
             CheckpointDamagedError: a file is corrupt; the message names it.
-            CheckpointNotFoundError: the checkpoint does not exist.
+            CheckpointNotFoundError: the checkpoint does not exist, or parts of it are missing.
         """
-        return self._run(operations.verify_checkpoint(name, timeout_s=timeout_s))
+        links = self._all_links()
+        if links is None:
+            return self._run(operations.verify_checkpoint(name, timeout_s=timeout_s))
+        return verify_parts(links, name, timeout_s=timeout_s, is_partial=partial)
 
     def shards(self) -> ShardMap | None:
         """Return the servers over which tables are distributed; None: over no others."""
@@ -496,6 +508,11 @@ class ReplayClient:
 
     def __copy__(self) -> ReplayClient:
         return copy.deepcopy(self)  # with a separate connection: closing one leaves the other open
+
+    def _all_links(self) -> dict[int, ServerLink] | None:
+        """Return the links to all servers by the ids of their shards; None: there is only one."""
+        shards = map_of(self._fleet) if self._has_several else self._fleet.current()
+        return None if shards is None else links_of(self._fleet, shards)
 
     def _run(self, operation: Operation[T]) -> T:
         if self._has_several:

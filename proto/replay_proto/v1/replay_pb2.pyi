@@ -2757,6 +2757,7 @@ class CheckpointRequest(google.protobuf.message.Message):
     TABLES_FIELD_NUMBER: builtins.int
     SERIES_FIELD_NUMBER: builtins.int
     KEEP_FIELD_NUMBER: builtins.int
+    NUMBER_FIELD_NUMBER: builtins.int
     series: builtins.str
     """Series of the checkpoint. The checkpoint's name is the series and a number. The rules for table names apply. Empty:
     "checkpoint", or the first of `tables` if the token is restricted to some tables. Such a token may write to a
@@ -2766,6 +2767,10 @@ class CheckpointRequest(google.protobuf.message.Message):
     keep: builtins.int
     """Number of checkpoints of the series to keep, including this one; older ones are removed. 0: the server's
     `keep_checkpoints`.
+    """
+    number: builtins.int
+    """Number of the checkpoint in the series, more than the last one's; 0: the next one. Parts of a checkpoint of several
+    servers have the same number.
     """
     @property
     def tables(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
@@ -2777,8 +2782,9 @@ class CheckpointRequest(google.protobuf.message.Message):
         tables: collections.abc.Iterable[builtins.str] | None = ...,
         series: builtins.str = ...,
         keep: builtins.int = ...,
+        number: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["keep", b"keep", "series", b"series", "tables", b"tables"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["keep", b"keep", "number", b"number", "series", b"series", "tables", b"tables"]) -> None: ...
 
 global___CheckpointRequest = CheckpointRequest
 
@@ -2814,6 +2820,7 @@ class CheckpointDescription(google.protobuf.message.Message):
     TAKEN_S_FIELD_NUMBER: builtins.int
     BYTES_FIELD_NUMBER: builtins.int
     TABLES_FIELD_NUMBER: builtins.int
+    SHARDS_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Its name: series and number, such as "checkpoint-000007"."""
     directory: builtins.str
@@ -2826,6 +2833,10 @@ class CheckpointDescription(google.protobuf.message.Message):
     def tables(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___CheckpointTable]:
         """Its tables, sorted by name."""
 
+    @property
+    def shards(self) -> global___ShardMap:
+        """The server's shard map at that time, if it had one."""
+
     def __init__(
         self,
         *,
@@ -2834,8 +2845,10 @@ class CheckpointDescription(google.protobuf.message.Message):
         taken_s: builtins.float = ...,
         bytes: builtins.int = ...,
         tables: collections.abc.Iterable[global___CheckpointTable] | None = ...,
+        shards: global___ShardMap | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "directory", b"directory", "name", b"name", "tables", b"tables", "taken_s", b"taken_s"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["shards", b"shards"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "directory", b"directory", "name", b"name", "shards", b"shards", "tables", b"tables", "taken_s", b"taken_s"]) -> None: ...
 
 global___CheckpointDescription = CheckpointDescription
 
@@ -2892,16 +2905,23 @@ class ListCheckpointsResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     CHECKPOINTS_FIELD_NUMBER: builtins.int
+    SHARDS_FIELD_NUMBER: builtins.int
     @property
     def checkpoints(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___CheckpointDescription]:
         """Oldest first; those with corrupt manifests are omitted and logged."""
+
+    @property
+    def shards(self) -> global___ShardMap:
+        """The server's shard map, if it has one."""
 
     def __init__(
         self,
         *,
         checkpoints: collections.abc.Iterable[global___CheckpointDescription] | None = ...,
+        shards: global___ShardMap | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["checkpoints", b"checkpoints"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["shards", b"shards"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["checkpoints", b"checkpoints", "shards", b"shards"]) -> None: ...
 
 global___ListCheckpointsResponse = ListCheckpointsResponse
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from replay_server.errors import FatalError
+from replay_server.storage.shard_map import ShardMap
 from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_state import TableState
 
@@ -117,6 +118,8 @@ class CheckpointManifest:
     """Time of the checkpoint, in seconds since 1970 (UTC)."""
     tables: Sequence[TableManifest]
     """Sorted by name."""
+    shards: ShardMap | None = None
+    """The server's shard map; None: it had none."""
 
     @property
     def nbytes(self) -> int:
@@ -125,7 +128,9 @@ class CheckpointManifest:
 
     def to_bytes(self) -> bytes:
         """Serialize the content with the checksum of its canonical form."""
-        content = {"taken_s": self.taken_s, "tables": [table.to_json() for table in self.tables]}
+        content: dict[str, Any] = {"taken_s": self.taken_s, "tables": [table.to_json() for table in self.tables]}
+        if self.shards is not None:
+            content["shards"] = self.shards.to_json()
         document = {"format_version": FORMAT_VERSION, "crc32": _checksum(content), "content": content}
         return json.dumps(document, indent=2).encode()
 
@@ -147,7 +152,9 @@ class CheckpointManifest:
             content = document["content"]
             if document["crc32"] != _checksum(content):
                 raise ValueError("its checksum does not match its content")
-            return cls(content["taken_s"], [TableManifest.from_json(table) for table in content["tables"]])
+            tables = [TableManifest.from_json(table) for table in content["tables"]]
+            shards = ShardMap.from_json(content["shards"]) if "shards" in content else None
+            return cls(content["taken_s"], tables, shards)
         except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise DamagedCheckpointError(path, f"{type(error).__name__}: {error}") from error
 

@@ -46,6 +46,7 @@ DEFAULT_SERIES = "checkpoint"
 PERIODIC_SERIES = "periodic"
 _PARTIAL = ".partial-"
 _REMOVED = ".removed-"
+_MOST_NUMBER = 10**15
 _NUMBERED = re.compile(r"(.+)-(\d{6,})")
 
 
@@ -101,6 +102,7 @@ class Checkpoints:
         keep: int = 0,
         check: Callable[[Iterable[str]], None] | None = None,
         *,
+        number: int = 0,
         client: str = "",
     ) -> Checkpoint:
         """Write a checkpoint of some tables, or of all.
@@ -111,18 +113,21 @@ class Checkpoints:
             keep: checkpoints to keep in the series, including this one; 0: the default.
             check: called with the tables in the series; raises if the caller may not administer all of them. None: for
                 the server's own checkpoints, which are exempt from limits.
+            number: number of the checkpoint in the series, more than the last one's; 0: the next one.
             client: identity of the caller, for the log.
 
         Raises:
             RequestError: TABLE_NOT_FOUND, PERMISSION_DENIED, TOO_LARGE, NO_SPACE or SHUTTING_DOWN.
-            FieldError: for an invalid series name, or a negative ``keep``.
+            FieldError: for an invalid series name or number, or a negative ``keep``.
             OSError: another disk error.
         """
         if not is_table_name(_name(series, 1)):
             raise FieldError("series", "letters, digits, '_', '-' or '.', a letter or digit first", repr(series))
         if keep < 0:
             raise FieldError("keep", "at least 0", str(keep))
-        writing = asyncio.create_task(self._create(tables, series, keep or self._keep, check, client))
+        if not 0 <= number <= _MOST_NUMBER:
+            raise FieldError("number", f"0 to {_MOST_NUMBER}", str(number))
+        writing = asyncio.create_task(self._create(tables, series, number, keep or self._keep, check, client))
         # If the caller hangs up, still wait for the thread.
         return await asyncio.shield(writing)
 
@@ -130,6 +135,7 @@ class Checkpoints:
         self,
         tables: Sequence[str],
         series: str,
+        number: int,
         keep: int,
         check: Callable[[Iterable[str]], None] | None,
         client: str,
@@ -140,6 +146,7 @@ class Checkpoints:
             # The lock is held until old checkpoints are removed, so no other call writes to the series.
             if check is not None:
                 check(await asyncio.to_thread(self._tables_in, series))
+            number = await asyncio.to_thread(self._checked_number, series, number)
             chosen = [self._catalog.find(name) for name in sorted(set(tables))] if tables else list(self._catalog)
             began, taken_s = time.monotonic(), time.time()
             snapshots = await take_snapshots(chosen)
@@ -147,7 +154,7 @@ class Checkpoints:
                 await asyncio.to_thread(self._check_room, series, sum(snapshot.nbytes for snapshot in snapshots))
             try:
                 with span("replay/write checkpoint"):
-                    made = await asyncio.to_thread(self._write, series, snapshots, taken_s)
+                    made = await asyncio.to_thread(self._write, _name(series, number), snapshots, taken_s)
             except CancelledError:
                 raise errors.shutting_down() from None
             except OSError as error:
@@ -203,12 +210,22 @@ class Checkpoints:
         others = sum(_bytes_below(path) for path in there)
         self._catalog.bounds.check_checkpoint({series, *map(_series_of, there)}, others + size)
 
-    def _write(self, series: str, snapshots: Sequence[TableSnapshot], taken_s: float) -> Checkpoint:
-        name = _name(series, max((number for _, number in self._of(series)), default=0) + 1)
+    def _checked_number(self, series: str, wanted: int) -> int:
+        """Return the number of the next checkpoint of a series, or the wanted one, unless it is 0.
+
+        Raises:
+            FieldError: the wanted one is used, or less than one that is used.
+        """
+        last = max((number for _, number in self._of(series)), default=0)
+        if wanted and wanted <= last:
+            raise FieldError("number", f"more than {last}, the last of series {series!r}", str(wanted))
+        return wanted or last + 1
+
+    def _write(self, name: str, snapshots: Sequence[TableSnapshot], taken_s: float) -> Checkpoint:
         partial = self.folder / f"{_PARTIAL}{name}"
         try:
             partial.mkdir(mode=0o700)
-            manifest = write_checkpoint(partial, snapshots, taken_s, self._cancelled)
+            manifest = write_checkpoint(partial, snapshots, taken_s, self._cancelled, self._catalog.shards.current)
             final = partial.rename(self.folder / name)
             sync_path(self.folder)
         except BaseException:

@@ -18,6 +18,7 @@ from replay_proto.layout import column_file
 from replay_server.checkpoint.manifest import MANIFEST_FILE, CheckpointManifest, FileManifest, TableManifest
 from replay_server.checkpoint.snapshot import TableSnapshot
 from replay_server.files.durable_files import sync_path
+from replay_server.storage.shard_map import ShardMap
 
 PRIORITIES_FILE = "priorities.bin"
 WRITERS_FILE = "writers.bin"
@@ -64,15 +65,21 @@ class _ChecksummedFile:
 
 
 def write_checkpoint(
-    folder: Path, snapshots: Sequence[TableSnapshot], taken_s: float, cancelled: threading.Event
+    folder: Path,
+    snapshots: Sequence[TableSnapshot],
+    taken_s: float,
+    cancelled: threading.Event,
+    shards: ShardMap | None = None,
 ) -> CheckpointManifest:
-    """Write and sync all files of a checkpoint in the empty directory ``folder``.
+    """Write and sync all files of a checkpoint in the empty directory ``folder``; ``shards`` is the server's map.
 
     Raises:
         OSError: if they cannot be written, for instance because the disk is full.
         CancelledError: once ``cancelled`` is set.
     """
-    manifest = CheckpointManifest(taken_s, [_write_table(folder, snapshot, cancelled) for snapshot in snapshots])
+    manifest = CheckpointManifest(
+        taken_s, [_write_table(folder, snapshot, cancelled) for snapshot in snapshots], shards
+    )
     _write_file(folder / MANIFEST_FILE, np.frombuffer(manifest.to_bytes(), np.uint8))
     sync_path(folder)
     return manifest

@@ -102,6 +102,8 @@ async def serve(settings: ServerSettings) -> None:
         if settings.restore is not None:
             restored = restore(settings.restore, root.tables, checked=checked)
             log.info("%s restored: %d tables", settings.restore, len(restored.tables))
+            if restored.shards is not None and catalog.shards.current is None:
+                catalog.shards.replace(restored.shards)
         catalog.restore()
         # Existing tables keep their checksums, whatever the current setting.
         if checked or any(table.directory.is_checked for table in catalog):

@@ -67,7 +67,7 @@ def all_endpoints(
     add("SetShards", replay_pb2.SetShardsRequest, rights.TO_ADMINISTER_ALL, shards.set)
     add("ReportShard", replay_pb2.ReportShardRequest, to_describe, shards.report)
 
-    kept = CheckpointHandlers(checkpoints)
+    kept = CheckpointHandlers(checkpoints, catalog.shards)
     add("Checkpoint", replay_pb2.CheckpointRequest, to_copy, kept.create)
     add("ListCheckpoints", replay_pb2.ListCheckpointsRequest, rights.TO_ADMINISTER_ALL, kept.list)
     add("VerifyCheckpoint", replay_pb2.VerifyCheckpointRequest, rights.TO_ADMINISTER_ALL, kept.verify)

@@ -10,6 +10,7 @@ Clients read the map from any server and use the newest version. The server itse
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -99,6 +100,26 @@ class ShardMap(NamedTuple):
         ]
         return replay_pb2.ShardMap(uid=self.uid, version=self.version, shards=shards)
 
+    def to_json(self) -> dict[str, Any]:
+        """Convert to JSON values."""
+        shards = [
+            {**shard._asdict(), "lost_rows": [lost._asdict() for lost in shard.lost_rows]} for shard in self.shards
+        ]
+        return {"uid": self.uid.hex(), "version": self.version, "shards": shards}
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> ShardMap:
+        """Convert from the JSON values of `to_json`, and check them.
+
+        Raises:
+            FieldError, KeyError, TypeError, ValueError: the values are malformed.
+        """
+        shards = tuple(
+            Shard(**{**shard, "lost_rows": tuple(_lost_from_json(lost) for lost in shard.get("lost_rows", ()))})
+            for shard in stored["shards"]
+        )
+        return cls(bytes.fromhex(stored["uid"]), stored["version"], shards)._checked()
+
     def check_follows(self, old: ShardMap) -> None:
         """Check that this map may replace an older one of the service.
 
@@ -157,7 +178,7 @@ class ShardMapFile:
         """The map; None: the tables of this server have no other shards."""
         if self._path.exists():
             try:
-                self.current = _from_json(json.loads(self._path.read_text("utf-8")))
+                self.current = ShardMap.from_json(json.loads(self._path.read_text("utf-8")))
             except (ValueError, KeyError, TypeError, FieldError) as error:
                 raise DamagedTableError(f"{self._path}: corrupt: {error}; remove it, and set the map again") from error
 
@@ -176,23 +197,8 @@ class ShardMapFile:
         Raises:
             OSError: the file cannot be written; the old map stays.
         """
-        replace_file(self._path, json.dumps(_to_json(new), indent=1))
+        replace_file(self._path, json.dumps(new.to_json(), indent=1))
         self.current = new
-
-
-def _to_json(shard_map: ShardMap) -> dict[str, Any]:
-    shards = [
-        {**shard._asdict(), "lost_rows": [lost._asdict() for lost in shard.lost_rows]} for shard in shard_map.shards
-    ]
-    return {"uid": shard_map.uid.hex(), "version": shard_map.version, "shards": shards}
-
-
-def _from_json(stored: dict[str, Any]) -> ShardMap:
-    shards = tuple(
-        Shard(**{**shard, "lost_rows": tuple(_lost_from_json(lost) for lost in shard.get("lost_rows", ()))})
-        for shard in stored["shards"]
-    )
-    return ShardMap(bytes.fromhex(stored["uid"]), stored["version"], shards)._checked()
 
 
 def _lost_from_json(stored: dict[str, Any]) -> LostRows:

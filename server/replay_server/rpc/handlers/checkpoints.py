@@ -11,6 +11,7 @@ from replay_server import errors
 from replay_server.checkpoint.store import Checkpoint, Checkpoints
 from replay_server.rpc.call import Call
 from replay_server.rpc.rights import check_series, series_of
+from replay_server.storage.shard_map import ShardMapFile
 
 
 def describe(checkpoint: Checkpoint) -> replay_pb2.CheckpointDescription:
@@ -20,6 +21,7 @@ def describe(checkpoint: Checkpoint) -> replay_pb2.CheckpointDescription:
         directory=str(checkpoint.folder),
         taken_s=checkpoint.manifest.taken_s,
         bytes=checkpoint.manifest.nbytes,
+        shards=None if checkpoint.manifest.shards is None else checkpoint.manifest.shards.to_proto(),
         tables=[
             replay_pb2.CheckpointTable(
                 name=table.config.name,
@@ -36,9 +38,10 @@ def describe(checkpoint: Checkpoint) -> replay_pb2.CheckpointDescription:
 class CheckpointHandlers:
     """Handlers of the checkpoint RPCs."""
 
-    def __init__(self, checkpoints: Checkpoints | None) -> None:
-        """Use these checkpoints; None: disabled."""
+    def __init__(self, checkpoints: Checkpoints | None, shards: ShardMapFile) -> None:
+        """Use these checkpoints; None: disabled. ``shards`` is the server's map."""
         self._given = checkpoints
+        self._shards = shards
 
     async def create(self, request: Framed[replay_pb2.CheckpointRequest], call: Call) -> bytes:
         """Write a checkpoint."""
@@ -48,13 +51,17 @@ class CheckpointHandlers:
             check_series(call.caller, series, tables)
 
         client = call.caller.identity
-        made = await self._checkpoints.create(list(head.tables), series, head.keep, check, client=client)
+        made = await self._checkpoints.create(
+            list(head.tables), series, head.keep, check, number=head.number, client=client
+        )
         return replay_pb2.CheckpointResponse(checkpoint=describe(made)).SerializeToString()
 
     async def list(self, request: Framed[replay_pb2.ListCheckpointsRequest], _call: Call) -> bytes:
         """List all checkpoints."""
         found = await self._checkpoints.all()
-        return replay_pb2.ListCheckpointsResponse(checkpoints=map(describe, found)).SerializeToString()
+        return replay_pb2.ListCheckpointsResponse(
+            checkpoints=map(describe, found), shards=self._shards.to_proto()
+        ).SerializeToString()
 
     async def verify(self, request: Framed[replay_pb2.VerifyCheckpointRequest], _call: Call) -> bytes:
         """Verify a checkpoint."""

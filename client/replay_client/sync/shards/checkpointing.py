@@ -1,0 +1,139 @@
+"""Checkpoints of several servers: each writes its part, with the same name and number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final, TypeVar
+
+from replay_client._operations import server as operations
+from replay_client._transport.server_link import ServerLink
+from replay_client.errors import CheckpointNotFoundError, ServerUnavailableError
+from replay_client.results.checkpoints import Checkpoint, CheckpointTable
+from replay_client.results.shards import ShardMap
+from replay_client.sync.shards.asking import answers, ask_all
+
+T = TypeVar("T")
+
+_SERIES: Final = "checkpoint"
+
+
+def write_parts(
+    links: Mapping[int, ServerLink],
+    tables: Iterable[str],
+    *,
+    series: str | None,
+    keep: int | None,
+    timeout_s: float | None,
+) -> Checkpoint:
+    """Have all servers write their parts of a checkpoint, at almost the same time.
+
+    Raises:
+        ServerUnavailableError: a server is away. If it went away meanwhile, the others have written their parts.
+        ReplayError: as for `ReplayClient.checkpoint`.
+    """
+    series, names = series or _SERIES, tuple(tables)
+    listed = _of_each(links, {shard_id: partial(_listed, link) for shard_id, link in links.items()})
+    numbers = [_number(each.name) for parts in listed.values() for each in parts if _is_of(each.name, series)]
+    number = max(numbers, default=0) + 1
+
+    def write(link: ServerLink) -> Checkpoint:
+        call = operations.checkpoint(names, series=series, keep=keep, timeout_s=timeout_s, number=number)
+        return link.connection.run(call)
+
+    return joined(_of_each(links, {shard_id: partial(write, link) for shard_id, link in links.items()}))
+
+
+def list_parts(links: Mapping[int, ServerLink]) -> list[Checkpoint]:
+    """List the checkpoints of all servers, oldest first; parts of servers that are away are missing."""
+    by_name: dict[str, dict[int, Checkpoint]] = {}
+    for shard_id, (found, _) in ask_all(links, operations.list_checkpoints).items():
+        for each in found:
+            by_name.setdefault(each.name, {})[shard_id] = each
+    return sorted(map(joined, by_name.values()), key=lambda each: (each.taken_s, each.name))
+
+
+def verify_parts(
+    links: Mapping[int, ServerLink], name: str, *, timeout_s: float | None, is_partial: bool
+) -> Checkpoint:
+    """Have all servers verify their parts of a checkpoint.
+
+    Raises:
+        CheckpointNotFoundError: parts are missing, unless ``is_partial``; or there are none.
+        CheckpointDamagedError: a file is corrupt.
+    """
+
+    def verify(link: ServerLink) -> Checkpoint | None:
+        try:
+            return link.connection.run(operations.verify_checkpoint(name, timeout_s=timeout_s))
+        except CheckpointNotFoundError:
+            return None
+
+    found = answers({shard_id: partial(verify, link) for shard_id, link in links.items()})
+    parts = {shard_id: part for shard_id, part in found.items() if part is not None}
+    if not parts:
+        raise CheckpointNotFoundError(f"no server has a checkpoint {name!r}")
+    whole = joined(parts)
+    if whole.missing and not is_partial:
+        shards = {} if whole.shards is None else {shard.id: shard.address for shard in whole.shards.shards}
+        missing = ", ".join(f"{shard_id} at {shards[shard_id]}" for shard_id in whole.missing)
+        raise CheckpointNotFoundError(f"checkpoint {name!r} lacks the parts of shards {missing}")
+    return whole
+
+
+def joined(parts: Mapping[int, Checkpoint]) -> Checkpoint:
+    """Describe a checkpoint of several servers."""
+    newest = max((part.shards for part in parts.values() if part.shards), key=_version, default=None)
+    tables: dict[str, CheckpointTable] = {}
+    for part in parts.values():
+        for name, table in part.tables.items():
+            tables[name] = _added(tables[name], table) if name in tables else table
+    first = next(iter(parts.values()))
+    return replace(
+        first,
+        taken_s=min(part.taken_s for part in parts.values()),
+        bytes=sum(part.bytes for part in parts.values()),
+        tables=dict(sorted(tables.items())),
+        shards=newest,
+        parts=dict(parts),
+    )
+
+
+def _listed(link: ServerLink) -> Sequence[Checkpoint]:
+    found, _ = link.connection.run(operations.list_checkpoints())
+    return found
+
+
+def _of_each(links: Mapping[int, ServerLink], calls: Mapping[int, partial[T]]) -> dict[int, T]:
+    """Return the answers of all servers.
+
+    Raises:
+        ServerUnavailableError: one of them is away.
+    """
+    found = answers(calls)
+    away = [f"shard {shard_id} at {link.options.address}" for shard_id, link in links.items() if shard_id not in found]
+    if away:
+        raise ServerUnavailableError(f"a checkpoint needs all servers, but these are away: {', '.join(away)}")
+    return found
+
+
+def _added(one: CheckpointTable, other: CheckpointTable) -> CheckpointTable:
+    return replace(
+        one,
+        size=one.size + other.size,
+        inserted=one.inserted + other.inserted,
+        left_out=one.left_out + other.left_out,
+    )
+
+
+def _is_of(name: str, series: str) -> bool:
+    return name.rpartition("-")[0] == series
+
+
+def _number(name: str) -> int:
+    return int(name.rpartition("-")[2])
+
+
+def _version(shards: ShardMap) -> int:
+    return shards.version
