@@ -10,6 +10,7 @@ server asks for, at most every 0.1 s and at least every second.
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import random
 import secrets
@@ -23,6 +24,7 @@ from typing import Any, Final
 import grpc.aio
 import numpy as np
 import psutil
+from numpy.typing import NDArray
 from replay_client import ReplayClient
 from replay_proto.v1 import replay_pb2
 from rich.console import Console
@@ -30,7 +32,7 @@ from rich.console import Console
 from benchmarks.learner_step import BETA, touch
 from benchmarks.report import Section, spread
 from benchmarks.service import full_table, running_server
-from benchmarks.workloads import CARTPOLE
+from benchmarks.workloads import CARTPOLE, Workload
 
 WRITERS: Final = 400
 ROWS_PER_S: Final = 35.0
@@ -42,13 +44,21 @@ _SETTLE_S: Final = 6.0
 _WRITE: Final = "/replay.v1.ReplayService/Write"
 _OWN_CONNECTION: Final = [("grpc.use_local_subchannel_pool", 1)]
 _MOST_ROWS: Final = 1024
+_MOST_BYTES: Final = 8_000_000
+
+
+@functools.cache
+def _values_of(workload: Workload) -> list[NDArray[Any]]:
+    """Columns of rows, as many as a block may have."""
+    count = min(_MOST_ROWS, _MOST_BYTES // workload.row_bytes)
+    return list(workload.rows(count, np.random.default_rng(3)).values())
 
 
 class LeanWriter:
     """A writer of the protocol."""
 
-    def __init__(self, address: str) -> None:
-        """Connect to a server with the full table of `CARTPOLE`."""
+    def __init__(self, address: str, workload: Workload = CARTPOLE) -> None:
+        """Connect to a server with the full table of a workload."""
         self.delay_s = SHORTEST_DELAY_S
         """What the server has asked for, within the bounds of a writer."""
         self._channel = grpc.aio.insecure_channel(address, options=_OWN_CONNECTION)
@@ -56,16 +66,17 @@ class LeanWriter:
         self._stream = stream()
         self._writer_id = secrets.token_bytes(16)
         self._sequence = 0
-        self._values = CARTPOLE.rows(_MOST_ROWS, np.random.default_rng(3))
+        self._table = workload.name
+        self._values = _values_of(workload)
 
     async def write(self, count: int) -> None:
         """Send a block of rows, and wait until it is acknowledged."""
         self._sequence += 1
         request = replay_pb2.WriteRequest(
-            table=CARTPOLE.name,
+            table=self._table,
             writer_id=self._writer_id,
             insertion=replay_pb2.Insertion(row_count=count, sequence=self._sequence),
-            rows=b"".join(values[:count].tobytes() for values in self._values.values()),
+            rows=b"".join(values[:count].tobytes() for values in self._values),
         )
         await self._stream.write(request.SerializeToString())
         response = replay_pb2.WriteResponse.FromString(await self._stream.read())
@@ -87,10 +98,10 @@ class LeanWriter:
         await self._channel.close()
 
 
-async def run_fleet(address: str) -> None:
+async def run_fleet(address: str, count: int) -> None:
     """Write until standard input ends, at the lowest priority, because real writers run on other machines."""
     os.nice(19)
-    writers = [LeanWriter(address) for _ in range(WRITERS)]
+    writers = [LeanWriter(address) for _ in range(count)]
     tasks = [asyncio.create_task(writer.write_steadily(ROWS_PER_S)) for writer in writers]
     ended = asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     await asyncio.wait([ended, *tasks], return_when=asyncio.FIRST_COMPLETED)
@@ -104,9 +115,9 @@ async def run_fleet(address: str) -> None:
 
 
 @contextmanager
-def fleet(address: str) -> Iterator[None]:
-    """Run the writers in another process."""
-    command = [sys.executable, "-m", "benchmarks.fleet", "--write", address]
+def fleet(address: str, count: int = WRITERS) -> Iterator[None]:
+    """Run so many writers in another process."""
+    command = [sys.executable, "-m", "benchmarks.fleet", "--write", address, str(count)]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
         time.sleep(_SETTLE_S)
         yield
@@ -167,7 +178,7 @@ def measure(rounds: int = ROUNDS, window_s: float = WINDOW_S) -> Section:
 def main() -> None:
     """Measure, or run the process of the writers."""
     if sys.argv[1:2] == ["--write"]:
-        asyncio.run(run_fleet(sys.argv[2]))
+        asyncio.run(run_fleet(sys.argv[2], int(sys.argv[3])))
     else:
         measure().show(Console(width=120))
 

@@ -61,6 +61,7 @@ docs/steps
 docs/mixed-data
 docs/scaling
 docs/kubernetes
+docs/slurm
 docs/data
 docs/integrations
 docs/trainer
