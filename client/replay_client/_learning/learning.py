@@ -160,7 +160,10 @@ class Learning:
             InvalidArgumentError: the keys or the priorities are invalid.
         """
         checked = checked_keys(batch_or_keys)
-        values = checked_priorities(priorities, len(checked))
+        self.keep(checked, checked_priorities(priorities, len(checked)))
+
+    def keep(self, checked: NDArray[np.int64], values: NDArray[np.float64]) -> None:
+        """Keep updates as `update` does; keys int64[n] and priorities float64[n] have been checked."""
         for first in range(0, len(checked), UPDATES_KEPT):
             part = slice(first, first + UPDATES_KEPT)
             if self._keys_kept + len(checked[part]) > UPDATES_KEPT:

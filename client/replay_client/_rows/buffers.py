@@ -23,6 +23,8 @@ _KEPT: Final = 32
 """Maximum number of free buffers kept."""
 _KEPT_BYTES: Final = 1 << 28
 """Maximum bytes of free buffers kept."""
+_LAYOUTS: Final = 64
+"""Maximum number of layouts kept: the shards of a table draw different numbers of rows for each batch."""
 _PAGE_BYTES: Final = 4096
 _LINE_BYTES: Final = 64
 
@@ -35,7 +37,7 @@ class ColumnBuffers:
         self.columns: Final = columns
         """Dtype and shape of each column."""
         self._buffers = Buffers()
-        self._layout = lru_cache(maxsize=1)(partial(_layout, columns))
+        self._layout = lru_cache(maxsize=_LAYOUTS)(partial(_layout, columns))
 
     def blank(self, row_count: int) -> dict[str, NDArray[Any]]:
         """Return uninitialized columns in one buffer, by name: ``dtype[row_count, *shape]``."""

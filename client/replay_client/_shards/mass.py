@@ -51,6 +51,23 @@ def rows_by_shard(
     return np.bincount(shards, minlength=len(chances)).astype(np.int64)
 
 
+def shards_of_rows(
+    chances: NDArray[np.float64], batches: int, batch_size: int, mode: DrawMode, random: np.random.Generator
+) -> NDArray[np.intp]:
+    """Choose the shard in which to draw each row of several batches, intp[batches, batch_size], as `rows_by_shard`.
+
+    The rows of each batch are in random order.
+    """
+    points = random.random((batches, batch_size))
+    if mode == "stratified":
+        for row in points:
+            row += random.permutation(batch_size)
+        points /= batch_size
+    last = int(np.flatnonzero(chances)[-1])
+    shards: NDArray[np.intp] = np.minimum(np.searchsorted(np.cumsum(chances), points, side="right"), last)
+    return shards
+
+
 def joined_weights(probabilities: NDArray[np.float64], reference: float | None, beta: float) -> NDArray[np.float32]:
     """Return the weights of rows of several shards, float32[n]: ``(P_ref / P) ** beta``.
 

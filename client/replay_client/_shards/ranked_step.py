@@ -16,7 +16,7 @@ since q was computed; then shards with too large a q_s lose the excess by anothe
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Final
@@ -109,6 +109,13 @@ class RankedStep(Step):
     def missing(self) -> int:
         """Rows that have not arrived."""
         return self.draw.batch_size - sum(batch.batch_size for _, batch in self.parts)
+
+    def placed(self, random: np.random.Generator) -> Iterator[tuple[int, Batch, NDArray[np.intp]]]:
+        """Iterate over the parts: shard, rows, and their places intp[n], in random order."""
+        order, start = random.permutation(self.draw.batch_size), 0
+        for shard_id, batch in self.parts:
+            yield shard_id, batch, order[start : start + batch.batch_size]
+            start += batch.batch_size
 
     def begin_round(self, chances: dict[int, float], states: dict[int, replay_pb2.TableState]) -> dict[int, Question]:
         """Return the questions of the first phase of another round.

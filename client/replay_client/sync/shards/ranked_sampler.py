@@ -31,6 +31,7 @@ class RankedSampler(ShardedSampler):
             ReplayError: as for `next()`.
         """
         self._check_usable()
+        self._distribute()
         third = max(1, math.ceil((self.prefetch - 1) / 3))
         for number, step in enumerate(list(self._steps)):
             assert isinstance(step, RankedStep)
@@ -47,7 +48,10 @@ class RankedSampler(ShardedSampler):
         self._ask_idle()
         self._receive_from(next(iter(step.asked)))
 
-    def _begin_step(self) -> None:
+    def _together(self) -> int:
+        return 1
+
+    def _begin_step(self, batches: int) -> None:
         step = RankedStep(self._draw, {}, {}, alpha=self._alpha, random=self._random)
         self._begin_round(step)
         self._steps.append(step)

@@ -46,6 +46,11 @@ class ShardStream(Sampler):
         """Whether the next reply has a batch, unless the request is refused."""
         return bool(self._learning.pending.requests and self._learning.pending.requests[0].batches)
 
+    def keep(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:
+        """Keep checked updates for the next request."""
+        self._learning.keep(keys, priorities)
+        self._stream.send_pending()
+
     def hear(self, others_largest: float) -> None:
         """Tell the shard the largest priority in the others, with the next request."""
         self._learning.others_largest = others_largest

@@ -11,22 +11,26 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
+from replay_proto.framing import Array
 from replay_proto.v1 import replay_pb2
 
 from replay_client._learning.answers import Blank
+from replay_client._learning.learning import UPDATES_KEPT
 from replay_client._learning.prefetch import prefetching
+from replay_client._rows.buffers import ColumnBuffers
 from replay_client._rows.checks import checked_keys, checked_priorities
 from replay_client._rows.columns import BatchOrKeys
-from replay_client._shards.keys import global_keys, local_keys, shard_ids
-from replay_client._shards.mass import joined_weights, rows_by_shard, shard_chances
+from replay_client._shards.bundle import Bundle
+from replay_client._shards.keys import local_keys, shard_ids
+from replay_client._shards.mass import shard_chances
 from replay_client._shards.step import Step
 from replay_client.batch import Batch
-from replay_client.draws import DrawMode, Prefetch, with_beta
+from replay_client.draws import Prefetch, with_beta
 from replay_client.errors import (
     DeadlineExceededError,
     ReplayError,
@@ -49,6 +53,13 @@ AWAY_AFTER_S: Final = 0.2
 _STATE_EVERY_S: Final = 0.05
 """Maximum age of the state of a shard from which nothing was drawn."""
 _POLL_S: Final = 0.02
+_MOST_KEPT: Final = 64
+"""Calls with updates that wait for the next request."""
+_FEWEST_BUNDLED: Final = 8
+"""Batches in flight from which on several batches are requested together."""
+_BUNDLE_ROWS: Final = 1 << 13
+_BUNDLE_BYTES: Final = 1 << 20
+"""Maximum size of batches that are requested together: larger ones would be copied once more for little gain."""
 GONE: Final = (ServerUnavailableError, TableReplacedError, TableNotFoundError)
 
 
@@ -60,7 +71,8 @@ class ShardedSampler(Sampler):
         roster: Roster,
         open_stream: Callable[[Member], ShardStream],
         draw: replay_pb2.Draw,
-        blank: Blank,
+        buffers: ColumnBuffers,
+        blank: Blank | None,
         *,
         prefetch: Prefetch,
         reconnect_timeout_s: float,
@@ -72,7 +84,8 @@ class ShardedSampler(Sampler):
             roster: the shards.
             open_stream: opens a stream to a shard.
             draw: what to draw.
-            blank: provides the memory for batches.
+            buffers: memory for batches.
+            blank: provides the memory for batches instead; None: ``buffers`` do.
             prefetch: number of batches in flight.
             reconnect_timeout_s: seconds to wait if all servers are away.
             random: chooses the shards.
@@ -84,15 +97,20 @@ class ShardedSampler(Sampler):
         self._members = {member.id: member for member in self._seen}
         self._open_stream = open_stream
         self._draw = draw
-        self._blank = blank
+        self._buffers = buffers
+        self._blank = blank or buffers.blank
+        self._batch_bytes = draw.batch_size * sum(column.row_bytes for column in buffers.columns.values())
         self._reconnect_timeout_s = reconnect_timeout_s
         self._random = random
         self._is_closed = False
         self.prefetch = prefetch
         self._steps: deque[Step] = deque()
+        self._bundle: Bundle | None = None  # the oldest step
+        self._scratch: dict[str, Array] = {}  # memory for bundles of several batches
         self._streams: dict[int, ShardStream] = {}
         self._away: dict[int, AwayShard] = {}
         self._counted = [0, 0]  # updated and stale rows on streams that have ended, or in no shard
+        self._kept: list[tuple[NDArray[np.int64], NDArray[np.float64]]] = []  # updates for the next request
         self._updates = False  # whether there was an update: a token may lack the right
         self._begin()
 
@@ -117,12 +135,17 @@ class ShardedSampler(Sampler):
     @property
     def in_flight(self) -> int:
         """Batches requested but not yet returned."""
-        return len(self._steps)
+        return self._left + sum(step.batches for step in self._steps)
+
+    @property
+    def _left(self) -> int:
+        """Batches that have arrived, and were not returned yet."""
+        return 0 if self._bundle is None else self._bundle.left
 
     @property
     def unacknowledged(self) -> int:
         """Number of messages with unacknowledged updates, except those held for servers that are away."""
-        return sum(stream.unacknowledged for stream in list(self._streams.values()))
+        return bool(self._kept) + sum(stream.unacknowledged for stream in list(self._streams.values()))
 
     @property
     def updated(self) -> int:
@@ -154,13 +177,13 @@ class ShardedSampler(Sampler):
             ReplayError: as for `Sampler`.
         """
         began_s = 0.0
-        while not began_s or not self._steps:  # a step is given up if all its shards have lost their rows
+        while not began_s or not (self._left or self._steps):  # a step is given up if all its shards lost their rows
             self.request()
             began_s = time.perf_counter()
-            while self._steps and not self._steps[0].is_complete:
+            while not self._left and self._steps and not self._steps[0].is_complete:
                 self._pursue(self._steps[0])
         self._prefetching.stepped(began_s, time.perf_counter())
-        return self._joined(self._steps.popleft())
+        return self._next_batch()
 
     def request(self) -> None:
         """Send updates and requests for another batch, as `next()` does, but do not wait for the batch.
@@ -170,14 +193,18 @@ class ShardedSampler(Sampler):
         """
         self._check_usable()
         self._follow()
+        self._distribute()
         self._welcome_back()
         for shard_id, stream in list(self._streams.items()):
             while shard_id in self._streams and stream.is_asked and not stream.next_is_batch:
                 self._receive_from(shard_id)
         self._tell_largest()
-        while len(self._steps) < self.prefetch:
-            self._begin_step()
-        self._ask_idle()
+        together = self._together()
+        has_begun = together == 1
+        while (missing := self.prefetch - self.in_flight) >= together:
+            self._begin_step(min(missing, together))
+            has_begun = True
+        self._ask_idle(are_updates_sent=has_begun)
 
     def update_priorities(self, batch_or_keys: BatchOrKeys, priorities: ArrayLike) -> None:
         """Update priorities; see `Sampler.update_priorities`. Those of a shard that is away are held: 65,536 of them.
@@ -187,20 +214,10 @@ class ShardedSampler(Sampler):
         """
         self._check_usable()
         keys = checked_keys(batch_or_keys)
-        values = checked_priorities(priorities, len(keys))
+        self._kept.append((keys.copy(), checked_priorities(priorities, len(keys)).copy()))
         self._updates = True
-        owners = shard_ids(keys)
-        left = len(keys)
-        for shard_id in self._members:
-            mine = owners == shard_id
-            if not mine.any():
-                continue
-            left -= int(mine.sum())
-            if shard_id in self._streams:
-                self._streams[shard_id].update_priorities(local_keys(keys[mine]), values[mine])
-            else:
-                self._away[shard_id].hold(local_keys(keys[mine]), values[mine])
-        self._counted[1] += left
+        if len(self._kept) > _MOST_KEPT or len(keys) > UPDATES_KEPT:
+            self._distribute()
 
     def flush(self, *, timeout_s: float | None = None) -> None:
         """Wait until all updates are acknowledged, except those held for servers that are away; see `Sampler.flush`.
@@ -211,6 +228,7 @@ class ShardedSampler(Sampler):
         """
         self._check_usable()
         deadline = self.deadline(timeout_s)
+        self._distribute()
         for shard_id, stream in list(self._streams.items()):
             if stream.has_kept:
                 stream.ask_for(None)
@@ -228,6 +246,25 @@ class ShardedSampler(Sampler):
             stream.cancel(is_waited_for=is_waited_for)
         for away in list(self._away.values()):
             away.end()
+
+    def _distribute(self) -> None:
+        """Pass updates on to the shards of their rows."""
+        if not self._kept:
+            return
+        keys, values = (np.concatenate(parts) for parts in zip(*self._kept, strict=True))
+        self._kept.clear()
+        owners = shard_ids(keys)
+        left = len(keys)
+        for shard_id in self._members:
+            mine = np.flatnonzero(owners == shard_id)
+            if not len(mine):
+                continue
+            left -= len(mine)
+            if shard_id in self._streams:
+                self._streams[shard_id].keep(local_keys(keys[mine]), values[mine])
+            else:
+                self._away[shard_id].hold(local_keys(keys[mine]), values[mine])
+        self._counted[1] += left
 
     def _begin(self) -> None:
         """Open all streams, and learn the states."""
@@ -253,8 +290,15 @@ class ShardedSampler(Sampler):
         """Wait for another reply that a step needs."""
         self._receive_from(next(iter(step.asked)))
 
-    def _begin_step(self) -> None:
-        """Request another batch.
+    def _together(self) -> int:
+        """Return how many batches to request in one message: several if many are in flight, unless they are large."""
+        if self.prefetch < _FEWEST_BUNDLED:
+            return 1
+        most = min(_BUNDLE_ROWS // self._draw.batch_size, _BUNDLE_BYTES // max(1, self._batch_bytes))
+        return max(1, min(self.prefetch // 2, most))
+
+    def _begin_step(self, batches: int) -> None:
+        """Request more batches.
 
         Raises:
             ServerUnavailableError: all servers are away.
@@ -263,22 +307,17 @@ class ShardedSampler(Sampler):
         """
         chances = self._drawable_chances()
         smallest = {shard_id: self._streams[shard_id].state.smallest_probability for shard_id in chances}
-        step = Step(self._draw, chances, smallest)
+        step = Step(self._draw, chances, smallest, batches=batches)
         self._steps.append(step)
-        self._request_rows(step, self._draw.batch_size)
+        self._request_rows(step, step.ask(self._random))
 
-    def _request_rows(self, step: Step, rows: int) -> None:
-        """Request rows for a step, by its chances."""
-        ids = list(step.chances)
-        mode: DrawMode = "independent" if step.draw.draw_mode == replay_pb2.DRAW_MODE_INDEPENDENT else "stratified"
-        counts = rows_by_shard(np.array(list(step.chances.values())), rows, mode, self._random)
-        for shard_id, count in zip(ids, counts.tolist(), strict=True):
-            if count:
-                step.asked[shard_id] = step.asked.get(shard_id, 0) + count
-                draw = replay_pb2.Draw()
-                draw.CopyFrom(step.draw)
-                draw.batch_size, draw.wait_s, draw.beta = count, 0.0, 0.0  # `_joined` computes the weights
-                self._streams[shard_id].ask_for(draw, step)
+    def _request_rows(self, step: Step, counts: Mapping[int, int]) -> None:
+        """Request rows for a step, by shard."""
+        for shard_id, count in counts.items():
+            draw = replay_pb2.Draw()
+            draw.CopyFrom(step.draw)
+            draw.batch_size, draw.wait_s, draw.beta = count, 0.0, 0.0  # `Bundle` computes the weights
+            self._streams[shard_id].ask_for(draw, step)
 
     def _drawable_chances(self) -> dict[int, float]:
         """Return the probability of each shard by id, by the last states; wait until there are rows to draw."""
@@ -395,8 +434,8 @@ class ShardedSampler(Sampler):
         if step not in self._steps:
             return
         missing = step.without(shard_id)
-        if step.chances and missing:
-            self._request_rows(step, missing)
+        if step.chances and len(missing):
+            self._request_rows(step, step.ask(self._random, missing))
         elif not step.chances:
             self._steps.remove(step)
 
@@ -423,39 +462,29 @@ class ShardedSampler(Sampler):
         for shard_id, stream in self._streams.items():
             stream.hear(max((value for other, value in largest.items() if other != shard_id), default=0.0))
 
-    def _ask_idle(self) -> None:
+    def _ask_idle(self, *, are_updates_sent: bool = True) -> None:
         """Send updates to shards that got no request with them, and ask for states that have become old."""
         now = time.monotonic()
         for stream in self._streams.values():
-            if stream.has_kept or (not stream.is_asked and now - stream.state_at > _STATE_EVERY_S):
+            if (are_updates_sent and stream.has_kept) or (
+                not stream.is_asked and now - stream.state_at > _STATE_EVERY_S
+            ):
                 stream.ask_for(None)
 
-    def _joined(self, step: Step) -> Batch:
-        """Join the parts of a batch in random order, and compute probabilities and weights."""
-        rows = step.draw.batch_size
-        order = self._random.permutation(rows)
-        columns = self._blank(rows)
-        keys, probabilities = np.empty(rows, np.int64), np.empty(rows, np.float64)
-        start = 0
-        for shard_id, part in step.parts:
-            places = order[start : start + part.batch_size]
-            start += part.batch_size
-            keys[places] = global_keys(shard_id, part.row_keys)
-            probabilities[places] = step.probabilities(shard_id, part)
-            for name, column in columns.items():
-                column[places] = part.columns[name]
-        least = step.smallest_probability() or float(probabilities.min())
-        is_by_batch = step.draw.weight_norm == replay_pb2.WEIGHT_NORM_BATCH
-        states = [stream.state for stream in self._streams.values()]
-        return Batch(
-            row_keys=keys,
-            columns=columns,
-            probabilities=probabilities,
-            weights=joined_weights(probabilities, None if is_by_batch else least, step.draw.beta),
-            beta=step.draw.beta,
-            size=sum(state.size for state in states),
-            drawable=sum(state.drawable for state in states),
-            total_mass=step.total_mass(states),
-            smallest_probability=least,
-            inserted=sum(state.inserted for state in states),
-        )
+    def _next_batch(self) -> Batch:
+        """Return the oldest batch, after its rows have arrived."""
+        if not self._left:
+            step = self._steps.popleft()
+            rows = step.draw.batch_size * step.batches
+            columns = self._blank(rows) if step.batches == 1 else self._scratch_of(rows)
+            states = [stream.state for stream in self._streams.values()]
+            self._bundle = Bundle(step, states, columns, self._random)
+            if step.batches == 1:
+                return self._bundle.take(columns)
+        assert self._bundle is not None
+        return self._bundle.take(self._blank(self._draw.batch_size))
+
+    def _scratch_of(self, rows: int) -> dict[str, Array]:
+        if any(len(column) < rows for column in self._scratch.values()) or not self._scratch:
+            self._scratch = self._buffers.blank(rows)
+        return {name: column[:rows] for name, column in self._scratch.items()}
