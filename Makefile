@@ -12,12 +12,8 @@ MINUTES := 30
 MAY_END_WITH := $(if $(ARGS),5,0)
 PINNED := --constraint constraints.txt --build-constraint constraints.txt
 
-# uv installs packages in a third of pip's CPU time, several at once. It reads neither pip's variables nor its files, so
-# it is told what they say about the index and local files.
-OF_PIP = $(or $(PIP_$(1)),$(shell $(BIN)/pip config get global.$(2) 2>/dev/null))
-INSTALL = $(BIN)/uv pip install --quiet --system-certs \
-	$(addprefix --default-index ,$(call OF_PIP,INDEX_URL,index-url)) \
-	$(addprefix --find-links ,$(call OF_PIP,FIND_LINKS,find-links)) --python
+# uv installs packages in a third of pip's CPU time, several at once.
+INSTALL := $(BIN)/python scripts/install.py --python
 
 # The first step of a test run compiles the kernels once, so that the workers do not all compile them at the same time.
 # The test of a server's first start compiles all kernels, and the other tests reuse them.
