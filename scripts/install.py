@@ -15,7 +15,7 @@ from pathlib import Path
 def main() -> int:
     """Run uv with the given arguments, and return its exit status."""
     uv = Path(sys.executable).with_name("uv")
-    command = [uv, "pip", "install", "--quiet", "--system-certs", *options_of(pip_settings()), *sys.argv[1:]]
+    command = [str(uv), "pip", "install", "--quiet", "--system-certs", *options_of(pip_settings()), *sys.argv[1:]]
     return subprocess.run(command, check=False).returncode
 
 
