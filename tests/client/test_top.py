@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import html
+import io
 import os
 import pty
 import queue
@@ -16,6 +17,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 from replay_client import Column, ReplayClient, ReplayError, Table, TableNotFoundError
+from replay_client._shards.merged_stats import merged_stats
 from replay_client.cli.inspect_view import Inspected
 from replay_client.cli.table_view import fill_share
 from replay_client.cli.text_plot import sparkline
@@ -24,7 +26,9 @@ from replay_client.cli.top.history import History
 from replay_client.cli.top.table_list import TableList
 from replay_client.cli.units import count_text, printable_text, shortened_text
 from replay_client.cli.watch import Trouble, looks
+from replay_client.results.shards import Shard, ShardMap
 from replay_client.results.stats import Stats, TableStats
+from rich.console import Console
 from textual.containers import VerticalScroll
 from textual.pilot import Pilot
 from textual.widgets import Static
@@ -401,3 +405,38 @@ def test_it_ends_at_ctrl_c(server: ServerProcess, table: Table, terminal: tuple[
     except OSError:
         pass
     assert process.wait(PATIENCE_S) == 0
+
+
+def on_several_servers(stats: Stats, *there: int) -> Stats:
+    """The same statistics from each of three servers that are there."""
+    shards = tuple(Shard(number, f"host{number}:50051", "active") for number in range(3))
+    return merged_stats(ShardMap(bytes(16), 1, shards), dict.fromkeys(there, stats))
+
+
+def test_a_table_on_several_servers_is_one_with_its_shards_below(stats: Stats) -> None:
+    whole = on_several_servers(stats, 0, 2)
+
+    async def steps(pilot: Pilot[None]) -> None:
+        assert [cell.plain.split()[0] for cell in pilot.app.screen.query_one(TableList).get_row(NAMES[0])][1] == "60"
+        assert "2 servers" in screen_of(pilot)[0]
+        assert "shard 1 at host1:50051 is away" in screen_of(pilot)[1]
+        await pilot.press("enter")
+        await until(pilot, lambda: isinstance(pilot.app.screen, OneTable), "the table is shown")
+        console = Console(width=80, file=io.StringIO(), record=True)
+        console.print(pilot.app.screen.query_one("#figures", Static).content)
+        lines = [line.split() for line in console.export_text().splitlines() if "host" in line]
+        assert [line[:3] for line in lines] == [
+            ["0", "host0:50051", "active"],
+            ["1", "host1:50051", "away"],
+            ["2", "host2:50051", "active"],
+        ]
+
+    Feed(whole).drive(steps)
+
+
+def test_a_server_that_goes_away_or_comes_back_is_no_rate(stats: Stats) -> None:
+    history = History()
+    for seconds, there in enumerate([(0, 1, 2), (0, 1, 2), (0, 2), (0, 2), (0, 1, 2), (0, 1, 2)]):
+        server = dataclasses.replace(stats.server, uptime_s=100.0 + seconds, cpu_s=10.0 + seconds)
+        history.add(on_several_servers(dataclasses.replace(stats, server=server), *there))
+    assert list(history.tables[NAMES[0]].inserted) == [0.0, 0.0, 0.0]

@@ -21,6 +21,7 @@ from replay_server.http.page_figures import (
     checkpoint_figures,
     distributions_of,
     method_figures,
+    shard_figures,
     table_figures,
     to_json,
 )
@@ -156,6 +157,7 @@ class Feed:
             "cpu_s": times.user + times.system,
             "resident_bytes": memory.rss,
             "storage": self._view.storage()._asdict(),
+            "shards": shard_figures(self._view.catalog.shards.current),
             "methods": [method_figures(name, endpoint) for name, endpoint in self._view.endpoints().items()],
         }
 

@@ -15,6 +15,7 @@ from replay_server.checkpoint.store import Checkpoint
 from replay_server.flow.waits import Wait
 from replay_server.http.snapshot import Limiter, TableSnapshot
 from replay_server.rpc.endpoint import AnyEndpoint
+from replay_server.storage.shard_map import ShardMap
 from replay_server.table.distributions import some_ages_s, some_priorities
 from replay_server.table.table import Table
 
@@ -103,6 +104,15 @@ def checkpoint_figures(checkpoints: Sequence[Checkpoint]) -> list[dict[str, Any]
         }
         for found in reversed(checkpoints[-_CHECKPOINTS:])
     ]
+
+
+def shard_figures(shards: ShardMap | None) -> list[dict[str, Any]]:
+    """Return the servers over which tables are distributed, without those that have gone; none if there are no others.
+
+    The server cannot tell which of them it is: it has no address of its own.
+    """
+    in_use = () if shards is None else [shard for shard in shards.shards if shard.state in ("active", "draining")]
+    return [{"id": shard.id, "address": shard.address, "state": shard.state} for shard in in_use]
 
 
 def distributions_of(table: Table, random: np.random.Generator) -> dict[str, Any]:

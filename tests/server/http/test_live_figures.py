@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from replay_proto.v1 import replay_pb2
 from replay_proto.waits import wait_sentence
 
 from tests.support.caller import Caller, LearnStream, WriteStream, make_draw, make_update, wire_only
@@ -165,6 +166,24 @@ def test_rates_are_recorded_and_a_dropped_table_disappears(caller: Caller, seen:
     assert get(seen, f"/history?table={table.name}").status == 404
     with events(seen) as stream:
         assert table.name not in {shown["name"] for shown in stream.next()["tables"]}
+
+
+@wire_only
+def test_servers_that_share_tables_are_listed(
+    start_server: Callable[..., ServerProcess], call: Callable[[ServerProcess], Caller]
+) -> None:
+    server = start_server(*FLAGS)
+    states = (replay_pb2.SHARD_STATE_ACTIVE, replay_pb2.SHARD_STATE_DRAINING, replay_pb2.SHARD_STATE_LOST)
+    shards = [replay_pb2.Shard(id=number, address=f"h{number}:1", state=state) for number, state in enumerate(states)]
+    with events(server) as stream:
+        assert next(iter(stream))["shards"] == []
+        shard_map = replay_pb2.ShardMap(uid=bytes(16), version=1, shards=shards)
+        call(server).stub.SetShards(replay_pb2.SetShardsRequest(map=shard_map))
+        figures = next(figures for figures in stream if figures["shards"])
+    assert figures["shards"] == [
+        {"id": 0, "address": "h0:1", "state": "active"},
+        {"id": 1, "address": "h1:1", "state": "draining"},
+    ]
 
 
 @wire_only

@@ -14,7 +14,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from typing import ClassVar
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
@@ -25,6 +25,7 @@ from textual.widgets import DataTable, Footer, Static
 
 from replay_client.cli.inspect_view import Inspected, inspect_screen
 from replay_client.cli.render import method_figures, server_line
+from replay_client.cli.shard_view import away_text, shard_figures
 from replay_client.cli.table_view import table_view, wait_text
 from replay_client.cli.text_plot import sparkline
 from replay_client.cli.top.history import History
@@ -85,9 +86,12 @@ class View(Screen[None]):
         top = self.top
         line = server_line(top.stats, top.address, top.history.cpu_share)
         self.query_one("#server", Static).update(line)
+        lines = list(away_text(top.stats))
+        if top.trouble is not None:
+            lines.insert(0, Text(printable_text(f"no statistics: {top.trouble}"), "red"))
         trouble = self.query_one("#trouble", Static)
-        trouble.update(Text(printable_text(f"no statistics: {top.trouble}"), "red"))
-        trouble.display = top.trouble is not None
+        trouble.update(Text("\n").join(lines))
+        trouble.display = bool(lines)
         self.show(top.stats, top.history)
 
 
@@ -180,7 +184,8 @@ class OneTable(View):
         ]
         self.query_one("#rates", Static).update(Text("\n").join(lines))
         bars = self.app.size.height - _LINES_BESIDE_BARS - 2 * len(table.waits)
-        self.query_one("#figures", Static).update(table_view(table, max(_LEAST_BARS, bars)))
+        shards = shard_figures(table, stats.shards)
+        self.query_one("#figures", Static).update(Group(*shards, table_view(table, max(_LEAST_BARS, bars))))
 
 
 class TableRows(View):

@@ -56,6 +56,9 @@ class History:
     def add(self, stats: Stats) -> None:
         """Append the rates since the last call."""
         last, self._last = self._last, stats
+        if last is not None and stats.servers.keys() != last.servers.keys():  # sums over other servers
+            self._tables = {name: self._tables.get(name, TableHistory()) for name in stats.tables}
+            return
         if last is None or _is_another_process(last.server, stats.server):
             self._tables = {name: TableHistory() for name in stats.tables}
             self.cpu_share = None

@@ -220,6 +220,12 @@ function showCalls(methods) {
   fill(byId("calls").querySelector("tbody"), rows, "td", ["", "", "", "", "wide", "wide", ""]);
 }
 
+function showShards(shards) {
+  byId("shards").hidden = !shards.length;
+  const rows = shards.map((shard) => [String(shard.id), shard.address, shard.state]);
+  fill(byId("shards").querySelector("tbody"), rows, "td", ["", "", ""]);
+}
+
 function showCheckpoints(checkpoints, now) {
   byId("checkpoints").hidden = !checkpoints;
   byId("checkpoints").querySelector("table").hidden = !checkpoints?.length;
@@ -249,6 +255,7 @@ function show(server) {
   showServer(server);
   showTables(server.tables);
   showCalls(server.methods);
+  showShards(server.shards);
   showCheckpoints(server.checkpoints, server.at);
 }
 
