@@ -22,6 +22,7 @@ from benchmarks import (
     many_writers,
     memory,
     reference_buffers,
+    shards,
     transfers,
 )
 from benchmarks.contestants import ROUNDS, WINDOW_S
@@ -86,6 +87,8 @@ def main(*, quick: bool = False, peers: Path = Path(".peers"), output: Path = Pa
         fleet.measure(rounds, window_s),
         memory.measure(_QUICK_STEPS if quick else memory.STEPS),
         transfers.measure(rounds),
+        shards.measure(rounds, window_s),
+        shards.outage(),
     ):
         section.show(console)
         sections.append(section)

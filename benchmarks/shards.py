@@ -8,22 +8,27 @@ All servers and the learner share this machine, so wall times say less than the 
 from __future__ import annotations
 
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
-from replay_client import ReplayClient, Table
+from replay_client import Column, ReplayClient, ShardedTable, Table
+from replay_client._shards.keys import shard_ids
 from replay_client.draws import Prefetch
 from replay_proto.command_line import new_app, run_app
 from rich.console import Console
+from scipy import stats
 
 from benchmarks.contestants import ROUNDS
 from benchmarks.learner_step import BETA, touch
 from benchmarks.report import Section, spread
 from benchmarks.service import running_server
 from benchmarks.workloads import CARTPOLE
+from tests.support.server_process import ServerProcess
 
 SETTINGS: tuple[tuple[int, Prefetch], ...] = ((1, 3), (3, 3), (1, 16), (4, 16))
 """Servers, and batches in flight; each setting is compared with the one server before it."""
@@ -86,6 +91,70 @@ def measure(rounds: int = ROUNDS, window_s: float = WINDOW_S) -> Section:
     )
 
 
+def outage() -> Section:
+    """Kill one of three durable servers while a learner draws, restart it, and let 64 writers fill four servers."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        servers = [
+            ServerProcess(Path(folder) / f"log-{number}", "--data-dir", f"{folder}/data-{number}")
+            for number in range(3)
+        ]
+        for server in servers:
+            stack.callback(server.kill)
+        client = stack.enter_context(ReplayClient(",".join(server.address for server in servers)))
+        table = client.create_table("t", columns={"x": Column("int64")}, capacity=30_000, alpha=1.0, epsilon=0.0)
+        assert isinstance(table, ShardedTable)
+        priorities = np.random.default_rng(0).random(100) + 0.1
+        for shard in table.shards.values():
+            shard.insert({"x": np.arange(100)}, priorities=priorities)
+        victim = max(servers, key=lambda server: server.address)  # has the last id
+        sampler = stack.enter_context(table.sampler(64, beta=0.4, prefetch=3, draw_mode="independent"))
+        for _ in range(50):
+            next(sampler)
+        victim.kill()
+        longest_s, counts = 0.0, np.zeros(200, np.int64)
+        for number in range(1000):
+            began = time.perf_counter()
+            batch = next(sampler)
+            longest_s = max(longest_s, time.perf_counter() - began)
+            if number >= 10:
+                np.add.at(counts, shard_ids(batch.row_keys) * 100 + batch["x"], 1)
+        exact = np.tile(priorities, 2) / priorities.sum() / 2
+        p_value = float(stats.chisquare(counts, exact * counts.sum()).pvalue)
+        victim.restart()
+        began = time.perf_counter()
+        while 2 not in shard_ids(next(sampler).row_keys):
+            pass
+        back_s = time.perf_counter() - began
+    rows = [
+        ["longest step of a learner", f"{longest_s:.2f} s"],
+        ["chi-square of 63,000 draws of the other rows, p", f"{p_value:.3f}"],
+        ["back in the draw after the server is ready", f"{back_s:.2f} s"],
+        ["64 writers, 4 servers: fullest / mean", f"{fullest_over_mean():.3f}"],
+    ]
+    command = "python -m benchmarks.shards"
+    return Section("Tables over several servers: kill -9 of one of three", command, ["what", "figure"], rows)
+
+
+def fullest_over_mean() -> float:
+    """Let 64 writers write episodes of different lengths to four servers; return how evenly they are filled."""
+    random = np.random.default_rng(1)
+    with ExitStack() as stack:
+        addresses = [stack.enter_context(running_server())[0] for _ in range(4)]
+        client = stack.enter_context(ReplayClient(",".join(addresses)))
+        table = client.create_table("t", columns={"x": Column("int64")}, capacity=4_000_000)
+        assert isinstance(table, ShardedTable)
+        writers = [table.writer() for _ in range(64)]
+        for _ in range(20):
+            for writer in writers:
+                for number in range(int(random.integers(5, 60))):
+                    writer.append(x=number)
+                writer.end_episode()
+        for writer in writers:
+            writer.close()
+        sizes = [shard.size for shard in table.shards.values()]
+    return float(max(sizes) / np.mean(sizes))
+
+
 def main(*, rounds: int = ROUNDS, window_s: float = WINDOW_S) -> None:
     """Measure and print.
 
@@ -93,7 +162,9 @@ def main(*, rounds: int = ROUNDS, window_s: float = WINDOW_S) -> None:
         rounds: how often each setting is measured.
         window_s: seconds of each measurement.
     """
-    measure(rounds, window_s).show(Console(width=160))
+    console = Console(width=160)
+    measure(rounds, window_s).show(console)
+    outage().show(console)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,17 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from replay_client import Column, InvalidArgumentError, Next, ReplayClient, Table, TableNotFoundError, Transitions
+from replay_client import (
+    Column,
+    InvalidArgumentError,
+    Next,
+    ReplayClient,
+    Sampler,
+    Table,
+    TableNotFoundError,
+    Transitions,
+    Writer,
+)
 from replay_client._shards.keys import shard_ids
 from replay_client.sync.shards import fleet
 
@@ -202,3 +212,9 @@ def test_the_command_shows_and_changes_the_servers(servers: list[ServerProcess],
     assert f"1  {addresses[1]}" in table
     assert run("shards", "lost", "0", "-s", addresses[1]).returncode == 1
     assert make(reach(servers[2:])).describe().capacity == 1000
+
+
+def test_a_server_without_others_is_used_without_any_of_this(servers: list[ServerProcess], reach: Reach) -> None:
+    table = make(reach(servers[:1]))
+    with table.writer() as writer, table.sampler(8, beta=0.4) as sampler:
+        assert (type(table), type(writer), type(sampler)) == (Table, Writer, Sampler)
