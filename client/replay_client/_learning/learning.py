@@ -47,6 +47,7 @@ class Exchange(Request):
     draw: replay_pb2.Draw
     has_update: bool = False
     batches: int = 0
+    charge: int = 0
 
     def parts(self) -> Sequence[bytes]:
         """The learner's message."""
@@ -86,6 +87,12 @@ class Learning:
         """The latest state of the table that came with a reply, if `ask_for` asked for it."""
         self.others_largest: float | None = None
         """Largest priority in the other shards of a distributed table, for future requests; None: do not send it."""
+        self.charge = 0
+        """Samples that the next request charges to the rate limiter of a shard; negative: gives back."""
+        self.charging = 0
+        """Samples charged by requests without a reply."""
+        self.charged = 0
+        """Samples that were charged, according to the replies."""
         self._others_largest_sent: float | None = None
         self._reader = reader
         self._keys: list[bytes] = []
@@ -143,8 +150,8 @@ class Learning:
 
     @property
     def has_kept(self) -> bool:
-        """Whether updates, or the others' largest priority, wait for the next request."""
-        return bool(self._keys) or self.others_largest != self._others_largest_sent
+        """Whether updates, a charge, or the others' largest priority wait for the next request."""
+        return bool(self._keys) or bool(self.charge) or self.others_largest != self._others_largest_sent
 
     def unacknowledged_updates(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return the keys int64[n] and priorities float64[n] of updates without a reply, oldest first."""
@@ -184,6 +191,8 @@ class Learning:
         head, batches = self._reader.learned(answer)
         self.updated += head.update.updated
         self.stale += head.update.stale
+        self.charging -= exchange.charge
+        self.charged += head.charged
         if head.HasField("state"):
             self.state = head.state
         self.batches.extend(batch or exchange.draw for batch in batches)
@@ -228,7 +237,12 @@ class Learning:
             request.ahead = ahead
             if self._reader.mapped is not None:
                 request.same_host.CopyFrom(self._reader.mapped.request)
-        exchange = Exchange(message=request.SerializeToString(), draw=draw, has_update=has_update, batches=batches)
+        request.charge = self.charge
+        exchange = Exchange(
+            message=request.SerializeToString(), draw=draw, has_update=has_update, batches=batches, charge=self.charge
+        )
+        self.charging += self.charge
+        self.charge = 0
         self.pending.add(exchange)
         self._keys.clear()  # not earlier: another thread may read `unacknowledged`
         self._priorities.clear()

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from replay_client._shards.limits import joined
 from replay_client.results.description import TableDescription
 
 
 def merged_description(shards: Sequence[TableDescription]) -> TableDescription:
     """Describe the whole table: sums of rows and capacities, and the rest as in the first of its ``shards``."""
+    limits = [shard.rate_limit for shard in shards if shard.rate_limit is not None]
     return replace(
         shards[0],
+        rate_limit=joined(limits) if limits else None,
         capacity=sum(shard.capacity for shard in shards),
         size=sum(shard.size for shard in shards),
         inserted=sum(shard.inserted for shard in shards),

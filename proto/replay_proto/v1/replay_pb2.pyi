@@ -2181,6 +2181,7 @@ class TableState(google.protobuf.message.Message):
     LARGEST_PRIORITY_FIELD_NUMBER: builtins.int
     SHARDS_VERSION_FIELD_NUMBER: builtins.int
     DIFFERENCE_FIELD_NUMBER: builtins.int
+    WAITING_INSERTS_FIELD_NUMBER: builtins.int
     total_mass: builtins.float
     """Mass of all rows that can be drawn."""
     size: builtins.int
@@ -2199,6 +2200,8 @@ class TableState(google.protobuf.message.Message):
     """The difference that the rate limiter keeps within its bounds: inserted * samples_per_insert - sampled. 0 without a
     rate limiter.
     """
+    waiting_inserts: builtins.int
+    """Inserts that wait for the rate limiter."""
     def __init__(
         self,
         *,
@@ -2210,8 +2213,9 @@ class TableState(google.protobuf.message.Message):
         largest_priority: builtins.float = ...,
         shards_version: builtins.int = ...,
         difference: builtins.float = ...,
+        waiting_inserts: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["difference", b"difference", "drawable", b"drawable", "inserted", b"inserted", "largest_priority", b"largest_priority", "shards_version", b"shards_version", "size", b"size", "smallest_probability", b"smallest_probability", "total_mass", b"total_mass"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["difference", b"difference", "drawable", b"drawable", "inserted", b"inserted", "largest_priority", b"largest_priority", "shards_version", b"shards_version", "size", b"size", "smallest_probability", b"smallest_probability", "total_mass", b"total_mass", "waiting_inserts", b"waiting_inserts"]) -> None: ...
 
 global___TableState = TableState
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from replay_proto.errors import FieldError
+from replay_proto.rate_limit import RateLimit
 from replay_proto.v1 import replay_pb2
 
 from replay_client._operations import server as operations
 from replay_client._operations.server import IfExists
+from replay_client._shards.limits import divided
 from replay_client.errors import InvalidArgumentError
 from replay_client.results.description import FIFO
 from replay_client.results.shards import ShardMap
@@ -29,6 +32,8 @@ def create_sharded(
     of_shard.CopyFrom(config)
     of_shard.capacity = -(-config.capacity // len(shards.in_use))
     of_shard.whole_capacity = config.capacity
+    if config.HasField("rate_limiter"):
+        _divide(of_shard.rate_limiter, shards)
     members = []
     created = []
     for shard in shards.in_use:
@@ -51,6 +56,12 @@ def _check(shards: ShardMap, config: replay_pb2.TableConfig) -> None:
     if config.backend.name == FIFO:
         expected = f"another one than {FIFO!r} for a table on several servers: a queue has one order"
         raise InvalidArgumentError.of_field("backend", expected, f"{config.backend.name!r} on {servers}")
-    if config.HasField("rate_limiter"):
-        expected = "none for a table on several servers"
-        raise InvalidArgumentError.of_field("min_size, samples_per_insert", expected, f"a rate limiter on {servers}")
+
+
+def _divide(limiter: replay_pb2.RateLimiter, shards: ShardMap) -> None:
+    """Replace the limits of the whole table by those of a shard."""
+    try:
+        limiter.CopyFrom(divided(RateLimit.from_proto(limiter), len(shards.in_use)).to_proto())
+    except FieldError as error:
+        expected = f"{error.expected} on each of {len(shards.in_use)} servers"
+        raise InvalidArgumentError.of_field(error.field, expected, error.got) from None

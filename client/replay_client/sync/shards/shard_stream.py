@@ -51,6 +51,20 @@ class ShardStream(Sampler):
         self._learning.keep(keys, priorities)
         self._stream.send_pending()
 
+    @property
+    def charging(self) -> int:
+        """Samples that were charged to the shard's rate limiter, and not answered."""
+        return self._learning.charge + self._learning.charging
+
+    @property
+    def charged(self) -> int:
+        """Samples that the shard's rate limiter has counted for this stream."""
+        return self._learning.charged
+
+    def charge(self, samples: int) -> None:
+        """Charge samples to the shard's rate limiter with the next request; negative: give back."""
+        self._learning.charge += samples
+
     def hear(self, others_largest: float) -> None:
         """Tell the shard the largest priority in the others, with the next request."""
         self._learning.others_largest = others_largest

@@ -7,6 +7,7 @@ others until it returns with the same table. Updates of its rows are sent to it 
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import time
@@ -21,7 +22,7 @@ from replay_proto.v1 import replay_pb2
 
 from replay_client._learning.answers import Blank
 from replay_client._learning.learning import UPDATES_KEPT
-from replay_client._learning.prefetch import prefetching
+from replay_client._learning.prefetch import FEWEST, MOST, prefetching
 from replay_client._rows.buffers import ColumnBuffers
 from replay_client._rows.checks import checked_keys, checked_priorities
 from replay_client._rows.columns import BatchOrKeys
@@ -42,6 +43,7 @@ from replay_client.errors import (
 from replay_client.results.stats import ShardReport
 from replay_client.sync.sampler import Sampler
 from replay_client.sync.shards.away import AwayShard
+from replay_client.sync.shards.credit import Credit
 from replay_client.sync.shards.member import Member
 from replay_client.sync.shards.roster import AWAY_LOOK_S, Roster
 from replay_client.sync.shards.shard_stream import ShardStream
@@ -103,11 +105,13 @@ class ShardedSampler(Sampler):
         self._reconnect_timeout_s = reconnect_timeout_s
         self._random = random
         self._is_closed = False
-        self.prefetch = prefetch
         self._steps: deque[Step] = deque()
         self._bundle: Bundle | None = None  # the oldest step
         self._scratch: dict[str, Array] = {}  # memory for bundles of several batches
         self._streams: dict[int, ShardStream] = {}
+        limit = self._seen[0].description.rate_limit
+        self._credit = None if limit is None else Credit(self._name, limit, self._streams)
+        self.prefetch = prefetch
         self._away: dict[int, AwayShard] = {}
         self._counted = [0, 0]  # updated and stale rows on streams that have ended, or in no shard
         self._kept: list[tuple[NDArray[np.int64], NDArray[np.float64]]] = []  # updates for the next request
@@ -130,7 +134,8 @@ class ShardedSampler(Sampler):
 
     @prefetch.setter
     def prefetch(self, prefetch: Prefetch) -> None:
-        self._prefetching = prefetching(prefetch)
+        # If batches in flight count as drawn, more of them would not arrive earlier.
+        self._prefetching = prefetching(prefetch, MOST if self._credit is None else FEWEST)
 
     @property
     def in_flight(self) -> int:
@@ -182,6 +187,8 @@ class ShardedSampler(Sampler):
             began_s = time.perf_counter()
             while not self._left and self._steps and not self._steps[0].is_complete:
                 self._pursue(self._steps[0])
+        if self._credit is not None:
+            self._settle(self._credit)
         self._prefetching.stepped(began_s, time.perf_counter())
         return self._next_batch()
 
@@ -201,7 +208,7 @@ class ShardedSampler(Sampler):
         self._tell_largest()
         together = self._together()
         has_begun = together == 1
-        while (missing := self.prefetch - self.in_flight) >= together:
+        while (missing := self.prefetch - self.in_flight) >= together and self._may_begin():
             self._begin_step(min(missing, together))
             has_begun = True
         self._ask_idle(are_updates_sent=has_begun)
@@ -286,14 +293,90 @@ class ShardedSampler(Sampler):
             while (stream := self._streams.get(shard_id)) and stream.is_asked and not stream.next_is_batch:
                 self._receive_from(shard_id)
 
+    def _may_begin(self) -> bool:
+        """Whether the rate limiters allow another batch; wait for it if none is in flight.
+
+        Raises:
+            ReplayError: they do not, and there is none in flight; see `Credit.refusal`.
+        """
+        if self._credit is None or self._credit.charge(self._draw.batch_size * (self.in_flight + 1), whole=True):
+            return True
+        if self.in_flight:
+            return False
+        self._await_credit(self._credit)
+        return True
+
+    def _settle(self, credit: Credit) -> None:
+        """Pay for a batch. If other learners were faster, wait for more samples."""
+        rows = self._draw.batch_size
+        while not credit.has(rows):
+            charging = next((shard_id for shard_id, stream in self._streams.items() if stream.charging), None)
+            if charging is None:
+                self._await_credit(credit)
+            else:
+                self._ask_idle()
+                self._receive_from(charging)
+        credit.spend(rows)
+
+    def _await_credit(self, credit: Credit) -> None:
+        """Wait until the rate limiters allow a batch.
+
+        Raises:
+            ReplayError: see `Credit.refusal`.
+        """
+        rows, began = self._draw.batch_size, time.monotonic()
+        for attempt in itertools.count():
+            self._await_a_shard()
+            self._refresh()
+            is_allowed = credit.charge(rows, whole=True)
+            if is_allowed and credit.has(rows):
+                return
+            is_charged = is_allowed or credit.charge(rows, whole=False)
+            waited_s = time.monotonic() - began
+            if is_charged and (attempt == 0 or waited_s < self._draw.wait_s):
+                continue
+            if waited_s >= self._draw.wait_s:
+                self._refresh()
+                refusal = credit.refusal(rows, waited_s, self._draw.wait_s)
+                credit.give_back(credit.held)
+                self._refresh()
+                raise refusal
+            if not self._make_room(credit):
+                time.sleep(credit.pause_s(rows))
+
+    def _make_room(self, credit: Credit) -> bool:
+        """Make room in a shard where inserts wait, if another has room; return whether that was possible."""
+        found = credit.move()
+        if found is None:
+            return False
+        held = credit.held
+        self._streams[found.source].charge(found.samples)
+        self._refresh()
+        if found.target in self._streams:
+            self._streams[found.target].charge(held - credit.held)
+        self._refresh()
+        return True
+
+    def _refresh(self) -> None:
+        """Send charges and updates, and wait for the states of all shards."""
+        for stream in self._streams.values():
+            stream.ask_for(None)
+        for shard_id in list(self._streams):
+            while shard_id in self._streams and self._streams[shard_id].is_asked:
+                self._receive_from(shard_id)
+
+    def _end_credit(self, stream: ShardStream) -> None:
+        if self._credit is not None:
+            self._credit.ended(stream)
+
     def _pursue(self, step: Step) -> None:
         """Wait for another reply that a step needs."""
         self._receive_from(next(iter(step.asked)))
 
     def _together(self) -> int:
         """Return how many batches to request in one message: several if many are in flight, unless they are large."""
-        if self.prefetch < _FEWEST_BUNDLED:
-            return 1
+        if self.prefetch < _FEWEST_BUNDLED or self._credit is not None:
+            return 1  # a rate limiter allows them one by one
         most = min(_BUNDLE_ROWS // self._draw.batch_size, _BUNDLE_BYTES // max(1, self._batch_bytes))
         return max(1, min(self.prefetch // 2, most))
 
@@ -317,6 +400,7 @@ class ShardedSampler(Sampler):
             draw = replay_pb2.Draw()
             draw.CopyFrom(step.draw)
             draw.batch_size, draw.wait_s, draw.beta = count, 0.0, 0.0  # `Bundle` computes the weights
+            draw.charged_apart = self._credit is not None
             self._streams[shard_id].ask_for(draw, step)
 
     def _drawable_chances(self) -> dict[int, float]:
@@ -401,6 +485,7 @@ class ShardedSampler(Sampler):
         if stream is not None:
             self._report(shard_id, stream)
             self._counted[0] += stream.updated
+            self._end_credit(stream)
             self._counted[1] += stream.stale + len(stream.unacknowledged_updates()[0])
             stream.cancel()
         for step in list(self._steps):
@@ -416,6 +501,7 @@ class ShardedSampler(Sampler):
             self._report(shard_id, stream)
             away.hold(*stream.unacknowledged_updates())
             self._counted[0] += stream.updated
+            self._end_credit(stream)
             self._counted[1] += stream.stale
             stream.cancel()
         if is_replaced and all(each.is_replaced for each in self._away.values()) and not self._streams:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -20,6 +21,7 @@ from replay_client._rows.checks import checked_keys, checked_priorities, checked
 from replay_client._rows.choosing import chosen_columns
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._shards.keys import global_keys, live_keys, local_keys, shard_ids
+from replay_client._shards.limits import joined_refusal
 from replay_client._shards.merged_description import merged_description
 from replay_client._shards.merged_inspection import merged_inspection
 from replay_client._transport.data_path import DataPath
@@ -27,7 +29,14 @@ from replay_client._transport.time_limits import time_limit
 from replay_client._writing.writing import MAX_BLOCKS_IN_FLIGHT, WriterOptions
 from replay_client.batch import Batch, Rows, UpdateResult
 from replay_client.draws import DrawMode, Prefetch, WeightNorm
-from replay_client.errors import InvalidArgumentError, ReplayError, ServerUnavailableError, TableNotFoundError
+from replay_client.errors import (
+    DeadlineExceededError,
+    InvalidArgumentError,
+    LimitedError,
+    ReplayError,
+    ServerUnavailableError,
+    TableNotFoundError,
+)
 from replay_client.results.description import RANK, TableDescription
 from replay_client.results.inspection import Inspection
 from replay_client.results.stats import TableStats
@@ -97,13 +106,9 @@ class ShardedTable(Table):
         keys = []
         for start in range(0, max(row_count, 1), most):
             part = slice(start, start + most)
-            member = self._emptier()
+            values = {name: column[part] for name, column in columns.items()}
             try:
-                local = member.table.insert(
-                    {name: column[part] for name, column in columns.items()},
-                    priorities=None if given is None else given[part],
-                    timeout_s=timeout_s,
-                )
+                member, local = self._insert_part(values, None if given is None else given[part], timeout_s)
             except ReplayError as error:
                 if start:
                     error.add_note(f"{start} of {row_count} rows were inserted before this error")
@@ -112,6 +117,24 @@ class ShardedTable(Table):
                 self._inserted[member.id] = int(local[-1]) + 1
             keys.append(global_keys(member.id, local))
         return np.concatenate(keys)
+
+    def _insert_part(
+        self, columns: Mapping[str, Any], priorities: ArrayLike | None, timeout_s: float | None
+    ) -> tuple[Member, NDArray[np.int64]]:
+        """Insert rows into the emptier of two shards or, if its rate limiter does not allow it, where one does."""
+        chosen, limit = self._emptier(), self._description.rate_limit
+        if limit is not None and limit.samples_per_insert is not None:
+            for member in (chosen, *(each for each in self._active() if each is not chosen)):
+                with suppress(LimitedError):
+                    return member, member.table.insert(columns, priorities=priorities, timeout_s=0.0)
+        try:
+            return chosen, chosen.table.insert(columns, priorities=priorities, timeout_s=timeout_s)
+        except (LimitedError, DeadlineExceededError) as error:
+            limiter = None if error.metadata.get("waited_for") != "inserts" else self.stats().rate_limiter
+            if limit is None or limiter is None:
+                raise
+            row_count = len(next(iter(columns.values())))
+            raise joined_refusal(error, self.name, limit, limiter, row_count, len(self._members)) from None
 
     def sample(
         self,

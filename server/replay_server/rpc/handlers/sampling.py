@@ -212,6 +212,7 @@ class SamplingHandlers:
             largest_priority=table.largest_priority,
             shards_version=self._catalog.shards.version,
             difference=table.gate.difference if isinstance(table.gate, LimiterGate) else 0.0,
+            waiting_inserts=table.figures.counts.waiting_inserts,
         )
 
     def _may_copy(self, table: Table, same_host: replay_pb2.SameHost) -> bool:

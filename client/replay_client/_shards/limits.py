@@ -1,0 +1,123 @@
+"""The rate limiters of a table's shards as one, without I/O.
+
+Each shard keeps its own difference ``inserted * samples_per_insert - sampled`` within its part of the bounds, so their
+sum stays within the bounds of the whole table. Samples are charged where the difference is largest, not where rows were
+drawn. So inserts wait in no shard while others have room, however unequal the shards' masses are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from replay_proto.rate_limit import RateLimit
+
+from replay_client.errors import ReplayError
+from replay_client.results.stats import LimiterStats
+
+
+def divided(limit: RateLimit, shards: int) -> RateLimit:
+    """Return the limit of one of several shards.
+
+    Raises:
+        FieldError: the bounds are too narrow for so many shards.
+    """
+    return replace(
+        limit,
+        min_size=-(-limit.min_size // shards),
+        min_diff=limit.min_diff / shards,
+        max_diff=limit.max_diff / shards,
+    )
+
+
+def joined(limits: Sequence[RateLimit]) -> RateLimit:
+    """Return the limit of a whole table, from those of its shards."""
+    return replace(
+        limits[0],
+        min_size=sum(limit.min_size for limit in limits),
+        min_diff=sum(limit.min_diff for limit in limits),
+        max_diff=sum(limit.max_diff for limit in limits),
+    )
+
+
+class Move(NamedTuple):
+    """Samples to count in another shard than before."""
+
+    source: int
+    """Id of the shard to charge, whose difference falls."""
+    target: int
+    """Id of the shard whose difference rises instead."""
+    samples: int
+    """Number of samples, at least 1."""
+
+
+def spare_samples(limit: RateLimit, differences: Mapping[int, float]) -> int:
+    """Return how many samples the whole table allows. The differences are by shard; ``limit`` is that of a shard."""
+    return max(0, math.floor(sum(differences.values()) - len(differences) * limit.min_diff))
+
+
+def charges(limit: RateLimit, differences: Mapping[int, float], samples: int) -> dict[int, int]:
+    """Return how many samples to charge in each shard: those with the largest differences, so that these become equal.
+
+    They are fewer than ``samples`` if the shards do not allow more.
+    """
+    order = sorted(differences, key=lambda shard: -differences[shard])
+    level, together = -math.inf, 0.0
+    for number, shard in enumerate(order, 1):
+        if differences[shard] <= level:
+            break
+        together += differences[shard]
+        level = (together - samples) / number
+    most = {shard: max(0, math.floor(differences[shard] - limit.min_diff)) for shard in order}
+    found: dict[int, int] = {}
+    for shard in order:
+        found[shard] = max(0, min(most[shard], math.floor(differences[shard] - level)))
+    left = samples - sum(found.values())
+    for shard in order:  # what was rounded off, or is not possible where it should be
+        more = max(0, min(left, most[shard] - found[shard]))
+        found[shard] += more
+        left -= more
+    return {shard: count for shard, count in found.items() if count}
+
+
+def move(limit: RateLimit, differences: Mapping[int, float], waiting: Collection[int]) -> Move | None:
+    """Return how to make room in a shard where inserts wait, if another shard has room.
+
+    A writer may be bound to a shard by an episode, while all learners wait for more rows.
+
+    Args:
+        limit: the limit of a shard.
+        differences: the difference of each shard by id.
+        waiting: ids of the shards in which inserts wait.
+    """
+    if not waiting:
+        return None
+    source = max(waiting, key=lambda shard: differences[shard])
+    target = min(differences, key=lambda shard: (shard in waiting, differences[shard]))
+    samples = min(differences[source] - limit.min_diff, limit.max_diff - differences[target])
+    return Move(source, target, math.floor(samples)) if target != source and samples >= 1.0 else None
+
+
+def joined_refusal(
+    refused: ReplayError, name: str, limit: RateLimit, limiter: LimiterStats, rows: int, shards: int
+) -> ReplayError:
+    """Return the error of an insert that no shard allowed, with the figures of all shards together.
+
+    Args:
+        refused: the error of one shard.
+        name: the table.
+        limit: the limit of the whole table.
+        limiter: its state.
+        rows: rows of the insert.
+        shards: number of shards.
+    """
+    needed = math.ceil((limiter.inserted + rows) * (limit.samples_per_insert or 1.0) - limit.max_diff)
+    needed = max(needed, limiter.sampled + 1)
+    metadata = {**refused.metadata, "have": str(limiter.sampled), "needed": str(needed)}
+    message = (
+        f"table {name!r} on {shards} servers: its rate limiters allow no more inserts until rows are drawn: "
+        f"{limiter.sampled} of {needed} samples drawn"
+    )
+    return type(refused)(message, code=refused.code, reason=refused.reason, metadata=metadata)

@@ -1,0 +1,121 @@
+"""Samples that the rate limiters of the shards have counted as drawn, for the batches of one sampler."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from replay_proto.rate_limit import RateLimit
+
+from replay_client._shards.limits import Move, charges, move, spare_samples
+from replay_client.errors import DeadlineExceededError, LimitedError, ReplayError, TableEmptyError
+from replay_client.sync.shards.shard_stream import ShardStream
+
+_SHORTEST_S: Final = 0.001
+_LONGEST_S: Final = 0.02
+"""Seconds between two looks at the states of the shards while a batch is not allowed."""
+
+
+class Credit:
+    """See the module. A request carries the charge that is set in its stream, and its reply says what was granted."""
+
+    def __init__(self, name: str, limit: RateLimit, streams: Mapping[int, ShardStream]) -> None:
+        """Charge by the limit of each shard of the table ``name``; ``streams`` are those to the shards, by id."""
+        self._name = name
+        self._limit = limit
+        self._streams = streams
+        self._balance = 0  # granted on streams that have ended, minus what was spent
+        self._looked = (0.0, 0)
+
+    @property
+    def held(self) -> int:
+        """Samples that were granted and not spent."""
+        return self._balance + sum(stream.charged for stream in self._streams.values())
+
+    @property
+    def due(self) -> int:
+        """Samples that were charged and not answered."""
+        return sum(stream.charging for stream in self._streams.values())
+
+    def ended(self, stream: ShardStream) -> None:
+        """Keep what was granted on a stream that is being removed."""
+        self._balance += stream.charged
+
+    def spend(self, rows: int) -> None:
+        """Use samples for a batch."""
+        if self._limit.samples_per_insert is not None:
+            self._balance -= rows
+
+    def has(self, rows: int) -> bool:
+        """Whether enough samples were granted, or there is no ratio."""
+        return self.held >= rows or self._limit.samples_per_insert is None
+
+    def charge(self, rows: int, *, whole: bool) -> bool:
+        """Charge what ``rows`` rows lack, as far as the shards' last states allow it.
+
+        Args:
+            rows: rows that were requested and not returned, or will be requested now.
+            whole: whether to charge nothing unless all of it is allowed.
+
+        Returns:
+            Whether the table has enough rows and, with ``whole``, all samples are charged; otherwise, whether any are.
+        """
+        limit, needed = self._limit, rows - self.held - self.due
+        if self._drawable < limit.min_size * len(self._streams):
+            return False
+        if limit.samples_per_insert is None or needed <= 0:
+            return whole
+        differences = self._differences
+        found = charges(limit, differences, min(needed, spare_samples(limit, differences)))
+        if whole and sum(found.values()) < needed:
+            return False
+        for shard_id, samples in found.items():
+            self._streams[shard_id].charge(samples)
+        return bool(found)
+
+    def move(self) -> Move | None:
+        """Return how to make room for waiting inserts; see `limits.move`."""
+        waiting = [shard_id for shard_id, stream in self._streams.items() if stream.state.waiting_inserts]
+        return None if self._limit.samples_per_insert is None else move(self._limit, self._differences, waiting)
+
+    def give_back(self, samples: int) -> None:
+        """Let the shard with the smallest difference count fewer samples."""
+        if samples and self._streams:
+            differences = self._differences
+            self._streams[min(differences, key=lambda shard: differences[shard])].charge(-samples)
+
+    def pause_s(self, rows: int) -> float:
+        """Return the seconds until the next look, by how fast rows have been inserted since the last one."""
+        now, inserted = time.monotonic(), sum(stream.state.inserted for stream in self._streams.values())
+        (before, had), self._looked = self._looked, (now, inserted)
+        gained = (inserted - had) * (self._limit.samples_per_insert or 1.0)
+        expected_s = (rows - self.held) * (now - before) / gained if gained > 0 else _LONGEST_S
+        return min(max(expected_s, _SHORTEST_S), _LONGEST_S)
+
+    def refusal(self, rows: int, waited_s: float, wait_s: float) -> ReplayError:
+        """Return the error of a batch that was not allowed in time."""
+        least = self._limit.min_size * len(self._streams)
+        if self._drawable < least:
+            waited_for, have, needed, reason = "rows", self._drawable, least, "it has too few rows to draw"
+        else:
+            waited_for, have, needed = "samples", self.held, rows
+            reason = "its rate limiters allow no more draws until rows are inserted"
+        metadata = {"table": self._name, "waited_for": waited_for, "have": str(have), "needed": str(needed)}
+        where = f"table {self._name!r} on {len(self._streams)} servers"
+        if wait_s:
+            message = f"{where}: waited {waited_s:.3g} s for {waited_for}: have {have}, need {needed}; {reason}"
+            return DeadlineExceededError(message, reason="WAITED_TOO_LONG", metadata=metadata)
+        message = f"{where}: {reason}: have {have}, need {needed}; retry later, or set a timeout to wait"
+        if not self._drawable:
+            return TableEmptyError(message, reason="TABLE_EMPTY", metadata=metadata)
+        return LimitedError(message, reason="LIMITED", metadata=metadata)
+
+    @property
+    def _drawable(self) -> int:
+        return sum(stream.state.drawable for stream in self._streams.values())
+
+    @property
+    def _differences(self) -> dict[int, float]:
+        """The difference of each shard by id, once all charges are granted."""
+        return {shard_id: stream.state.difference - stream.charging for shard_id, stream in self._streams.items()}
