@@ -124,6 +124,7 @@ def test_rows_that_a_lost_server_has_not_acknowledged_are_inserted_elsewhere(
         assert writer.shards_away == []
     there = numbers_of(table)
     assert len(there) == len(np.unique(there)) == number - acknowledged
+    assert table.stats().lost == acknowledged
     wait_until(lambda: owners_drawn(next(sampler)) == {0, 1} and "2 at" not in repr(table), "it is forgotten")
     sampler.update_priorities(np.array([2 << 48]), [1.0])
     sampler.close()
