@@ -9,7 +9,7 @@ from typing import Final
 from replay_client._operations import server as operations
 from replay_client._shards.merged_stats import newest_reports
 from replay_client._transport.server_link import ServerLink
-from replay_client.errors import ServerUnavailableError
+from replay_client.errors import PermissionDeniedError, ServerUnavailableError
 from replay_client.results.shards import LostRows
 from replay_client.results.stats import ShardReport, TableStats
 from replay_client.sync.shards.asking import ask_all
@@ -29,6 +29,9 @@ def rows_lost_with(shard_id: int, links: Mapping[int, ServerLink]) -> tuple[Lost
     try:
         found = ask_all(links, lambda: operations.stats(timeout_s=_ASK_S))
     except ServerUnavailableError:
+        return ()
+    except PermissionDeniedError as error:  # who may give up a server need not be able to read its tables
+        log.warning("the rows lost with shard %d are not in the shard map: %s", shard_id, error)
         return ()
     own = found.pop(shard_id, None)
     others: dict[str, list[TableStats]] = {}
