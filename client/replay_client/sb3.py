@@ -48,6 +48,8 @@ log = logging.getLogger(__name__)
 
 _OBS: Final = "obs"
 _NEXT_OBS: Final = "next_obs"
+_OWN: Final = {"capacity", "columns", "steps"}
+"""Arguments of `ReplayClient.create_table` that the buffer chooses itself."""
 
 
 class ServiceSamples(ReplayBufferSamples):
@@ -120,6 +122,11 @@ class ServiceReplayBuffer(ReplayBuffer):
         if optimize_memory_usage:
             expected = "False, because a table of steps stores each observation once anyway"
             raise InvalidArgumentError.of_field("optimize_memory_usage", expected, "True")
+        if not isinstance(address, str | ReplayClient):
+            raise InvalidArgumentError.of_field("address", "host:port, or a ReplayClient", repr(address))
+        for name in sorted(_OWN & parameters.keys()):
+            expected = "no such argument, because it follows from buffer_size and the spaces"
+            raise InvalidArgumentError.of_field(name, expected, repr(parameters[name]))
         if backend == "fifo":
             raise InvalidArgumentError.of_field("backend", "'sum_tree', 'rank' or 'uniform'", repr(backend))
         capacity, streams = checked_count("buffer_size", buffer_size), checked_count("n_envs", n_envs)
@@ -415,7 +422,12 @@ class PrioritizedReplay(OffPolicyAlgorithm):
             name = self.replay_buffer_class.__name__
             raise InvalidArgumentError.of_field("replay_buffer_class", "ServiceReplayBuffer", name)
         own = {"n_steps": self.n_steps, "gamma": self.gamma, "seed": self.seed}
-        self.replay_buffer_kwargs = {**own, **self.replay_buffer_kwargs}
+        given = self.replay_buffer_kwargs
+        for name, value in (("gamma", self.gamma), ("n_steps", self.n_steps)):
+            if given.get(name, value) != value and (name, value) != ("n_steps", 1):
+                expected = f"{value}, as for the algorithm"
+                raise InvalidArgumentError.of_field(f"replay_buffer_kwargs.{name}", expected, repr(given[name]))
+        self.replay_buffer_kwargs = {**own, **given}
         with warnings.catch_warnings():  # SB3 warns that it passes n_steps only to its own buffers; `own` passes it
             warnings.filterwarnings("ignore", "`n_steps=")
             super()._setup_model()

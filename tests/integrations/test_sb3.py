@@ -260,6 +260,9 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("steps.gamma", {"gamma": 1.5}),
     ("beta", {"beta": -1.0}),
     ("prefetch", {"prefetch": 0}),
+    ("capacity", {"capacity": 5}),
+    ("columns", {"columns": {}}),
+    ("steps", {"steps": None}),
 ]
 
 
@@ -273,11 +276,27 @@ def test_what_a_table_cannot_honor_is_refused_by_name(
     assert name not in client
 
 
-@pytest.mark.parametrize("options", [{"alpha": -1.0}, {"no_such_parameter": 1.0}, {"backend": "no-such-backend"}])
+def test_an_address_of_another_kind_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="address: expected host:port, or a ReplayClient, got 5"):
+        ServiceReplayBuffer(100, BOX, BOX, address=5, table="t")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("algorithm", "replay"), [({"gamma": 0.9}, {"gamma": 0.5}), ({"n_steps": 3}, {"n_steps": 2})])
+def test_returns_of_another_algorithm_are_refused(
+    in_table: dict[str, Any], client: ReplayClient, name: str, algorithm: dict[str, Any], replay: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"kwargs.{next(iter(replay))}: .* as for the algorithm"):
+        PrioritizedDQN("MlpPolicy", "CartPole-v1", replay_buffer_kwargs={**in_table, **replay}, **algorithm)
+    assert name not in client
+
+
+@pytest.mark.parametrize(
+    "options", [{"alpha": -1.0}, {"alpha": "x"}, {"no_such_parameter": 1.0}, {"backend": "no-such-backend"}]
+)
 def test_what_the_server_refuses_is_refused_before_anything_is_stored(
     new_buffer: NewBuffer, client: ReplayClient, name: str, options: dict[str, Any]
 ) -> None:
-    with pytest.raises(InvalidArgumentError):
+    with pytest.raises(InvalidArgumentError, match=f"^{next(iter(options))}: "):
         new_buffer(**options).add(*next(steps(1, 5, seed=0)))
     assert name not in client
 

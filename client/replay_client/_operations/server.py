@@ -51,7 +51,7 @@ def table_config(
             capacity=capacity,
             backend=replay_pb2.Backend(
                 name=backend,
-                parameters={name: float(value) for name, value in parameters.items() if value is not None},
+                parameters={name: _number(name, value) for name, value in parameters.items() if value is not None},
             ),
             seed=seed,
             rate_limiter=None if limit is None else limit.to_proto(),
@@ -188,6 +188,13 @@ def _open(table: TableDescription, if_exists: IfExists | None) -> Operation[None
             table.name,
             f"{table.size:,}",
         )
+
+
+def _number(name: str, value: float) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidArgumentError.of_field(name, "a number", repr(value)) from None
 
 
 def _stored_only(columns: Mapping[str, Column | Derived]) -> list[replay_pb2.Column]:
