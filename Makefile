@@ -48,7 +48,9 @@ test-chart: $(VENV)/.imported  ## The Helm chart, rendered by Helm.
 
 # Figures appear in the output of the tests.
 integrations: $(VENV)/.imported  ## Train to the end with other libraries and several learners; takes about an hour.
+	$(INSTALL) $(BIN)/python $(PINNED) ray
 	$(BIN)/pytest -m long --capture=no tests/integrations tests/examples $(ARGS)
+	$(BIN)/pytest --capture=no tests/agent/ray/test_cluster.py $(ARGS)
 
 coverage: $(VENV)/.imported  ## All tests, and which lines they run; takes a quarter longer.
 	$(BIN)/coverage erase

@@ -60,6 +60,7 @@ docs/client
 docs/steps
 docs/mixed-data
 docs/scaling
+docs/ray
 docs/kubernetes
 docs/slurm
 docs/data

@@ -14,6 +14,7 @@ from replay_agent.acting.environments import inspect_environment
 from replay_agent.commands import replay_train
 from replay_agent.processes import actor_pool
 from replay_agent.processes.signals import StopRequest
+from replay_agent.ray import keeper
 from replay_agent.reporting.tensorboard import MetricsLog
 from replay_agent.settings.train_settings import TrainSettings
 from replay_agent.training.run_directory import open_run_directory
@@ -28,7 +29,7 @@ from tests.support.server_process import ServerProcess
 @pytest.fixture(autouse=True)
 def forked_children(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fork the servers and actors of trainers in this process from processes that have loaded them."""
-    for starting in (actor_pool, local_server):
+    for starting in (actor_pool, keeper, local_server):
         monkeypatch.setattr(starting, "start_module", fork_module)
 
 

@@ -44,6 +44,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"replay", "reporting"},
         {"distributed"},
         {"training"},
+        {"ray"},
         {"commands"},
         {"__init__"},
     ],

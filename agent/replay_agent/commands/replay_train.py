@@ -43,13 +43,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     gc.freeze()  # Torch's modules are never garbage, and scanning them takes long.
     console = Console(stderr=True)
     set_up_logging(settings.log_level, console)
+    failures: tuple[type[Exception], ...] = FAILURES
     try:
         with StopRequest() as stop:
-            report = train(settings, stop, console)
+            if settings.ray is None:
+                report = train(settings, stop, console)
+            else:
+                with needs_extras("replay-train --ray", "server,agent,ray"):
+                    from replay_agent.ray.training import RAY_FAILURES, train_on_ray
+                failures = RAY_FAILURES
+                report = train_on_ray(settings, stop)
     except KeyboardInterrupt:
         log.error("interrupted")
         return EXIT_FAILED
-    except FAILURES as error:
+    except failures as error:
         log.error("%s", "\n".join([str(error), *getattr(error, "__notes__", [])]))
         log.debug("because of", exc_info=error)
         return EXIT_FAILED

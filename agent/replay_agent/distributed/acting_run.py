@@ -131,8 +131,13 @@ class ActingRun:
             self._episodes.append(episode)
 
 
-def run_actor(settings: ActorSettings, stop: threading.Event) -> None:
+def run_actor(settings: ActorSettings, stop: threading.Event, weights_relay: str | None = None) -> None:
     """Act for the learner's current run, and join again after each restart of the learner.
+
+    Args:
+        settings: settings of the actor.
+        stop: set it to stop the actor.
+        weights_relay: HOST:PORT of a `WeightsRelay` on this machine; None: weights come from the learner.
 
     Raises:
         LearnerRefusesError: the learner refuses the token.
@@ -143,7 +148,9 @@ def run_actor(settings: ActorSettings, stop: threading.Event) -> None:
     token, learner_tls = token_from_environment(), Tls.from_environment(LEARNER_TLS_PREFIX)
     learner_token = token_from_environment(LEARNER_TOKEN_VARIABLE) or token
     with (
-        LearnerClient(settings.learner, settings.learner_timeout_s, learner_token, learner_tls, stop) as learner,
+        LearnerClient(
+            settings.learner, settings.learner_timeout_s, learner_token, learner_tls, stop, weights_relay
+        ) as learner,
         ReplayClient(
             settings.server,
             token=token,

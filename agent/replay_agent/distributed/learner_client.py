@@ -28,6 +28,8 @@ LEARNER_TOKEN_VARIABLE = "REPLAY_LEARNER_TOKEN"
 _REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 # The learner is unreachable, or it stopped during a call, which gRPC reports as CANCELLED or INTERNAL.
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL)
+# A relay on the same machine answers quickly, unless it waits for the learner.
+RELAY_TIMEOUT_S = 5.0
 # Pause between retries.
 RETRY_PAUSE_S = 0.1
 # Interval between checks for a stop request.
@@ -67,6 +69,7 @@ class LearnerClient:
         token: str | None = None,
         tls: Tls | None = None,
         stop: threading.Event | None = None,
+        weights_relay: str | None = None,
     ) -> None:
         """Open a channel; the learner may start later.
 
@@ -76,6 +79,8 @@ class LearnerClient:
             token: for a learner that requires one.
             tls: certificates for TLS; None: plain text.
             stop: once set, calls raise instead of waiting.
+            weights_relay: ``host:port`` of a relay on this machine to fetch weights from; if it does not answer, they
+                come from the learner.
 
         Raises:
             InvalidArgumentError: for a malformed token, or a certificate file that cannot be read.
@@ -87,6 +92,7 @@ class LearnerClient:
         self._metadata = token_metadata(token)
         self._channel = open_channel(address, tls, options)
         self._stub = learner_pb2_grpc.LearnerServiceStub(self._channel)
+        self._relay_channel = None if weights_relay is None else open_channel(weights_relay, None, options)
 
     def join(self, name: str) -> learner_pb2.JoinResponse:
         """Join the run; the learner's log shows ``name``."""
@@ -109,12 +115,24 @@ class LearnerClient:
     ) -> tuple[int, dict[str, Tensor]] | None:
         """Fetch weights newer than ``have_version``; None if there are none."""
         request = learner_pb2.GetWeightsRequest(have_version=have_version, run_id=assignment.run_id)
-        response = self._call(self._stub.GetWeights, request)
+        response = self._relayed(request) or self._call(self._stub.GetWeights, request)
         return (response.version, load(response.safetensors)) if response.safetensors else None
 
     def close(self) -> None:
-        """Close the channel."""
+        """Close the channels."""
         self._channel.close()
+        if self._relay_channel is not None:
+            self._relay_channel.close()
+
+    def _relayed(self, request: learner_pb2.GetWeightsRequest) -> learner_pb2.GetWeightsResponse | None:
+        """Ask the relay; None if there is none, or if it fails for any reason."""
+        if self._relay_channel is None:
+            return None
+        relay = learner_pb2_grpc.LearnerServiceStub(self._relay_channel)
+        try:
+            return relay.GetWeights(request, timeout=RELAY_TIMEOUT_S, metadata=self._metadata)
+        except grpc.RpcError:
+            return None
 
     def _report(
         self, assignment: learner_pb2.JoinResponse, episodes: Sequence[FinishedEpisode]

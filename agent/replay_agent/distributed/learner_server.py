@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError, Message
@@ -20,7 +20,6 @@ from replay_proto.v1 import learner_pb2
 
 from replay_agent.distributed.episode_reports import MAX_REPORT_BYTES
 from replay_agent.distributed.learner_access import Gate, LearnerAccess, RefusedError
-from replay_agent.distributed.learner_service import LearnerService
 
 SERVICE: Final = learner_pb2.DESCRIPTOR.services_by_name["LearnerService"].full_name
 MAX_REQUEST_BYTES: Final = MAX_REPORT_BYTES
@@ -33,14 +32,35 @@ _THREADS: Final = 8
 _ANY_LENGTH: Final = -1
 
 T = TypeVar("T")
-M = TypeVar("M", bound=Message)
 Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
-class LearnerServer:
-    """Serves a `LearnerService` on a port."""
+class Method(NamedTuple):
+    """A method of the service."""
 
-    def __init__(self, service: LearnerService, host: str, port: int, access: LearnerAccess | None = None) -> None:
+    request: type[Message]
+    """the type of its requests"""
+    answer: Callable[[Any], Message]
+    """returns the reply; may raise `RefusedError` and `FieldError`"""
+    in_thread: bool = False
+    """whether it may take long, and is called in a worker thread instead of on the event loop"""
+
+
+class Service(Protocol):
+    """All or some methods of the learner's service."""
+
+    @property
+    def table(self) -> str:
+        """Name of the table that actors write to."""
+
+    def methods(self) -> Mapping[str, Method]:
+        """Return the methods by name."""
+
+
+class LearnerServer:
+    """Serves methods of the learner's service on a port."""
+
+    def __init__(self, service: Service, host: str, port: int, access: LearnerAccess | None = None) -> None:
         """Listen on an address and port (0 picks a free one); without ``access``, anyone who can connect may join.
 
         Raises:
@@ -77,7 +97,7 @@ class LearnerServer:
             self._on_loop(self._server.stop(STOP_GRACE_S))
             self._end()
 
-    async def _start(self, service: LearnerService, port: int, credentials: grpc.ServerCredentials | None) -> int:
+    async def _start(self, service: Service, port: int, credentials: grpc.ServerCredentials | None) -> int:
         self._server = grpc.aio.server(
             options=server_options(
                 receive_bytes=MAX_REQUEST_BYTES,
@@ -86,12 +106,8 @@ class LearnerServer:
                 keepalive_s=KEEPALIVE_S,
             )
         )
-        methods = {
-            "Join": self._unary(learner_pb2.JoinRequest, service.join),
-            "Report": self._unary(learner_pb2.ReportRequest, service.report),
-            "GetWeights": self._unary(learner_pb2.GetWeightsRequest, service.get_weights, in_thread=True),
-        }
-        self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, methods)])
+        handlers = {name: self._unary(*method) for name, method in service.methods().items()}
+        self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, handlers)])
         address = f"{self.host}:{port}"
         try:
             if credentials is None:
@@ -105,7 +121,7 @@ class LearnerServer:
         return bound
 
     def _unary(
-        self, message_type: type[M], answer: Callable[[M], Message], *, in_thread: bool = False
+        self, message_type: type[Message], answer: Callable[[Any], Message], in_thread: bool
     ) -> grpc.RpcMethodHandler[bytes, bytes]:
         """Create a handler that calls ``answer`` in a worker thread if ``in_thread``, else on the event loop."""
 

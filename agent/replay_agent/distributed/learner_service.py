@@ -18,6 +18,7 @@ from replay_agent.distributed.actor_epsilons import ActorEpsilons
 from replay_agent.distributed.episode_reports import Reports
 from replay_agent.distributed.join_log import MAX_NAME_LENGTH, JoinLog
 from replay_agent.distributed.learner_access import RefusedError
+from replay_agent.distributed.learner_server import Method
 
 # Actors that are ahead pause for this long before they report again.
 PAUSE_MS = 20
@@ -132,6 +133,14 @@ class LearnerService:
     def table(self) -> str:
         """Name of the table that actors write to."""
         return self._task.table
+
+    def methods(self) -> Mapping[str, Method]:
+        """Return the methods for `LearnerServer`."""
+        return {
+            "Join": Method(learner_pb2.JoinRequest, self.join),
+            "Report": Method(learner_pb2.ReportRequest, self.report),
+            "GetWeights": Method(learner_pb2.GetWeightsRequest, self.get_weights, in_thread=True),
+        }
 
     def finish(self) -> None:
         """From now on, tell actors that the run is over."""

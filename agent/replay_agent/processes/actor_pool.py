@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from replay_proto.child_process import log_tail, start_module, stop
 
@@ -23,6 +24,20 @@ STOP_TIMEOUT_S = 10.0
 
 class ActorsFailError(RuntimeError):
     """Actors repeatedly fail right after they start."""
+
+
+class Pool(Protocol):
+    """Actors of a run, wherever they run."""
+
+    def supervise(self) -> None:
+        """Restart dead actors; the trainer calls this periodically.
+
+        Raises:
+            ActorsFailError: an actor repeatedly failed to start.
+        """
+
+    def close(self) -> None:
+        """Stop all actors."""
 
 
 @dataclass

@@ -14,6 +14,7 @@ from replay_client.security import TOKEN_VARIABLE
 from replay_proto.access.own_token import new_token, token_entry
 
 _PRIVATE_FOLDER, _PRIVATE_FILE = 0o700, 0o600
+_TOKEN, _TOKENS = "token", "tokens.toml"
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,16 @@ class OwnAccess:
 
 @contextmanager
 def own_access(folder: Path) -> Iterator[OwnAccess]:
-    """Create a token that is valid inside the block.
+    """Create a token that is valid inside the block; see `create_access`."""
+    access = create_access(folder)
+    try:
+        yield access
+    finally:
+        remove_access(folder)
+
+
+def create_access(folder: Path) -> OwnAccess:
+    """Create a token; it replaces an earlier one in the folder.
 
     Args:
         folder: directory for the token's files; created if missing.
@@ -47,14 +57,29 @@ def own_access(folder: Path) -> Iterator[OwnAccess]:
         OSError: the files cannot be written.
     """
     _make_private(folder)
-    access = OwnAccess(new_token(), folder / "token", folder / "tokens.toml")
+    access = OwnAccess(new_token(), folder / _TOKEN, folder / _TOKENS)
     try:
         _write_private(access.token_file, f"{access.token}\n")
         _write_private(access.tokens_file, token_entry(access.token))
-        yield access
-    finally:
-        for path in (access.token_file, access.tokens_file):
-            path.unlink(missing_ok=True)
+    except BaseException:
+        remove_access(folder)
+        raise
+    return access
+
+
+def find_access(folder: Path) -> OwnAccess:
+    """Read the token that `create_access` has stored, for example on another machine with the same folder.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    return OwnAccess((folder / _TOKEN).read_text("utf-8").strip(), folder / _TOKEN, folder / _TOKENS)
+
+
+def remove_access(folder: Path) -> None:
+    """Remove the token's files, if any."""
+    for name in (_TOKEN, _TOKENS):
+        (folder / name).unlink(missing_ok=True)
 
 
 def _make_private(folder: Path) -> None:

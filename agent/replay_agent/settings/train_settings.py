@@ -20,11 +20,14 @@ DEFAULT_ENV = "CartPole-v1"
 SETTINGS_FILE = "settings.json"
 # Settings of one start, which a resumed run does not inherit.
 NOT_RESUMED = frozenset({"resume", "config"})
+# Settings that follow from where Ray has placed a run's servers and learner, which differs with each start.
+PLACED_BY_RAY = frozenset({"server", "learner_host", "learner_tokens"})
 
 # Each join of an actor looks through the epsilons.
 MAX_EPSILONS = 10_000
 # A larger ratio would starve environment steps.
 MAX_REPLAY_RATIO = 1e6
+MAX_SHARDS = 256
 # With fewer, the epsilons of Ape-X are undefined.
 MIN_EXPLORERS = 2
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
@@ -37,6 +40,7 @@ SEQUENCES = group("sequences, with --algorithm r2d2")
 NETWORK = group("network")
 EXPLORATION = group("exploration")
 ACTING = group("acting")
+RAY = group("Ray")
 JUDGING = group("validation and evaluation")
 KEEPING = group("checkpoints and logs")
 
@@ -192,6 +196,22 @@ class TrainSettings(Settings):
     grant_steps: Annotated[int, ACTING] = Field(50, ge=1)
     """environment steps of an actor between two reports"""
 
+    ray: Annotated[str | None, RAY] = None
+    """run servers, actors and the learner as actors of the Ray cluster at this address; auto: the running one or, if
+    there is none, Ray on this machine"""
+    shards: Annotated[int, RAY] = Field(3, ge=1, le=MAX_SHARDS)
+    """with ray, number of replay servers over which the table is distributed"""
+    ray_data_dir: Annotated[Path | None, RAY] = None
+    """with ray, directory of the servers' tables on their nodes (default: the run's directory; all nodes share it)"""
+    server_config: Annotated[Path | None, RAY] = None
+    """with ray, TOML file of settings for the replay servers, readable on all nodes"""
+    actor_cpus: Annotated[float, RAY] = Field(1.0, ge=0)
+    """with ray, CPUs that each actor reserves"""
+    lost_after_s: Annotated[float, RAY] = Field(60.0, gt=0)
+    """with ray, seconds after which a server that is away is given up, with its rows"""
+    placement_timeout_s: Annotated[float, RAY] = Field(60.0, gt=0)
+    """with ray, seconds to wait for free resources"""
+
     validate_interval: Annotated[int, JUDGING] = Field(5_000, ge=1)
     """environment steps between greedy validations"""
     validation_episodes: Annotated[int, JUDGING] = Field(20, ge=1)
@@ -233,6 +253,14 @@ class TrainSettings(Settings):
         if self.lockstep and self.actors:
             raise ValueError(
                 f"lockstep needs the trainer to act alone, but actors is {self.actors}; leave one of them out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _ray_starts_the_servers(self) -> Self:
+        if self.ray is not None and self.server is not None:
+            raise ValueError(
+                f"expected ray or server, because ray starts servers; got ray {self.ray}, server {self.server}"
             )
         return self
 
@@ -326,7 +354,8 @@ class TrainSettings(Settings):
 
     def save(self, path: Path) -> None:
         """Save the settings, so that the run can be resumed."""
-        path.write_text(self.model_dump_json(indent=2, exclude=set(NOT_RESUMED)) + "\n")
+        left_out = NOT_RESUMED if self.ray is None else NOT_RESUMED | PLACED_BY_RAY
+        path.write_text(self.model_dump_json(indent=2, exclude=set(left_out)) + "\n")
 
 
 def _resumed_run(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:

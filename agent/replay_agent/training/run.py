@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from replay_client import LocalServer, LocalServerError, ReplayClient, ReplayError, Tls
@@ -20,7 +20,7 @@ from replay_agent.acting.evaluation import EvaluationStoppedError
 from replay_agent.distributed.learner_server import LearnerServer
 from replay_agent.dqn.divergence import DivergedError
 from replay_agent.dqn.networks import network_kind
-from replay_agent.processes.actor_pool import ActorPool, ActorsFailError
+from replay_agent.processes.actor_pool import ActorPool, ActorsFailError, Pool
 from replay_agent.processes.own_access import OwnAccess, own_access
 from replay_agent.processes.signals import StopRequest
 from replay_agent.replay.links import TABLE_LOST
@@ -64,8 +64,23 @@ FAILURES = (
 """Errors of `train` that a user can resolve; the messages say how."""
 
 
-def train(settings: TrainSettings, stop: StopRequest, console: Console) -> TrainingReport:
-    """Start or resume a run, train, and return the report; ``console`` shows progress.
+def train(
+    settings: TrainSettings,
+    stop: StopRequest,
+    console: Console,
+    *,
+    run: RunDirectory | None = None,
+    start_pool: Callable[[str, str], Pool] | None = None,
+) -> TrainingReport:
+    """Start or resume a run, train, and return the report.
+
+    Args:
+        settings: settings of the run.
+        stop: set it to stop the run, which can then be resumed.
+        console: shows progress.
+        run: the run's directory; None: create it, or open the one to resume.
+        start_pool: starts the actors, given HOST:PORT of the replay server and of the learner; None: as processes on
+            this machine.
 
     Raises:
         ExposedError: actors on other machines could join without protection.
@@ -91,7 +106,7 @@ def train(settings: TrainSettings, stop: StopRequest, console: Console) -> Train
     kind = network_kind(env.observation_shape, env.observation_dtype)
     device = choose_device(settings.device, kind)
     limit_threads(settings.threads, kind)
-    run = open_run_directory(settings)
+    run = run or open_run_directory(settings)
     with ExitStack() as stack:
         lock = stack.enter_context(run.locked())
         run.begin(settings)
@@ -127,8 +142,11 @@ def train(settings: TrainSettings, stop: StopRequest, console: Console) -> Train
             log.info("replay server at %s, learner at %s, run in %s", address, learner_server.address, run.path)
             if own and embedded:
                 log.info("to inspect the replay server: %s", own.command(address))
-            learner = learner_server.local_address
-            pool = _start_actors(settings, run, own, address, learner) if settings.actors else None
+            pool: Pool | None = None
+            if settings.actors and start_pool is not None:
+                pool = start_pool(address, learner_server.address)
+            elif settings.actors:
+                pool = _start_actors(settings, run, own, address, learner_server.local_address)
             ending = _train(settings, trainer, run, pool, console)
             return _conclude(settings, trainer, run, ending)
 
@@ -154,9 +172,7 @@ def _start_actors(
     return ActorPool(settings.actors, server, learner, run.logs, settings.reconnect_timeout_s, environment)
 
 
-def _train(
-    settings: TrainSettings, trainer: Trainer, run: RunDirectory, pool: ActorPool | None, console: Console
-) -> Ending:
+def _train(settings: TrainSettings, trainer: Trainer, run: RunDirectory, pool: Pool | None, console: Console) -> Ending:
     """Train with actors and a progress bar. Then save a checkpoint, even after an error, unless training diverged."""
     with ExitStack() as stack:
         if pool is not None:
@@ -176,7 +192,7 @@ def _train(
             trainer.service.finish()
 
 
-def _train_and_save(trainer: Trainer, run: RunDirectory, progress: ProgressView, pool: ActorPool | None) -> Ending:
+def _train_and_save(trainer: Trainer, run: RunDirectory, progress: ProgressView, pool: Pool | None) -> Ending:
     try:
         ending = trainer.train(progress, pool)
     except DivergedError:

@@ -22,7 +22,7 @@ from replay_agent.distributed.learner_service import Guidance, LearnerService, P
 from replay_agent.dqn.divergence import require_finite, require_finite_figures, require_return
 from replay_agent.dqn.networks import ActingNetwork
 from replay_agent.dqn.schedules import LinearSchedule
-from replay_agent.processes.actor_pool import ActorPool
+from replay_agent.processes.actor_pool import Pool
 from replay_agent.processes.signals import StopRequest
 from replay_agent.replay.links import TABLE_LOST, ReplayLink
 from replay_agent.replay.pacing import Pacer
@@ -143,7 +143,7 @@ class Trainer:
         if state.get("replay_checkpoint") is not None:
             log.info("the table at that step: replay-server --restore .../%s", state["replay_checkpoint"])
 
-    def train(self, progress: ProgressView, pool: ActorPool | None) -> Ending:
+    def train(self, progress: ProgressView, pool: Pool | None) -> Ending:
         """Train until the environment is solved, all steps are taken, or a stop is requested.
 
         Raises:
@@ -250,7 +250,7 @@ class Trainer:
             return Ending.SOLVED
         return Ending.STEPS_DONE if self.pacer.env_steps >= self._settings.steps else None
 
-    def _turn(self, progress: ProgressView, pool: ActorPool | None) -> None:
+    def _turn(self, progress: ProgressView, pool: Pool | None) -> None:
         """Take the environment step or gradient step that is due."""
         try:
             link = self.table.link()
@@ -328,7 +328,7 @@ class Trainer:
         self.history.add_episode(self.pacer.env_steps, episode.episode_return)
         self._metrics.episode(self.pacer.env_steps, episode)
 
-    def _do_what_is_due(self, progress: ProgressView, pool: ActorPool | None) -> None:
+    def _do_what_is_due(self, progress: ProgressView, pool: Pool | None) -> None:
         if self.pacer.env_steps >= self._next_validation and self.learner.updates:
             self._validate(progress)
         shows, logs = self._due.show.is_due(), self._due.log.is_due()

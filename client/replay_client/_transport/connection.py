@@ -209,8 +209,17 @@ class Connection(ConnectionBase):
 
     def __init__(self, options: LinkOptions, token: str | None = None) -> None:
         super().__init__(options, token)
-        self._channel = open_channel(options.address, options.tls, CHANNEL_OPTIONS)
-        self._unary: dict[str, grpc.UnaryUnaryMultiCallable[bytes, bytes]] = {}
+        self._open()
+
+    def move(self, options: LinkOptions) -> None:
+        """Connect to another address. Calls and streams that have begun remain with the old one until they end."""
+        self._options, self.address = options, options.address
+        self._open()
+
+    def _open(self) -> None:
+        self._channel = open_channel(self.address, self._options.tls, CHANNEL_OPTIONS)
+        # Together, because another thread must not combine a channel with methods of an earlier one.
+        self._methods: tuple[grpc.Channel, dict[str, grpc.UnaryUnaryMultiCallable[bytes, bytes]]] = (self._channel, {})
 
     def run(self, operation: Operation[T]) -> T:
         """Run an operation.
@@ -282,9 +291,10 @@ class Connection(ConnectionBase):
         return None
 
     def _attempt(self, method: str, request: bytes, deadline: float, *, wait_for_ready: bool) -> bytes:
-        unary = self._unary.get(method)
+        channel, methods = self._methods
+        unary = methods.get(method)
         if unary is None:
-            unary = self._unary[method] = self._channel.unary_unary(rpc_path(method))
+            unary = methods[method] = channel.unary_unary(rpc_path(method))
         try:
             return unary(
                 request,

@@ -83,6 +83,13 @@ class ServerLink(LinkBase):
         """Return a link with the same options to another server."""
         return ServerLink(replace(self.options, address=address), self._token, lacks_token=self._lacks_token)
 
+    def move(self, address: str) -> None:
+        """Connect to the server at another address, where it has the same tables; streams follow when they break."""
+        with self._opening:
+            self.options = replace(self.options, address=address)
+            if self._connection is not None:
+                self._connection.move(self.options)
+
     def data_path(self, table: TableDescription) -> DataPath:
         """Find the shortcuts to a table, without a call to the server."""
         path = DataPath.on_same_host(table, self._authorization) if self.options.same_host else DataPath()

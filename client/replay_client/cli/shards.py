@@ -86,6 +86,20 @@ def _retired(client: ReplayClient, shard: int, *, is_patient: bool, is_forced: b
     return client.mark_shard(shard, state="retired")
 
 
+@app.command
+def move(
+    shard: ShardId,
+    address: Annotated[str, Parameter(help="Its new HOST:PORT.")],
+    /,
+    *,
+    server: Server = DEFAULT_SERVER,
+    as_json: Json = False,
+) -> None:
+    """Tell clients where a server now runs, with the same tables."""
+    with client_of(server) as client:
+        _show(client.move_shard(shard, address), server, as_json)
+
+
 def _show(shards: ShardMap | None, server: str, as_json: bool) -> None:
     if as_json:
         listed = () if shards is None else shards.shards

@@ -472,6 +472,20 @@ class ReplayClient:
         """
         return retire(self._fleet, shard_id)
 
+    def move_shard(self, shard_id: int, address: str) -> ShardMap:
+        """Tell clients the new address of a server that now runs elsewhere, with the same tables.
+
+        Args:
+            shard_id: the id of its shard, which stays the same.
+            address: its new address.
+
+        Raises:
+            InvalidArgumentError: there is no such shard, it is lost, or the address is malformed or in use.
+            ShardsChangedError: another client has changed the servers meanwhile.
+            PermissionDeniedError: the token lacks the right ``admin`` on all tables.
+        """
+        return self._fleet.move(shard_id, checked_address(address))
+
     def keep_alive(self, needed: object) -> None:
         """Hold a reference to an object for as long as this client or a table, writer or sampler of it exists."""
         self._link.connection.kept_alive = needed

@@ -10,7 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from replay_client import Column, Derived, Next, ReplayClient, ServerUnavailableError, Table, Transitions
+from replay_client import (
+    Column,
+    Derived,
+    InvalidArgumentError,
+    Next,
+    ReplayClient,
+    ServerUnavailableError,
+    Table,
+    Transitions,
+)
 from replay_client._shards.keys import shard_ids
 from replay_client.sync.shards.sharded_writer import ShardedWriter
 
@@ -179,3 +188,30 @@ def test_without_any_server_calls_say_so(servers: list[ServerProcess], table: Ta
         with pytest.raises(ServerUnavailableError, match="none of the servers"):
             deque(itertools.islice(sampler, 10))
         sampler.cancel()
+
+
+def test_a_server_that_returns_at_another_address_is_followed(
+    servers: list[ServerProcess], table: Table, reach: Reach, tmp_path: Path, start_server: Callable[..., ServerProcess]
+) -> None:
+    with table.sampler(64, beta=0.4, prefetch=3) as sampler, table.writer() as writer:
+        writer.append(**{name: column[0] for name, column in rows(np.arange(1)).items()})
+        writer.flush()
+        next(sampler)
+        servers[1].kill()
+        wait_until(lambda: next(sampler) is not None and away(sampler) == [1], "it is away")
+        held = np.arange(3, dtype=np.int64) | (1 << 48)
+        sampler.update_priorities(held, [7.0, 8.0, 9.0])
+        folder = servers[1].flags[servers[1].flags.index("--data-dir") + 1]
+        elsewhere = start_server("--data-dir", folder)
+        with pytest.raises(InvalidArgumentError, match="9"):
+            reach([servers[0]]).move_shard(9, elsewhere.address)
+        moved = reach([servers[0]]).move_shard(1, elsewhere.address)
+        assert [shard.address for shard in moved.in_use] == [servers[0].address, elsewhere.address, servers[2].address]
+        wait_until(lambda: next(sampler) is not None and away(sampler) == [], "it is back")
+        sampler.flush()
+        for number in range(600):  # to each shard in turn
+            writer.append(**{name: column[0] for name, column in rows(np.arange(number, number + 1)).items()})
+        writer.flush()
+    assert len(table) == 901
+    read = reach([servers[2]]).table("t").read(held)
+    assert read.row_keys.tolist() == held.tolist()

@@ -50,6 +50,15 @@ class Fleet:
         found = self.links.get(address)
         return found or self.links.setdefault(address, next(iter(self.links.values())).to(address))
 
+    def moved(self, earlier: str, address: str) -> None:
+        """Learn that a server now has another address; its link stays the same."""
+        link = self.links.get(earlier)
+        if link is not None and link.options.address == earlier:
+            link.move(address)
+            kept = {known: other for known, other in self.links.items() if known not in (earlier, address)}
+            self.links = {**kept, address: link}
+            self.seeds = tuple(address if seed == earlier else seed for seed in self.seeds)
+
     def find(self) -> ShardMap:
         """Return the newest map that any server has. If no server has one, create it with the given addresses.
 
@@ -151,13 +160,8 @@ class Fleet:
         Raises:
             InvalidArgumentError: there is no such shard, it is lost or retired, or it is the last one.
         """
-        current = self.current()
-        by_id = {} if current is None else {shard.id: shard for shard in current.in_use}
-        if current is None or shard_id not in by_id:
-            of_service = ", ".join(f"{each.id} at {each.address}" for each in by_id.values())
-            expected = f"one of {of_service}" if by_id else "a service with several servers"
-            raise InvalidArgumentError.of_field("shard", expected, str(shard_id))
-        if state in ("lost", "retired") and len(by_id) == 1:
+        current = self._with(shard_id)
+        if state in ("lost", "retired") and len(current.in_use) == 1:
             raise InvalidArgumentError.of_field("shard", "not the only one; add another server first", str(shard_id))
         lost: tuple[LostRows, ...] = ()
         if state == "lost":
@@ -168,6 +172,32 @@ class Fleet:
         changed = replace(current, version=current.version + 1, shards=shards)
         self.change(changed)
         return changed
+
+    def move(self, shard_id: int, address: str) -> ShardMap:
+        """Change the address of a shard, whose server now runs elsewhere with the same tables.
+
+        Raises:
+            InvalidArgumentError: there is no such shard, it is lost or retired, or another one has this address.
+        """
+        current = self._with(shard_id)
+        shards = tuple(replace(each, address=address) if each.id == shard_id else each for each in current.shards)
+        changed = replace(current, version=current.version + 1, shards=shards)
+        self.change(changed)
+        return changed
+
+    def _with(self, shard_id: int) -> ShardMap:
+        """Return the newest map, in which this shard must be in use.
+
+        Raises:
+            InvalidArgumentError: it is not.
+        """
+        current = self.current()
+        by_id = {} if current is None else {shard.id: shard for shard in current.in_use}
+        if current is None or shard_id not in by_id:
+            of_service = ", ".join(f"{each.id} at {each.address}" for each in by_id.values())
+            expected = f"one of {of_service}" if by_id else "a service with several servers"
+            raise InvalidArgumentError.of_field("shard", expected, str(shard_id))
+        return current
 
     def _ask(self, addresses: Sequence[str] = ()) -> dict[str, ServerShards]:
         """Ask each reachable server: the client's, those at ``addresses``, and those in the maps."""

@@ -101,6 +101,11 @@ class Roster:
             return
         if shards.version == self._map.version and not self._is_incomplete:
             return
+        addresses = {shard.id: shard.address for shard in shards.in_use}
+        for earlier in self._map.in_use:
+            if addresses.get(earlier.id, earlier.address) != earlier.address:
+                log.info("shard %d of table %r is now at %s", earlier.id, self._name, addresses[earlier.id])
+                self._fleet.moved(earlier.address, addresses[earlier.id])
         known = {member.id: member for member in self.members}
         active = {shard.id for shard in shards.in_use if shard.state == "active"}
         members = tuple(

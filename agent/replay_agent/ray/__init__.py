@@ -1,0 +1,30 @@
+"""Replay servers, actors and a learner as actors of Ray.
+
+    import replay_agent.ray
+
+    client = replay_agent.ray.start("pong", shards=3, folder="/shared/pong")
+    client = replay_agent.ray.connect("pong")       # in any process of the cluster
+    replay_agent.ray.stop("pong")
+
+Ray starts, places and restarts the processes. Rows never pass through it. `replay-train --ray` uses the same parts; see
+docs/ray.md.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from replay_agent.ray.placement import PlacementError
+    from replay_agent.ray.service import ServiceError, connect, start, stop
+
+_HOMES = {"PlacementError": "placement", "ServiceError": "service", "connect": "service", "start": "service"}
+_HOMES["stop"] = "service"
+
+__all__ = ["PlacementError", "ServiceError", "connect", "start", "stop"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a part on first use, because Ray imports this package to find its actors, and is an extra."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,165 @@
+"""Keeps the server of one shard running. Does not import Ray, which makes it an actor."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from replay_proto.child_process import log_tail, start_module, stop
+
+log = logging.getLogger(__name__)
+
+READY_PREFIX: Final = "replay-server listening on "
+STOP_TIMEOUT_S: Final = 15.0
+SHORT_LIFE_S: Final = 10.0
+"""A server that ends within this time counts as a failed start."""
+FIRST_BACKOFF_S: Final = 0.25
+MAX_BACKOFF_S: Final = 10.0
+STARTS_ON_PORT: Final = 3
+"""After this many failed starts in a row, the server gets another port: its own may be taken."""
+
+
+@dataclass(frozen=True)
+class KeeperReport:
+    """State of a keeper."""
+
+    address: str | None
+    """where clients reach the server; None: it is not ready"""
+    shard_id: int | None
+    """id in the shard map; None: not in the map yet"""
+    pid: int | None
+    """process id of the server, if it runs"""
+    failure: str | None
+    """why the last start failed, if it did"""
+
+
+class ShardKeeper:
+    """Runs `replay-server` as a child process, which ends with this one, and restarts it on the same port.
+
+    A file beside the tables keeps the port and the shard's id, so that they outlive this process, too: a keeper that
+    finds this file continues the shard. Without it, the server begins with empty tables, as a new shard.
+    """
+
+    def __init__(self, folder: Path, host: str, tokens: Path, config: Path | None = None) -> None:
+        """Start the server, and return while it starts.
+
+        Args:
+            folder: directory of the shard; created if missing.
+            host: address to listen on.
+            tokens: file of tokens for the server.
+            config: TOML file with further settings of the server.
+
+        Raises:
+            OSError: the folder cannot be created, or the tokens cannot be read.
+        """
+        tokens.read_bytes()  # Other nodes may lack the file: fail now, with its name.
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._flags = [
+            *("--host", host, f"--data-dir={folder / 'tables'}", f"--tokens={tokens}", "--exit-with-parent"),
+            *([] if config is None else [f"--config={config}"]),
+        ]
+        self._log = folder / "server.log"
+        self._notes = _Notes(folder / "keeper.json")
+        self._address: str | None = None
+        self._failure: str | None = None
+        self._pid: int | None = None
+        self._stopped = threading.Event()
+        self._guard = threading.Lock()
+        self._thread = threading.Thread(target=self._keep, name="replay-shard-keeper", daemon=True)
+        self._thread.start()
+
+    def report(self) -> KeeperReport:
+        """Return the current state."""
+        with self._guard:
+            return KeeperReport(self._address, self._notes.shard_id, self._pid, self._failure)
+
+    def assign(self, shard_id: int) -> None:
+        """Store the id of the shard."""
+        with self._guard:
+            self._notes.store(shard_id=shard_id)
+
+    def renew(self) -> None:
+        """Restart with empty tables, because the shard was given up. The folder keeps its rows under another name."""
+        self.stop()
+        with self._guard:
+            lost = self._folder / f"tables.lost-{self._notes.shard_id}"
+            (self._folder / "tables").rename(lost)
+            log.warning("shard %s was given up; its rows remain in %s", self._notes.shard_id, lost)
+            self._notes.store(shard_id=None)
+        self._stopped.clear()
+        self._thread = threading.Thread(target=self._keep, name="replay-shard-keeper", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the server; its tables remain in the folder."""
+        self._stopped.set()
+        self._signal(signal.SIGTERM)
+        self._thread.join(STOP_TIMEOUT_S)
+        self._signal(signal.SIGKILL)
+        self._thread.join()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with self._guard:
+            if self._pid is not None:
+                os.kill(self._pid, number)
+
+    def _keep(self) -> None:
+        failures = 0
+        while not self._stopped.is_set():
+            began = time.monotonic()
+            self._run(0 if failures >= STARTS_ON_PORT else self._notes.port)
+            failures = failures + 1 if time.monotonic() - began < SHORT_LIFE_S else 0
+            self._stopped.wait(min(FIRST_BACKOFF_S * 2 ** min(failures, 10), MAX_BACKOFF_S) if failures > 1 else 0.0)
+
+    def _run(self, port: int) -> None:
+        """Run the server until it ends."""
+        with self._guard:
+            if self._stopped.is_set():
+                return
+            process = start_module(
+                "replay_server",
+                [*self._flags, f"--port={port}"],
+                self._log,
+                pipe_output=True,
+                # Python must not import from the working directory, in which Ray may have put the files of a job.
+                environment={**os.environ, "PYTHONSAFEPATH": "1"},
+            )
+            self._pid = process.pid
+        assert process.stdout is not None
+        line = process.stdout.readline().strip()  # empty when the server ends
+        if line.startswith(READY_PREFIX):
+            with self._guard:
+                self._address, self._failure = line.removeprefix(READY_PREFIX), None
+                self._notes.store(port=int(self._address.rpartition(":")[2]))
+            log.info("replay server %d at %s", process.pid, self._address)
+        status = process.wait()
+        with self._guard:
+            self._address = self._pid = None
+            if not self._stopped.is_set():
+                self._failure = f"the replay server ended with status {status}: {log_tail(self._log)}"
+                log.warning("replay server %d ended with status %d", process.pid, status)
+        stop(process, STOP_TIMEOUT_S)
+
+
+class _Notes:
+    """What a later keeper of the shard must know, in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        found: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        self.port: int = found.get("port", 0)
+        self.shard_id: int | None = found.get("shard_id")
+
+    def store(self, **changed: int | None) -> None:
+        vars(self).update(changed)
+        written = self._path.with_suffix(".new")
+        written.write_text(json.dumps({"port": self.port, "shard_id": self.shard_id}), "utf-8")
+        written.replace(self._path)

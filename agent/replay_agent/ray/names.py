@@ -1,0 +1,49 @@
+"""Names of Ray's actors, and the description of a service that they share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+NAMESPACE: Final = "replay"
+"""Ray's namespace of the actors, which other jobs find by their names."""
+
+
+@dataclass(frozen=True)
+class Service:
+    """Replay servers under one name."""
+
+    name: str
+    """names the service in the cluster"""
+    shards: int
+    """number of servers"""
+    folder: Path
+    """directory with the token; all nodes must see it"""
+    data_dir: Path
+    """directory with the tables of the servers on a node; their rows survive a node only if others see it, too"""
+    config: Path | None
+    """TOML file of settings for the servers"""
+    lost_after_s: float
+    """seconds after which a shard that is away is given up"""
+    host: str | None
+    """address to listen on; None: that of the node"""
+
+    @property
+    def access(self) -> Path:
+        """The directory of the token's files."""
+        return self.folder / "access"
+
+    @property
+    def map(self) -> str:
+        """Name of the actor that keeps the shard map."""
+        return map_name(self.name)
+
+    def keeper(self, number: int) -> str:
+        """Name of the actor that keeps a server."""
+        return f"{self.name}/shard-{number}"
+
+
+def map_name(service: str) -> str:
+    """Name of the actor that keeps the shard map of a service."""
+    return f"{service}/map"

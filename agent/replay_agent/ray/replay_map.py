@@ -1,0 +1,145 @@
+"""Keeps the shard map of a service up to date: an actor of Ray, the only writer of the map.
+
+It stores nothing: the map is on the servers, and each keeper knows the id of its shard. So a restarted one continues.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Collection
+from typing import Any, Final
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError
+from replay_client import ReplayClient, ReplayError, Tls
+from replay_client.results.shards import ShardMap
+
+from replay_agent.processes.own_access import find_access
+from replay_agent.ray.keeper import KeeperReport
+from replay_agent.ray.map_changes import Add, Assign, Change, Lose, Move, Renew, Seen, changes
+from replay_agent.ray.names import NAMESPACE, Service
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S: Final = 0.5
+ASK_S: Final = 2.0
+"""Time limit for keepers and servers, which answer within milliseconds."""
+
+
+class ReplayMap:
+    """See the module."""
+
+    def __init__(self, service: Service) -> None:
+        """Start to look at the keepers.
+
+        Raises:
+            OSError: the service's token cannot be read on this node.
+        """
+        self._service = service
+        self._token = find_access(service.access).token
+        self._tls = Tls.from_environment()
+        self._keepers: dict[int, Any] = {}
+        self._reports: dict[int, KeeperReport] = {}
+        self._map: ShardMap | None = None
+        self._away_since: dict[int, float] = {}
+        self._client: ReplayClient | None = None
+        threading.Thread(target=self._keep, name="replay-map", daemon=True).start()
+
+    def service(self) -> Service:
+        """Return the description of the service."""
+        return self._service
+
+    def addresses(self) -> list[str]:
+        """Return the addresses of all shards in the map, of which one is enough for a client; empty: not ready."""
+        return [] if self._map is None else [shard.address for shard in self._map.in_use]
+
+    def failures(self) -> dict[int, str]:
+        """Return why servers failed to start, by the number of their keeper."""
+        return {number: report.failure for number, report in self._reports.items() if report.failure is not None}
+
+    def _keep(self) -> None:
+        while True:
+            try:
+                self._look()
+            except (ReplayError, RayActorError, GetTimeoutError) as error:
+                log.warning("the shard map is looked at again: %s", error)
+            except Exception:
+                log.exception("the shard map is looked at again")
+            time.sleep(LOOK_EVERY_S)
+
+    def _look(self) -> None:
+        self._reports = self._ask_keepers()
+        ready = {number: report for number, report in self._reports.items() if report.address is not None}
+        if not ready:
+            return
+        client = self._client_of(sorted({str(report.address) for report in ready.values()}))
+        shards = client.shards()
+        if shards is None:
+            if len(ready) < self._service.shards:
+                return  # The first map has all shards.
+            shards = client.set_shards(client.address.split(","))
+        for change in changes(shards, [self._seen(*each) for each in ready.items()], self._expired(shards, ready)):
+            shards = self._apply(change, shards, client)
+        self._map = shards
+
+    def _ask_keepers(self) -> dict[int, KeeperReport]:
+        """Ask all keepers at the same time; leave out those that do not answer."""
+        for number in range(self._service.shards):
+            if number not in self._keepers:
+                try:
+                    self._keepers[number] = ray.get_actor(self._service.keeper(number), NAMESPACE)
+                except ValueError:  # It is not created yet.
+                    continue
+        asked = {keeper.report.remote(): number for number, keeper in self._keepers.items()}
+        answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=ASK_S) if asked else ([], [])
+        reports = {}
+        for ref in answered:
+            try:
+                reports[asked[ref]] = ray.get(ref)
+            except RayActorError as error:
+                log.debug("keeper %d is away: %s", asked[ref], error)
+        return reports
+
+    def _client_of(self, addresses: list[str]) -> ReplayClient:
+        joined = ",".join(addresses)
+        if self._client is None or self._client.address != joined:
+            if self._client is not None:
+                self._client.close()
+            self._client = ReplayClient(
+                joined, token=self._token, tls=self._tls, timeout_s=ASK_S, wait_for_server_s=ASK_S
+            )
+        return self._client
+
+    def _seen(self, number: int, report: KeeperReport) -> Seen:
+        assert report.address is not None
+        is_empty = report.shard_id is None and self._knows_no_map(report.address)
+        return Seen(number, report.address, report.shard_id, is_empty)
+
+    def _knows_no_map(self, address: str) -> bool:
+        with ReplayClient(address, token=self._token, tls=self._tls, timeout_s=ASK_S) as client:
+            return client.shards() is None
+
+    def _expired(self, shards: ShardMap, ready: dict[int, KeeperReport]) -> Collection[int]:
+        """Return the ids of shards that no ready server has had for ``lost_after_s``."""
+        there = {report.address for report in ready.values()} | {report.shard_id for report in ready.values()}
+        away = [shard.id for shard in shards.in_use if shard.address not in there and shard.id not in there]
+        now = time.monotonic()
+        self._away_since = {shard_id: self._away_since.get(shard_id, now) for shard_id in away}
+        return [each for each, since in self._away_since.items() if now - since >= self._service.lost_after_s]
+
+    def _apply(self, change: Change, shards: ShardMap, client: ReplayClient) -> ShardMap:
+        log.info("%s: %s", self._service.name, change)
+        match change:
+            case Assign(number, shard_id):
+                ray.get(self._keepers[number].assign.remote(shard_id), timeout=ASK_S)
+            case Renew(number):
+                self._keepers[number].renew.remote()
+            case Lose(shard_id):
+                return client.mark_shard(shard_id, state="lost")
+            case Move(shard_id, address):
+                return client.move_shard(shard_id, address)
+            case Add(address):
+                return client.set_shards([*(shard.address for shard in shards.in_use), address])
+        return shards

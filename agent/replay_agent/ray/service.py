@@ -1,0 +1,202 @@
+"""Starts replay servers as detached actors of Ray, and finds and stops them by their name."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from replay_client import ReplayClient, Tls
+
+from replay_agent.processes.own_access import create_access, find_access, remove_access
+from replay_agent.ray.keeper import STOP_TIMEOUT_S, ShardKeeper
+from replay_agent.ray.names import NAMESPACE, Service, map_name
+from replay_agent.ray.placement import wait_for_room, wait_until_placed
+from replay_agent.ray.replay_map import ReplayMap
+
+START_TIMEOUT_S: Final = 300.0
+"""Time limit for the servers, whose first start compiles kernels."""
+_POLL_S: Final = 0.1
+_FOR_EVER: Final = -1
+_SERVER_RESOURCE: Final = "replay"
+"""If nodes have this resource, servers run only on them."""
+
+
+class ServiceError(RuntimeError):
+    """The replay servers could not be started or found; the message says why."""
+
+
+class NodeKeeper(ShardKeeper):
+    """A keeper on any node, which listens on the node's address unless the service has one."""
+
+    def __init__(self, service: Service, number: int) -> None:
+        host = service.host or ray.util.get_node_ip_address()
+        tokens = find_access(service.access).tokens_file
+        super().__init__(service.data_dir / f"shard-{number}", host, tokens, service.config)
+
+
+def start(
+    name: str,
+    *,
+    shards: int = 3,
+    folder: str | Path,
+    data_dir: str | Path | None = None,
+    server_config: str | Path | None = None,
+    lost_after_s: float = 60.0,
+    placement_timeout_s: float = 60.0,
+    host: str | None = None,
+) -> ReplayClient:
+    """Start replay servers, or find those of this name, and return a client of them.
+
+    Ray restarts servers that die, on another node if their node died, until `stop` is called, even after this program
+    has ended. The program must have called `ray.init`.
+
+    Args:
+        name: names the service in the cluster.
+        shards: number of servers.
+        folder: directory that all nodes share, for the token and, by default, the tables.
+        data_dir: directory for the tables on each node, such as a local disk; None: in `folder`. If a node dies and
+            others do not see its tables, their rows are lost, and an empty shard replaces them.
+        server_config: TOML file with settings of `replay-server`, which all nodes can read.
+        lost_after_s: seconds after which a shard that is away is given up.
+        placement_timeout_s: seconds to wait for free resources: each server takes one CPU and, if nodes of the cluster
+            have the resource ``replay``, one of these.
+        host: address that servers listen on; None: that of their node.
+
+    Raises:
+        PlacementError: the resources are not free; the message names the one that is short.
+        ServiceError: a server does not start.
+        OSError: the folder cannot be used.
+    """
+    root = Path(folder).resolve()
+    service = Service(
+        name,
+        shards,
+        root,
+        Path(data_dir).resolve() if data_dir else root,
+        Path(server_config).resolve() if server_config else None,
+        lost_after_s,
+        host,
+    )
+    if not _exists(service.map):
+        root.mkdir(parents=True, exist_ok=True)
+        create_access(service.access)
+    each = {"CPU": 1.0, **({_SERVER_RESOURCE: 1.0} if _SERVER_RESOURCE in ray.cluster_resources() else {})}
+    wait_for_room({resource: amount * shards for resource, amount in each.items()}, placement_timeout_s)
+    try:
+        keepers = [_start_keeper(service, number, each) for number in range(shards)]
+        replay_map = _remote(ReplayMap, service.map, {}).remote(service)
+        wait_until_placed([keeper.report.remote() for keeper in keepers], "servers", each, placement_timeout_s)
+        _wait_until_ready(replay_map)
+    except BaseException:
+        stop(name)
+        raise
+    return connect(name)
+
+
+def connect(name: str, **options: Any) -> ReplayClient:
+    """Return a client of the servers that `start` or `replay-train --ray` has started under a name.
+
+    Args:
+        name: name of the service; that of a run of `replay-train` is the run's.
+        **options: options of `ReplayClient`, such as ``timeout_s``. TLS is set by the variables REPLAY_TLS... unless
+            given.
+
+    Raises:
+        ServiceError: there is no such service, it is not ready, or its token cannot be read.
+    """
+    try:
+        replay_map = ray.get_actor(map_name(name), NAMESPACE)
+    except ValueError:
+        raise ServiceError(f"expected the name of a running replay service, got {name!r}") from None
+    service: Service = ray.get(replay_map.service.remote())
+    try:
+        token = find_access(service.access).token
+    except OSError as error:
+        raise ServiceError(f"expected the folder of service {name!r}, which all nodes share: {error}") from error
+    options.setdefault("tls", Tls.from_environment())
+    return ReplayClient(",".join(_wait_until_ready(replay_map)), token=token, **options)
+
+
+def stop(name: str) -> None:
+    """Stop the servers of a service; their tables remain on disk. Does nothing if there is no such service."""
+    prefix = f"{name}/"
+    found = [each["name"] for each in ray.util.list_named_actors(all_namespaces=True) if each["namespace"] == NAMESPACE]
+    # The map goes first, or it would give up servers.
+    ours = sorted((each for each in found if each.startswith(prefix)), key=lambda each: each != map_name(name))
+    folder = None
+    stopping = []
+    actors = [ray.get_actor(each, NAMESPACE) for each in ours]
+    for full_name, actor in zip(ours, actors, strict=True):
+        if full_name == map_name(name):
+            folder = _access_of(actor)
+            ray.kill(actor, no_restart=True)
+        else:
+            stopping.append(actor.stop.remote())
+    if stopping:
+        ray.wait(stopping, num_returns=len(stopping), timeout=STOP_TIMEOUT_S)
+    for full_name, actor in zip(ours, actors, strict=True):
+        if full_name != map_name(name):
+            ray.kill(actor, no_restart=True)
+    if folder is not None:
+        remove_access(folder)
+
+
+def _access_of(replay_map: Any) -> Path | None:
+    try:
+        service: Service = ray.get(replay_map.service.remote(), timeout=STOP_TIMEOUT_S)
+    except RayError:
+        return None
+    return service.access
+
+
+def _start_keeper(service: Service, number: int, resources: Mapping[str, float]) -> Any:
+    return _remote(NodeKeeper, service.keeper(number), resources).remote(service, number)
+
+
+def _remote(kind: type[Any], name: str, resources: Mapping[str, float]) -> Any:
+    """Return a detached actor of this kind, or the one of this name; Ray restarts it wherever there is room."""
+    custom = {resource: amount for resource, amount in resources.items() if resource != "CPU"}
+    return ray.remote(kind).options(
+        name=name,
+        namespace=NAMESPACE,
+        lifetime="detached",
+        get_if_exists=True,
+        max_restarts=_FOR_EVER,
+        num_cpus=resources.get("CPU", 0),
+        resources=custom,
+        scheduling_strategy="SPREAD",
+    )
+
+
+def _exists(name: str) -> bool:
+    try:
+        ray.get_actor(name, NAMESPACE)
+    except ValueError:
+        return False
+    return True
+
+
+def _wait_until_ready(replay_map: Any) -> list[str]:
+    """Wait for the shard map, and return its addresses.
+
+    Raises:
+        ServiceError: a server does not start.
+    """
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while True:
+        try:
+            addresses: list[str] = ray.get(replay_map.addresses.remote())
+            if addresses:
+                return addresses
+            failures: dict[int, str] = ray.get(replay_map.failures.remote())
+        except (RayActorError, RayTaskError) as error:
+            raise ServiceError(f"the replay service does not start: {error}") from error
+        if failures:
+            raise ServiceError("\n".join(f"server {number}: {failure}" for number, failure in failures.items()))
+        if time.monotonic() >= deadline:
+            raise ServiceError(f"the replay servers were not ready after {START_TIMEOUT_S:.0f} s")
+        time.sleep(_POLL_S)

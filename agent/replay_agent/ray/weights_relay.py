@@ -1,0 +1,100 @@
+"""Fetches the weights of a learner once for all actors of a node. Does not import Ray, which makes it an actor."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import Final
+
+import grpc
+from replay_client import Tls
+from replay_client.security import open_channel, token_metadata
+from replay_proto.v1 import learner_pb2, learner_pb2_grpc
+
+from replay_agent.distributed.learner_access import LearnerAccess, RefusedError
+from replay_agent.distributed.learner_client import LEARNER_TLS_PREFIX, UNLIMITED_MESSAGES
+from replay_agent.distributed.learner_server import LearnerServer, Method
+from replay_agent.processes.own_access import OwnAccess
+
+MAX_AGE_S: Final = 0.2
+"""Actors get weights that are at most this much older than the learner's."""
+LEARNER_TIMEOUT_S: Final = 4.0
+"""Time limit for the learner; then actors ask it themselves."""
+
+
+class RelayedWeights:
+    """Weights of one run of the learner at a time. Thread-safe."""
+
+    table: Final = "*"
+    """Actors need the right to write to any table, which the run's own token has."""
+
+    def __init__(self, learner: str, token: str) -> None:
+        """Open a channel to the learner, at ``host:port``.
+
+        Raises:
+            InvalidArgumentError: a certificate file cannot be read.
+        """
+        self._channel = open_channel(learner, Tls.from_environment(LEARNER_TLS_PREFIX), UNLIMITED_MESSAGES)
+        self._stub = learner_pb2_grpc.LearnerServiceStub(self._channel)
+        self._metadata = token_metadata(token)
+        self._lock = threading.Lock()
+        self._run_id = ""
+        self._newest = learner_pb2.GetWeightsResponse()
+        self._fetched_at = 0.0
+
+    def methods(self) -> Mapping[str, Method]:
+        """Return the methods for `LearnerServer`."""
+        return {"GetWeights": Method(learner_pb2.GetWeightsRequest, self.get_weights, in_thread=True)}
+
+    def get_weights(self, request: learner_pb2.GetWeightsRequest) -> learner_pb2.GetWeightsResponse:
+        """Return the newest weights unless the caller has them.
+
+        Raises:
+            RefusedError: the learner refuses the request, or cannot be reached.
+        """
+        with self._lock:  # Others wait for the one that asks the learner.
+            is_old = time.monotonic() - self._fetched_at > MAX_AGE_S
+            if request.run_id != self._run_id or self._newest.version <= request.have_version or is_old:
+                self._fetch(request.run_id)
+            newest = self._newest
+        if newest.version <= request.have_version:
+            return learner_pb2.GetWeightsResponse(version=newest.version)
+        return newest
+
+    def close(self) -> None:
+        """Close the channel."""
+        self._channel.close()
+
+    def _fetch(self, run_id: str) -> None:
+        have = self._newest.version if run_id == self._run_id else 0
+        request = learner_pb2.GetWeightsRequest(run_id=run_id, have_version=have)
+        try:
+            found = self._stub.GetWeights(request, timeout=LEARNER_TIMEOUT_S, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise RefusedError(error.code(), str(error.details())) from error
+        self._fetched_at = time.monotonic()
+        if found.safetensors or run_id != self._run_id:
+            self._run_id, self._newest = run_id, found
+
+
+class WeightsRelay:
+    """Serves `RelayedWeights` to the actors of its machine."""
+
+    def __init__(self, learner: str, access: OwnAccess) -> None:
+        """Listen on a free port of the loopback interface.
+
+        Raises:
+            OSError: no port can be bound.
+        """
+        self._weights = RelayedWeights(learner, access.token)
+        self._server = LearnerServer(self._weights, "127.0.0.1", 0, LearnerAccess(tokens=access.tokens_file))
+
+    def address(self) -> str:
+        """Return HOST:PORT for actors."""
+        return self._server.address
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.close()
+        self._weights.close()
