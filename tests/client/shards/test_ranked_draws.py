@@ -70,6 +70,24 @@ def test_a_million_draws_by_rank_have_the_exact_distribution(table: Table) -> No
     check_draws(table, "independent", batches=2000)
 
 
+def test_a_step_with_several_batches_in_flight_sends_one_message_to_each_server(
+    servers: list[ServerProcess], table: Table, reach: Reach
+) -> None:
+    fill(table, levels=50)
+    client, steps = reach(servers), 50
+
+    def messages() -> int:
+        return client.stats().server.methods["Learn"].calls
+
+    with table.sampler(20, beta=0.5, prefetch=4) as sampler:
+        for _ in range(10):
+            next(sampler)
+        before = messages()
+        for _ in range(steps):
+            sampler.update_priorities(next(sampler), np.ones(20))
+        assert messages() - before <= 1.2 * len(SIZES) * steps  # a few batches need a second round
+
+
 def check_draws(table: Table, mode: DrawMode, batches: int) -> None:
     """Draw batches of 500 rows, and compare their probabilities, weights and rows with the exact ones."""
     exact = fill(table, levels=50)

@@ -45,8 +45,10 @@ class RankedSampler(ShardedSampler):
         assert isinstance(step, RankedStep)
         if not step.asked:
             self._begin_round(step)
-        self._ask_idle()
-        self._receive_from(next(iter(step.asked)))
+        shard_id = next(iter(step.asked))
+        if self._of(shard_id).has_unsent(step):  # otherwise the questions of several steps share a message
+            self._ask_idle()
+        self._receive_from(shard_id)
 
     def _together(self) -> int:
         return 1

@@ -35,6 +35,10 @@ class RankedStream(ShardStream):
         """Whether updates or questions wait for the next request."""
         return super().has_kept or bool(self._questions)
 
+    def has_unsent(self, step: Step) -> bool:
+        """Whether a question of this step waits for the next message."""
+        return any(question.step is step for question in self._questions)
+
     def put(self, question: Question) -> None:
         """Add a question to the next message; a message fetches the rows of one question."""
         if len(question.keys) and any(len(other.keys) for other in self._questions):
