@@ -25,7 +25,7 @@ from cyclopts.types import PositiveInt
 from numpy.typing import NDArray
 from replay_client import Column, ReplayClient, ShardedTable
 from replay_client._shards.keys import global_keys
-from replay_client.sync.shards.sharded_sampler import ShardedSampler
+from replay_client.sync.shards.drawing.sharded_sampler import ShardedSampler
 from replay_proto.command_line import new_app, run_app
 from rich.progress import track
 

@@ -42,12 +42,12 @@ from replay_client.results.stats import Stats
 from replay_client.security import Tls
 from replay_client.sync.mixed_sampler import MixedSampler
 from replay_client.sync.row_loader import check_room
-from replay_client.sync.shards.checkpointing import list_parts, verify_parts, write_parts
-from replay_client.sync.shards.fleet import Fleet
-from replay_client.sync.shards.members import create_missing
 from replay_client.sync.shards.opening import create_sharded, open_sharded
-from replay_client.sync.shards.retiring import retire
-from replay_client.sync.shards.service import links_of, map_of, stats_of_all, tables_of_all
+from replay_client.sync.shards.servers.checkpointing import list_parts, verify_parts, write_parts
+from replay_client.sync.shards.servers.fleet import Fleet
+from replay_client.sync.shards.servers.members import create_missing
+from replay_client.sync.shards.servers.retiring import retire
+from replay_client.sync.shards.servers.service import links_of, map_of, stats_of_all, tables_of_all
 from replay_client.sync.shards.sharded_loader import keys_refused
 from replay_client.sync.table import Table
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from replay_client import Column, ReplayClient, Sampler, ShardedTable, Table
-from replay_client.sync.shards.sharded_sampler import ShardedSampler
+from replay_client.sync.shards.drawing.sharded_sampler import ShardedSampler
 
 from tests.support.server_process import ServerProcess
 

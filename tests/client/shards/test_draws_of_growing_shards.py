@@ -12,7 +12,7 @@ import pytest
 from replay_client import ReplayClient, ShardedTable
 from replay_client._shards.bundle import Bundle
 from replay_client._shards.step import Step
-from replay_client.sync.shards import sharded_sampler
+from replay_client.sync.shards.drawing import sharded_sampler
 
 from tests.client.shards.conftest import shards_of
 from tests.client.shards.test_sharded_draws import rows

@@ -21,8 +21,8 @@ from replay_client import (
     Transitions,
 )
 from replay_client._shards.limits import charges, divided, joined, move, spare_samples
-from replay_client.sync.shards.credit import Credit
-from replay_client.sync.shards.sharded_sampler import ShardedSampler
+from replay_client.sync.shards.drawing.credit import Credit
+from replay_client.sync.shards.drawing.sharded_sampler import ShardedSampler
 from replay_proto.rate_limit import RateLimit
 
 from tests.client.shards.conftest import COLUMNS, shards_of
@@ -210,6 +210,6 @@ def test_charging_samples_where_rows_are_drawn_would_be_noticed(
     def by_mass(limit: RateLimit, differences: dict[int, float], samples: int) -> dict[int, int]:
         return {0: samples // 6, 1: samples // 3, 2: samples - samples // 6 - samples // 3}
 
-    monkeypatch.setattr("replay_client.sync.shards.credit.charges", by_mass)
+    monkeypatch.setattr("replay_client.sync.shards.drawing.credit.charges", by_mass)
     with pytest.raises((DeadlineExceededError, LimitedError)):
         learn_and_act(make(reach(servers), **LIMITED), 150, timeout_s=0.2)

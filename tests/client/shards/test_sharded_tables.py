@@ -23,7 +23,7 @@ from replay_client import (
     Writer,
 )
 from replay_client._shards.keys import shard_ids
-from replay_client.sync.shards import fleet
+from replay_client.sync.shards.servers import fleet
 
 from tests.client.shards.conftest import COLUMNS, shards_of
 from tests.client.shards.test_sharded_draws import rows

@@ -12,9 +12,9 @@ from replay_client._shards.limits import divided
 from replay_client.errors import InvalidArgumentError
 from replay_client.results.description import FIFO
 from replay_client.results.shards import ShardMap
-from replay_client.sync.shards.fleet import Fleet
-from replay_client.sync.shards.members import check_alike, member_of, opened
-from replay_client.sync.shards.roster import Roster
+from replay_client.sync.shards.servers.fleet import Fleet
+from replay_client.sync.shards.servers.members import check_alike, member_of, opened
+from replay_client.sync.shards.servers.roster import Roster
 from replay_client.sync.shards.sharded_table import ShardedTable
 
 

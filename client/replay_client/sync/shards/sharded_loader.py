@@ -16,7 +16,7 @@ from replay_client._shards.keys import global_keys
 from replay_client.batch import Rows
 from replay_client.errors import InvalidArgumentError, ReplayError
 from replay_client.sync.row_loader import RowLoader, check_loadable
-from replay_client.sync.shards.member import Member
+from replay_client.sync.shards.servers.member import Member
 
 _PART_ROWS: Final = 256
 """Consecutive rows without steps that go to one shard."""

@@ -44,16 +44,16 @@ from replay_client.results.transfers import Loaded
 from replay_client.sync.row_loader import RowLoader
 from replay_client.sync.row_reader import RowOrder, RowReader
 from replay_client.sync.sampler import Sampler
-from replay_client.sync.shards.asking import answers
-from replay_client.sync.shards.member import Member
-from replay_client.sync.shards.ranked_sampler import RankedSampler
-from replay_client.sync.shards.ranked_stream import RankedStream
-from replay_client.sync.shards.roster import Roster
-from replay_client.sync.shards.service import table_stats_of_all
-from replay_client.sync.shards.shard_stream import ShardStream
+from replay_client.sync.shards.drawing.ranked_sampler import RankedSampler
+from replay_client.sync.shards.drawing.ranked_stream import RankedStream
+from replay_client.sync.shards.drawing.shard_stream import ShardStream
+from replay_client.sync.shards.drawing.sharded_sampler import AWAY_AFTER_S, ShardedSampler
+from replay_client.sync.shards.servers.asking import answers
+from replay_client.sync.shards.servers.member import Member
+from replay_client.sync.shards.servers.roster import Roster
+from replay_client.sync.shards.servers.service import table_stats_of_all
 from replay_client.sync.shards.sharded_loader import ShardedLoader, keys_refused
-from replay_client.sync.shards.sharded_sampler import AWAY_AFTER_S, ShardedSampler
-from replay_client.sync.shards.sharded_writer import ShardedWriter
+from replay_client.sync.shards.writing.sharded_writer import ShardedWriter
 from replay_client.sync.table import Table
 
 _LOOK_S: Final = 1.0
@@ -233,7 +233,7 @@ class ShardedTable(Table):
         max_delay_s: float = 1.0,
         reconnect_timeout_s: float | None = 60.0,
     ) -> ShardedWriter:
-        """Create a writer for actors; see `Table.writer` and `replay_client.sync.shards.sharded_writer`."""
+        """Create a writer for actors; see `Table.writer` and `replay_client.sync.shards.writing.sharded_writer`."""
         options = WriterOptions(
             streams=streams,
             block_rows=block_rows,

@@ -12,7 +12,7 @@ from replay_client._transport.server_link import ServerLink
 from replay_client.errors import PermissionDeniedError, ServerUnavailableError
 from replay_client.results.shards import LostRows
 from replay_client.results.stats import ShardReport, TableStats
-from replay_client.sync.shards.asking import ask_all
+from replay_client.sync.shards.servers.asking import ask_all
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from replay_client.errors import TableNotFoundError
 from replay_client.results.description import TableDescription
 from replay_client.results.shards import Shard, ShardMap
 from replay_client.results.stats import Stats, TableStats
-from replay_client.sync.shards.asking import answers, ask_all
-from replay_client.sync.shards.fleet import Fleet
+from replay_client.sync.shards.servers.asking import answers, ask_all
+from replay_client.sync.shards.servers.fleet import Fleet
 
 _ASK_S: Final = 2.0
 """Time limit for each server: the others have most of the answer."""

@@ -12,8 +12,8 @@ from typing import Any
 
 from replay_client._shards.ranked_step import Phase, Question, RankedStep
 from replay_client._shards.step import Step
-from replay_client.sync.shards.ranked_stream import RankedStream
-from replay_client.sync.shards.sharded_sampler import GONE, ShardedSampler
+from replay_client.sync.shards.drawing.ranked_stream import RankedStream
+from replay_client.sync.shards.drawing.sharded_sampler import GONE, ShardedSampler
 
 
 class RankedSampler(ShardedSampler):

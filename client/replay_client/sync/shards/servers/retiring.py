@@ -10,7 +10,7 @@ from replay_client._operations import server as operations
 from replay_client.errors import InvalidArgumentError
 from replay_client.results.shards import Shard, ShardMap
 from replay_client.results.stats import Stats, TableStats
-from replay_client.sync.shards.fleet import Fleet
+from replay_client.sync.shards.servers.fleet import Fleet
 
 
 def retire(fleet: Fleet, shard_id: int) -> ShardMap:

@@ -21,8 +21,8 @@ from replay_client._writing.streams import Streams
 from replay_client._writing.writer_stream import WriterStream
 from replay_client._writing.writing import VectorRows, WriterOptions
 from replay_client.errors import ClosedError, ServerUnavailableError
-from replay_client.sync.shards.roster import Roster
-from replay_client.sync.shards.shard_writers import ShardWriters
+from replay_client.sync.shards.servers.roster import Roster
+from replay_client.sync.shards.writing.shard_writers import ShardWriters
 from replay_client.sync.writer import Writer
 
 ROWS_PER_SHARD: Final = 256

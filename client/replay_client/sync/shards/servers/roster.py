@@ -21,9 +21,9 @@ from replay_client._operations import server as operations
 from replay_client.errors import ReplayError
 from replay_client.results.shards import ShardMap
 from replay_client.results.stats import ShardReport
-from replay_client.sync.shards.fleet import Fleet
-from replay_client.sync.shards.member import Member
-from replay_client.sync.shards.members import opened
+from replay_client.sync.shards.servers.fleet import Fleet
+from replay_client.sync.shards.servers.member import Member
+from replay_client.sync.shards.servers.members import opened
 
 log = logging.getLogger(__name__)
 

@@ -42,11 +42,11 @@ from replay_client.errors import (
 )
 from replay_client.results.stats import ShardReport
 from replay_client.sync.sampler import Sampler
-from replay_client.sync.shards.away import AwayShard
-from replay_client.sync.shards.credit import Credit
-from replay_client.sync.shards.member import Member
-from replay_client.sync.shards.roster import AWAY_LOOK_S, Roster
-from replay_client.sync.shards.shard_stream import ShardStream
+from replay_client.sync.shards.drawing.away import AwayShard
+from replay_client.sync.shards.drawing.credit import Credit
+from replay_client.sync.shards.drawing.shard_stream import ShardStream
+from replay_client.sync.shards.servers.member import Member
+from replay_client.sync.shards.servers.roster import AWAY_LOOK_S, Roster
 
 log = logging.getLogger(__name__)
 

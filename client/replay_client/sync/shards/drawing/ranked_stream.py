@@ -13,7 +13,7 @@ from replay_proto.v1 import replay_pb2
 from replay_client._shards.ranked_step import Answer, Question
 from replay_client._shards.step import Step
 from replay_client.batch import Batch
-from replay_client.sync.shards.shard_stream import ShardStream
+from replay_client.sync.shards.drawing.shard_stream import ShardStream
 
 
 class RankedStream(ShardStream):

@@ -25,7 +25,7 @@ from replay_client.errors import (
     ShardsChangedError,
 )
 from replay_client.results.shards import LostRows, ServerShards, Shard, ShardMap, ShardState
-from replay_client.sync.shards.losses import rows_lost_with
+from replay_client.sync.shards.servers.losses import rows_lost_with
 
 _UID_BYTES: Final = 16
 _ASK_S: Final = 2.0

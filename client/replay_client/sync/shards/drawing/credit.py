@@ -10,7 +10,7 @@ from replay_proto.rate_limit import RateLimit
 
 from replay_client._shards.limits import Move, charges, move, spare_samples
 from replay_client.errors import DeadlineExceededError, LimitedError, ReplayError, TableEmptyError
-from replay_client.sync.shards.shard_stream import ShardStream
+from replay_client.sync.shards.drawing.shard_stream import ShardStream
 
 _SHORTEST_S: Final = 0.001
 _LONGEST_S: Final = 0.02

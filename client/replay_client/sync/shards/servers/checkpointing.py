@@ -12,7 +12,7 @@ from replay_client._transport.server_link import ServerLink
 from replay_client.errors import CheckpointNotFoundError, ServerUnavailableError
 from replay_client.results.checkpoints import Checkpoint, CheckpointTable
 from replay_client.results.shards import ShardMap
-from replay_client.sync.shards.asking import answers, ask_all
+from replay_client.sync.shards.servers.asking import answers, ask_all
 
 T = TypeVar("T")
 

@@ -28,8 +28,8 @@ from replay_client._writing.writing import WriterOptions
 from replay_client.errors import DeadlineExceededError, ReplayError, ServerUnavailableError
 from replay_client.results.description import TableDescription
 from replay_client.results.stats import ShardReport
-from replay_client.sync.shards.member import Member
-from replay_client.sync.shards.roster import AWAY_LOOK_S, Roster
+from replay_client.sync.shards.servers.member import Member
+from replay_client.sync.shards.servers.roster import AWAY_LOOK_S, Roster
 from replay_client.sync.writer import Writer
 
 log = logging.getLogger(__name__)

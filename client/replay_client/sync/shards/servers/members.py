@@ -18,8 +18,8 @@ from replay_client.errors import (
 )
 from replay_client.results.description import TableDescription
 from replay_client.results.shards import Shard, ShardMap
-from replay_client.sync.shards.fleet import Fleet
-from replay_client.sync.shards.member import Member
+from replay_client.sync.shards.servers.fleet import Fleet
+from replay_client.sync.shards.servers.member import Member
 from replay_client.sync.table import Table
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,1 @@
+"""Samplers of tables on several servers."""
