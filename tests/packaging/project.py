@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable
-from importlib.metadata import requires
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ def pinned() -> dict[str, str]:
 
 
 def required_by(lines: Iterable[str]) -> set[str]:
-    """Canonical names of these requirements and their transitive dependencies, as installed here."""
+    """Canonical names of these requirements and, as far as they are installed, of their transitive dependencies."""
     found: set[tuple[str, str]] = set()
     pending = [(Requirement(line), "") for line in lines]
     while pending:
@@ -45,5 +45,12 @@ def required_by(lines: Iterable[str]) -> set[str]:
             key = (canonicalize_name(requirement.name), wanted)
             if key not in found:
                 found.add(key)
-                pending += [(Requirement(line), wanted) for line in requires(requirement.name) or ()]
+                pending += [(Requirement(line), wanted) for line in _required_by_installed(requirement.name)]
     return {name for name, _ in found}
+
+
+def _required_by_installed(name: str) -> list[str]:
+    try:
+        return requires(name) or []
+    except PackageNotFoundError:  # Ray is not installed for the tests.
+        return []

@@ -161,5 +161,5 @@ class _Notes:
     def store(self, **changed: int | None) -> None:
         vars(self).update(changed)
         written = self._path.with_suffix(".new")
-        written.write_text(json.dumps({"port": self.port, "shard_id": self.shard_id}), "utf-8")
+        written.write_text(json.dumps({"port": self.port, "shard_id": self.shard_id}, allow_nan=False), "utf-8")
         written.replace(self._path)

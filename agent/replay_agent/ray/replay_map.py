@@ -139,7 +139,7 @@ class ReplayMap:
             case Lose(shard_id):
                 return client.mark_shard(shard_id, state="lost")
             case Move(shard_id, address):
-                return client.move_shard(shard_id, address)
+                return client.move_shard(shard_id, address=address)
             case Add(address):
                 return client.set_shards([*(shard.address for shard in shards.in_use), address])
         return shards

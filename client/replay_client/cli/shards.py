@@ -97,7 +97,7 @@ def move(
 ) -> None:
     """Tell clients where a server now runs, with the same tables."""
     with client_of(server) as client:
-        _show(client.move_shard(shard, address), server, as_json)
+        _show(client.move_shard(shard, address=address), server, as_json)
 
 
 def _show(shards: ShardMap | None, server: str, as_json: bool) -> None:

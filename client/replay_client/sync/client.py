@@ -472,7 +472,7 @@ class ReplayClient:
         """
         return retire(self._fleet, shard_id)
 
-    def move_shard(self, shard_id: int, address: str) -> ShardMap:
+    def move_shard(self, shard_id: int, *, address: str) -> ShardMap:
         """Tell clients the new address of a server that now runs elsewhere, with the same tables.
 
         Args:

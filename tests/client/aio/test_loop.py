@@ -31,7 +31,7 @@ INSERTS = 256
 TRIES = 5
 
 ABSENT = {
-    "ReplayClient": {"keep_alive", "mark_shard", "retire_shard", "set_shards", "shards"},
+    "ReplayClient": {"keep_alive", "mark_shard", "move_shard", "retire_shard", "set_shards", "shards"},
     "Table": {"checked_description", "loader", "writer_with"},
     "Writer": {
         *("abort", "adopt", "append_checked", "give_up", "inserted"),

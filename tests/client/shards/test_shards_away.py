@@ -204,8 +204,8 @@ def test_a_server_that_returns_at_another_address_is_followed(
         folder = servers[1].flags[servers[1].flags.index("--data-dir") + 1]
         elsewhere = start_server("--data-dir", folder)
         with pytest.raises(InvalidArgumentError, match="9"):
-            reach([servers[0]]).move_shard(9, elsewhere.address)
-        moved = reach([servers[0]]).move_shard(1, elsewhere.address)
+            reach([servers[0]]).move_shard(9, address=elsewhere.address)
+        moved = reach([servers[0]]).move_shard(1, address=elsewhere.address)
         assert [shard.address for shard in moved.in_use] == [servers[0].address, elsewhere.address, servers[2].address]
         wait_until(lambda: next(sampler) is not None and away(sampler) == [], "it is back")
         sampler.flush()
