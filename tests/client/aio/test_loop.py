@@ -41,6 +41,7 @@ ABSENT = {
 """Public names that have no counterpart for asyncio."""
 OMITTED = {
     "rows": {"progress"},
+    "verify_checkpoint": {"partial"},  # of several servers
     "cancel": {"is_waited_for"},
     "part_sampler": {"kind"},
 }
