@@ -60,7 +60,11 @@ class BatchReader:
 
     def learned(self, answer: Content) -> tuple[replay_pb2.LearnResponse, list[Batch | None]]:
         """Decode a reply to Learn: the message, and its batches; a batch is None as in `sampled`."""
-        head, rows = split_message(replay_pb2.LearnResponse, answer)
+        if self.mapped is None:
+            head, rows = split_message(replay_pb2.LearnResponse, answer)
+        else:  # rarely has rows, so protobuf may copy them
+            head = replay_pb2.LearnResponse.FromString(bytes(answer))
+            rows = memoryview(head.rows)
         batches, start = [], 0
         for message in head.batches:
             end = start + (self._row_bytes(message) if rows else 0)

@@ -55,7 +55,7 @@ class MappedRows:
         slots = self.slots_of(keys)
         for name, values in columns.items():
             # With any mode but "raise", take() writes directly to its output; all slots are in range.
-            self._columns[name].take(slots, axis=0, out=flat_rows(values), mode="clip")
+            self._columns[name].take(slots, axis=0, out=values if values.ndim == 2 else flat_rows(values), mode="clip")
         return self.are_whole(keys)
 
     def slots_of(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:

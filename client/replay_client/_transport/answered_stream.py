@@ -75,8 +75,9 @@ class AnsweredStream(Generic[R]):
             return
         with self.changed:
             if isinstance(self._stream, FrameStream):
-                self._send_now(self._stream)
-            self.notify()
+                self._send_now(self._stream)  # only the receiving thread sends, so nobody waits for a request
+            else:
+                self.notify()
 
     def notify(self) -> None:
         """Wake up all threads that wait for a change; call with `changed` held."""
@@ -85,6 +86,8 @@ class AnsweredStream(Generic[R]):
 
     def receive(self, deadline: float = math.inf) -> tuple[R, Content]:
         """Wait for the reply to the oldest request; if there is no request yet, wait for one.
+
+        Call `notify` afterwards if other threads wait for what the reply changes.
 
         Raises:
             ServerUnavailableError: the server was unreachable for `reconnect_timeout_s`. Calling again retries.
@@ -105,7 +108,6 @@ class AnsweredStream(Generic[R]):
                 raise
             with self.changed:
                 request = self.pending.answered()
-                self.changed.notify_all()
             return request, answer
 
     def close(self, *, is_received: bool = True) -> None:

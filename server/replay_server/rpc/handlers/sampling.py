@@ -50,16 +50,10 @@ class _Wanted(NamedTuple):
     message: replay_pb2.Draw
     same_host: replay_pb2.SameHost
     keys: NDArray[np.int64] | None
-
-    @property
-    def is_gated(self) -> bool:
-        """Whether the table's gate decides when to draw, and counts the draw."""
-        return self.keys is None and not self.message.charged_apart
-
-    @property
-    def rows(self) -> int:
-        """Rows of all batches."""
-        return self.batches * self.draw.batch_size
+    is_gated: bool
+    """Whether the table's gate decides when to draw, and counts the draw."""
+    rows: int
+    """Rows of all batches."""
 
     def carried(self, table: Table) -> Carried:
         """Return the columns that the reply carries."""
@@ -77,7 +71,7 @@ class SamplingHandlers:
     async def sample(self, request: Framed[replay_pb2.SampleRequest], call: Call) -> bytes:
         """Draw a batch."""
         wanted = _wanted(request.head.table, fields.table_uid(request.head.table_uid), request.head)
-        self._check_size(wanted)
+        self._check_size(self._catalog.find(wanted.table, wanted.uid), wanted)
 
         def reply(table: Table, drawn: Sequence[DrawnBatch]) -> Message:
             return replay_pb2.SampleResponse(batch=replay_pb2.Batch(**_fields(drawn[0])), table_uid=table.uid)
@@ -131,21 +125,21 @@ class SamplingHandlers:
         table = self._catalog.find(name, uid)
         client = call.stream.client(table, call.caller, "learner")
         if wanted is not None:
-            self._check_size(wanted)
+            self._check_size(table, wanted)
             if wanted.is_gated and not self._replaces_batch(table, wanted.same_host):
                 self._catalog.waiters.check_draw(table, wanted.rows, wanted.wait_s)
-        priorities = self._check_shard_request(table, message)
+        of_shards = message.HasField("ranks") or message.charge
+        if of_shards:
+            self._check_shard_request(table, message)
         response = replay_pb2.LearnResponse(table_uid=table.uid)
         if message.HasField("update"):
             fields.table_uid(uid, required=True)
             response.update.CopyFrom(await self._update(call, table, message.update))
             client.updates += response.update.updated
-        if message.charge:
-            response.charged = self._charge(table, message.charge)
+        if of_shards:
+            self._answer_shard_request(table, message, response)
         if message.wants_state:
             response.state.CopyFrom(self._state(table))
-        if message.HasField("ranks"):
-            response.ranks.CopyFrom(_ranks(table, message.ranks.draws, priorities))
         if wanted is None:
             return response.SerializeToString()
 
@@ -161,25 +155,33 @@ class SamplingHandlers:
         client.rows += wanted.rows
         return answer
 
-    def _check_size(self, wanted: _Wanted) -> None:
-        table, bounds = self._catalog.find(wanted.table, wanted.uid), self._catalog.bounds
+    def _check_size(self, table: Table, wanted: _Wanted) -> None:
+        bounds = self._catalog.bounds
         rows = wanted.rows * window_rows(table)
         check_reply_size(wanted.carried(table), rows, bounds.max_rows_bytes, wanted.batches)
         bounds.check_rows(rows)
         if not wanted.is_gated and table.config.is_queue:
             raise FieldError("draw", "neither keys nor charged_apart in a queue", "one of them")
 
-    def _check_shard_request(self, table: Table, message: replay_pb2.LearnRequest) -> NDArray[np.float64]:
-        """Check the fields for clients of several servers; return the priorities whose ranks are asked for."""
+    def _check_shard_request(self, table: Table, message: replay_pb2.LearnRequest) -> None:
+        """Check the fields for clients of several servers."""
         if message.charge and not isinstance(table.gate, LimiterGate):
             raise FieldError("charge", "0 for a table without a rate limiter", str(message.charge))
         query = message.ranks
         if message.HasField("ranks") and not (isinstance(table.draws, PriorityDraws) and table.draws.ranked):
             raise FieldError("ranks", "none for a table with another backend than rank", "questions about ranks")
         fields.at_least("ranks.draws", 0, query.draws)
-        priorities = fields.numbers("ranks.priorities", query.priorities)
-        self._catalog.bounds.check_rows(query.draws + len(priorities))
-        return priorities
+        self._catalog.bounds.check_rows(query.draws + len(fields.numbers("ranks.priorities", query.priorities)))
+
+    def _answer_shard_request(
+        self, table: Table, message: replay_pb2.LearnRequest, response: replay_pb2.LearnResponse
+    ) -> None:
+        """Answer the fields for clients of several servers, which were checked."""
+        if message.charge:
+            response.charged = self._charge(table, message.charge)
+        if message.HasField("ranks"):
+            priorities = fields.numbers("ranks.priorities", message.ranks.priorities)
+            response.ranks.CopyFrom(_ranks(table, message.ranks.draws, priorities))
 
     def _charge(self, table: Table, samples: int) -> int:
         """Charge samples to the rate limiter, which may let inserts proceed."""
@@ -263,8 +265,9 @@ class SamplingHandlers:
             return reply(table, drawn), [Gathered(batch.keys, batch.windows) for batch in drawn]
 
         if carried is None:
-            answer = choose()[0].SerializeToString()
-            table.figures.counts.copied_by_clients += sum(len(batch.keys) for batch in drawn)
+            drawn[:] = draw()
+            answer = reply(table, drawn).SerializeToString()
+            table.figures.counts.copied_by_clients += sum([len(batch.keys) for batch in drawn])
         else:
             if self._replaces_batch(table, wanted.same_host):
                 table.figures.counts.overtaken_copies += 1
@@ -276,7 +279,8 @@ class SamplingHandlers:
         return answer
 
     def _check_same(self, table: Table, resets: int) -> None:
-        self._catalog.find(table.name, table.uid)
+        if self._catalog.get(table.name) is not table:
+            self._catalog.find(table.name, table.uid)  # raises
         if table.resets != resets:
             raise errors.table_reset(table.name)
 
@@ -291,7 +295,9 @@ def _wanted(
         raise FieldError(
             "draw.keys", f"int64[{draw.batch_size}], and a single batch", f"{len(keys)}, {batches} batches"
         )
-    return _Wanted(name, uid, draw, batches, wait_s, message.draw, message.same_host, keys)
+    is_gated = keys is None and not message.draw.charged_apart
+    rows = batches * draw.batch_size
+    return _Wanted(name, uid, draw, batches, wait_s, message.draw, message.same_host, keys, is_gated, rows)
 
 
 def _drawing(table: Table, wanted: _Wanted) -> Callable[[], list[DrawnBatch]]:
