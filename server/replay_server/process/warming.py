@@ -45,14 +45,15 @@ def warm_up(cancelled: threading.Event | None = None) -> None:
     Raises:
         WarmUpCancelledError: if ``cancelled`` was set.
     """
-    folder = kernel_cache.folder()
-    if not kernel_cache.is_complete(folder):
+    if not kernel_cache.is_complete(kernel_cache.folder()):
         _compile_beside(cancelled or threading.Event())
-    # Load the kernels, and compile any that the other processes did not.
+    _load()
+
+
+def _load() -> None:
+    """Load all kernels, and compile any that are missing."""
     warm_up_backend(_RANK)
     _warm_up_the_rest()
-    if not kernel_cache.is_complete(folder):
-        kernel_cache.set_complete(folder)
 
 
 def _warm_up_the_rest() -> None:
@@ -81,6 +82,9 @@ def _compile_beside(cancelled: threading.Event) -> None:
                 if not kernel_cache.is_complete(folder):
                     kernel_cache.remove_unfinished(folder)
                     _compile(progress, cancelled)
+                    _load()
+                    # Before another server takes the lock, which would remove unfinished kernels.
+                    kernel_cache.set_complete(folder)
                 progress.end()
                 return
         progress.say(by_another=True)
