@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -11,6 +10,7 @@ from replay_client import ReplayClient, Table, TableExistsError
 
 from tests.client.shards.conftest import COLUMNS, away, shards_of
 from tests.client.shards.test_sharded_draws import rows
+from tests.support.deadlines import wait_until
 from tests.support.server_process import ServerProcess
 
 Reach = Callable[..., ReplayClient]
@@ -18,14 +18,6 @@ Reach = Callable[..., ReplayClient]
 
 def make(client: ReplayClient, capacity: int = 3000) -> Table:
     return client.create_table("t", columns=COLUMNS, capacity=capacity, if_exists="open")
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    """Wait for something that other threads do."""
-    deadline = time.monotonic() + 20.0
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_rows_of_a_lost_server_are_counted_to_the_row(servers: list[ServerProcess], reach: Reach) -> None:
@@ -62,7 +54,7 @@ def test_learners_report_the_mass_of_a_server_that_is_away(servers: list[ServerP
         servers[2].kill()
         while not away(sampler):
             next(sampler)
-        until(lambda: 2 in table.stats().reports)
+        wait_until(lambda: 2 in table.stats().reports, "the loss is reported")
         stats = table.stats()
         assert stats.shards_away == (2,)
         assert stats.mass_away == pytest.approx(mass)
