@@ -41,7 +41,13 @@ LEAVING = """
 with table.writer(block_rows=10) as writer:
     for number in range(150):
         writer.append(number=number, obs=np.zeros(3), done=False)
-    print("ready", flush=True)
+    flush = writer.flush
+
+    def flush_after_leaving(**options):
+        print("ready", flush=True)
+        flush(**options)
+
+    writer.flush = flush_after_leaving
 """
 DRAWING = """
 with table.sampler(4, beta=0.4, timeout_s=math.inf, {options}) as sampler:

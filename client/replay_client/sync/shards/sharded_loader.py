@@ -1,6 +1,6 @@
 """Inserts rows that were read from a table into the shards of another; see `replay_client.sync.row_loader`.
 
-An episode of a table of steps, or some rows of another table, go to the emptier of two shards.
+An episode of a table of steps, or some rows of another table, go to the emptiest shard.
 """
 
 from __future__ import annotations
@@ -25,15 +25,12 @@ _PART_ROWS: Final = 256
 class ShardedLoader(RowLoader):
     """See the module, and `RowLoader`. For use in one thread."""
 
-    def __init__(
-        self, loaders: Sequence[tuple[Member, RowLoader]], *, priorities: bool, random: np.random.Generator
-    ) -> None:
+    def __init__(self, loaders: Sequence[tuple[Member, RowLoader]], *, priorities: bool) -> None:
         """Created by `ShardedTable.loader`.
 
         Args:
             loaders: the shards that get rows, at least one, and a loader for each.
             priorities: whether rows keep their priorities.
-            random: chooses shards.
         """
         self.inserted = 0
         self.first_key = None
@@ -41,8 +38,7 @@ class ShardedLoader(RowLoader):
         self._loaders = loaders
         self._first = loaders[0][0].table
         self._has_priorities = priorities
-        self._random = random
-        self._given = np.array([member.description.size for member, _ in loaders])  # rows in or on the way to each
+        self._given = np.array([member.table.describe().size for member, _ in loaders])  # rows in or on the way to each
         self._episodes: dict[int, tuple[int, int]] = {}  # episode and place of the loader, of each stream
 
     def insert(self, rows: Rows) -> None:
@@ -86,9 +82,8 @@ class ShardedLoader(RowLoader):
         return where
 
     def _choose(self, row_count: int) -> int:
-        """Choose the emptier of two loaders for some rows."""
-        two = self._random.permutation(len(self._loaders))[:2]
-        place = int(two[np.argmin(self._given[two])])
+        """Choose the loader of the emptiest shard for some rows."""
+        place = int(np.argmin(self._given))
         self._given[place] += row_count
         return place
 

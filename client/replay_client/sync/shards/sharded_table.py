@@ -222,7 +222,7 @@ class ShardedTable(Table):
         loaders = [
             (member, member.table.loader(priorities=priorities, timeout_s=timeout_s)) for member in self._active()
         ]
-        return ShardedLoader(loaders, priorities=priorities, random=self._random)
+        return ShardedLoader(loaders, priorities=priorities)
 
     def writer(
         self,
