@@ -21,6 +21,7 @@ from replay_server.kernels.compile import KERNELS
 from replay_server.storage.power_loss.checksum_kernels import compile_checksums
 from replay_server.table.figures.times_sampled import TimesSampled
 from replay_server.table.items.step_windows import warm_up_windows
+from replay_server.table.stratified import stratified_fractions
 from replay_server.table.updates import first_unusable, resolve_update
 
 log = logging.getLogger(__name__)
@@ -68,6 +69,7 @@ def _warm_up_the_rest() -> None:
     counts.disappear(keys)
     first_unusable(priorities, 1.0)
     resolve_update(keys, priorities, 0, len(keys), priorities)
+    stratified_fractions(np.random.default_rng(0), len(keys))
     compile_checksums()
     warm_up_windows()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from enum import Enum
 from typing import NamedTuple
 
@@ -77,20 +76,6 @@ class DrawnRanks(NamedTuple):
     """int64[n]: their ranks; rank 1 has the largest priority."""
     priorities: NDArray[np.float64]
     """float64[n]: their priorities."""
-
-
-def choose_fractions(random: np.random.Generator, batch_size: int, mode: DrawMode) -> NDArray[np.float64]:
-    """Return random points, as fractions of the total mass: float64[batch_size] in [0, 1)."""
-    fractions = random.random(batch_size)
-    if mode is DrawMode.STRATIFIED:
-        fractions += random.permutation(batch_size)
-        fractions /= batch_size
-        # (n - 1 + u) / n can round up to 1.
-        np.minimum(fractions, _BELOW_ONE, out=fractions)
-    return fractions
-
-
-_BELOW_ONE = math.nextafter(1.0, 0.0)
 
 
 def importance_weights(probabilities: NDArray[np.float64], reference: float, beta: float) -> NDArray[np.float32]:

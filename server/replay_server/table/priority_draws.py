@@ -11,9 +11,10 @@ from replay_server.backends.index import Drawn, LiveRows, PriorityIndex
 from replay_server.backends.rank import RankIndex
 from replay_server.storage.header import Header
 from replay_server.storage.table_config import TableConfig
-from replay_server.table.draws import Draw, DrawMode, choose_fractions
+from replay_server.table.draws import Draw, DrawMode
 from replay_server.table.items.items import Items
 from replay_server.table.limiter import LimiterGate
+from replay_server.table.stratified import stratified_fractions
 
 
 class PriorityDraws:
@@ -38,8 +39,10 @@ class PriorityDraws:
 
     def choose_points(self, draw: Draw, count: int) -> NDArray[np.float64]:
         """Return random points of all batches as fractions of the mass: float64[count * batch_size] in [0, 1)."""
-        fractions = [choose_fractions(self._random, draw.batch_size, draw.mode) for _ in range(count)]
-        return np.concatenate(fractions) if count > 1 else fractions[0]
+        if draw.mode is DrawMode.INDEPENDENT:
+            return self._random.random(count * draw.batch_size)
+        batches = [stratified_fractions(self._random, draw.batch_size) for _ in range(count)]
+        return np.concatenate(batches) if count > 1 else batches[0]
 
     def draw(self, points: NDArray[np.float64], live: LiveRows) -> Drawn:
         """Return the rows at these fractions of the mass. This changes no state; see `hand_out`."""
@@ -48,7 +51,7 @@ class PriorityDraws:
     def draw_ranks(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Draw rows by rank, independently, from at least one; return their keys and ranks, int64[count] each."""
         assert self.ranked is not None
-        return self.ranked.draw_ranks(choose_fractions(self._random, count, DrawMode.INDEPENDENT))
+        return self.ranked.draw_ranks(self._random.random(count))
 
     def smallest_probability(self, live: LiveRows) -> float:
         """Return the probability of the least probable row with non-zero mass; ``live`` has at least one row."""

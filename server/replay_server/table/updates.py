@@ -9,6 +9,7 @@ import numpy as np
 
 from replay_server.backends.index import DEAD_PRIORITY
 from replay_server.kernels.compile import Floats, Integers, as_kernel_input, kernel
+from replay_server.kernels.prefetch import touch
 
 _EMPTY = -1
 _LOAD = 2
@@ -68,6 +69,8 @@ def live_only(keys: Integers, oldest: int, inserted: int) -> Integers:
 def _resolve(
     keys: Integers, priorities: Floats, oldest: int, inserted: int, stored: Floats, secret: int
 ) -> tuple[Integers, Floats, int]:
+    for key in keys:
+        touch(stored, key % len(stored))
     places = 16
     shift = 60
     while places < _LOAD * len(keys):

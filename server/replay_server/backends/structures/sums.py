@@ -16,6 +16,8 @@ Kernels here use these arrays:
 
 from __future__ import annotations
 
+import numpy as np
+
 from replay_server.backends.structures.levels import level_starts
 from replay_server.kernels.compile import Floats, Integers, kernel, part_of_kernel
 from replay_server.kernels.prefetch import prefetch
@@ -89,33 +91,34 @@ def prefetch_above(sums: Floats, starts: Integers, slot: int) -> None:
 def descend(sums: Floats, starts: Integers, points: Floats, nodes: Integers) -> None:
     """Store in ``nodes`` the slots at these points of the total mass, which must be positive. Overwrite ``points``.
 
-    At every binary node, go right if the point is at least the left sum and the right sum is positive. So a slot
-    without mass is never reached, even by a point that was rounded up to the total: every node entered has a positive
-    sum, and therefore a child with a positive sum.
+    At every binary node, go right if the point is at least the left sum. A point that was rounded up may be too large
+    for the node that it enters. It then goes right at every node below, up to a slot without mass or even past the
+    last one, so the nearest slot with mass on the left gets it.
     """
     nodes[:] = 0
     for level in range(len(starts) - 3, -1, -1):
+        last = (starts[level + 1] - starts[level]) // FAN_OUT - 1
         for i in range(len(points)):
-            point = points[i]
-            at = starts[level] + nodes[i] * FAN_OUT
+            point = points[i] if nodes[i] <= last else np.inf
+            at = starts[level] + min(nodes[i], last) * FAN_OUT
 
             left = (sums[at] + sums[at + 1]) + (sums[at + 2] + sums[at + 3])
-            right = (sums[at + 4] + sums[at + 5]) + (sums[at + 6] + sums[at + 7])
-            goes_right = (point >= left) & (right > 0.0)
+            goes_right = point >= left
             point -= left if goes_right else 0.0
             at += 4 if goes_right else 0
 
             left = sums[at] + sums[at + 1]
-            right = sums[at + 2] + sums[at + 3]
-            goes_right = (point >= left) & (right > 0.0)
+            goes_right = point >= left
             point -= left if goes_right else 0.0
             at += 2 if goes_right else 0
 
             left = sums[at]
-            right = sums[at + 1]
-            goes_right = (point >= left) & (right > 0.0)
+            goes_right = point >= left
             points[i] = point - (left if goes_right else 0.0)
             nodes[i] = at + (1 if goes_right else 0) - starts[level]
         if level > 0 and starts[level] - starts[level - 1] > FAR_AWAY:
             for i in range(len(points)):
                 prefetch(sums, starts[level - 1] + nodes[i] * FAN_OUT)
+    for i in range(len(points)):
+        while sums[nodes[i]] <= 0.0:
+            nodes[i] -= 1
