@@ -93,6 +93,8 @@ def checked_beta(beta: float) -> float:
     Raises:
         InvalidArgumentError: it is not a finite number of at least 0.
     """
+    if type(beta) is float and 0.0 <= beta < math.inf:  # usually
+        return beta
     try:
         if np.ndim(beta) == 0 and math.isfinite(beta) and beta >= 0:
             return float(beta)

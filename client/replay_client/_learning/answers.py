@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,8 @@ from replay_client._rows.mapped_rows import MappedRows
 from replay_client._rows.windows import Windows
 from replay_client.batch import Batch, Rows
 from replay_client.errors import InternalServerError
+
+M = TypeVar("M", replay_pb2.SampleResponse, replay_pb2.LearnResponse)
 
 _KEY_BYTES = 8
 
@@ -55,22 +57,25 @@ class BatchReader:
 
     def sampled(self, answer: Content) -> Batch | None:
         """Decode the batch in a reply to Sample; return None if inserts overwrote its rows during the copy."""
-        head, rows = split_message(replay_pb2.SampleResponse, answer)
+        head, rows = self._split(replay_pb2.SampleResponse, answer)
         return self._batch(head.batch, rows)
 
     def learned(self, answer: Content) -> tuple[replay_pb2.LearnResponse, list[Batch | None]]:
         """Decode a reply to Learn: the message, and its batches; a batch is None as in `sampled`."""
-        if self.mapped is None:
-            head, rows = split_message(replay_pb2.LearnResponse, answer)
-        else:  # rarely has rows, so protobuf may copy them
-            head = replay_pb2.LearnResponse.FromString(bytes(answer))
-            rows = memoryview(head.rows)
+        head, rows = self._split(replay_pb2.LearnResponse, answer)
         batches, start = [], 0
         for message in head.batches:
             end = start + (self._row_bytes(message) if rows else 0)
             batches.append(self._batch(message, rows[start:end]))
             start = end
         return head, batches
+
+    def _split(self, of: type[M], answer: Content) -> tuple[M, memoryview]:
+        """Split a reply into the message and its rows."""
+        if self.mapped is None:
+            return split_message(of, answer)
+        head = of.FromString(bytes(answer))  # rarely has rows, so protobuf may copy them
+        return head, memoryview(head.rows)
 
     def _row_bytes(self, message: replay_pb2.Batch) -> int:
         """Return the length of the field ``rows`` for this batch, if the reply includes rows."""

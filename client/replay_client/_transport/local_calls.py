@@ -30,6 +30,8 @@ from replay_client.results.description import TableDescription
 FrameMethod = Literal["Learn", "Sample", "UpdatePriorities", "Write"]
 """RPCs that the local socket supports."""
 
+_METHODS: Final = frozenset(get_args(FrameMethod))
+
 HELLO_TIMEOUT_S: Final = 2.0
 """Time limit for connecting and for the reply to a hello."""
 SEND_BYTES: Final = 4 << 20
@@ -40,7 +42,7 @@ RETRY_S: Final = 1.0
 
 def is_local(method: str) -> TypeGuard[FrameMethod]:
     """Whether the local socket supports this RPC."""
-    return method in get_args(FrameMethod)
+    return method in _METHODS
 
 
 class LocalAddress:
