@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -63,6 +63,11 @@ def message_with_rows(head: Message, size: int, write: Callable[[NDArray[np.uint
     message.write(start)
     write(np.frombuffer(message.getbuffer(), np.uint8)[len(start) :])
     return message.getvalue()
+
+
+def joined_message(head: Message, parts: Sequence[Array]) -> bytes:
+    """Serialize a message whose rows consist of these parts, each of which is contiguous."""
+    return b"".join((message_start(head, sum(part.nbytes for part in parts)), *(part.data for part in parts)))
 
 
 def message_start(head: Message, size: int) -> bytes:

@@ -8,7 +8,15 @@ from google.protobuf.message import DecodeError, Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from replay_proto.framing import ROWS_FIELD, column_views, flat_rows, message_with_rows, split_message, split_rows
+from replay_proto.framing import (
+    ROWS_FIELD,
+    column_views,
+    flat_rows,
+    joined_message,
+    message_with_rows,
+    split_message,
+    split_rows,
+)
 from replay_proto.schema import DTYPES, Column, Schema
 from replay_proto.v1 import replay_pb2
 
@@ -220,3 +228,12 @@ def test_one_field_beside_the_rows_is_as_long_as_it_was() -> None:
         framed = split_message(replay_pb2.InsertRequest, message_with_rows(head, size, lambda space: space.fill(7)))
         assert framed.head == head
         assert framed.rows == b"\7" * size
+
+
+def test_a_message_joined_from_parts_is_the_one_that_was_written_in_place() -> None:
+    head = replay_pb2.SampleResponse(table_uid=b"uid")
+    parts = [np.arange(6, dtype=np.float32).reshape(2, 3), np.array([True, False]), np.empty((2, 0), np.int64)]
+    rows = b"".join(part.tobytes() for part in parts)
+    in_place = message_with_rows(head, len(rows), lambda space: np.copyto(space, np.frombuffer(rows, np.uint8)))
+    assert joined_message(head, parts) == in_place
+    assert split_message(replay_pb2.SampleResponse, joined_message(head, parts)).rows == rows

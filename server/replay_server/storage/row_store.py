@@ -23,6 +23,10 @@ STEP_LINK = Column("uint64", (3,))
 """The link of a row in a table of steps: stream, episode and step."""
 
 
+_LONG_ROW_BYTES = 1 << 12
+"""A view of a row this long takes less time than a copy."""
+
+
 @dataclass(frozen=True)
 class _Ring:
     file: MappedFile
@@ -85,6 +89,16 @@ class RowStore:
         for name, values in out.items():
             # Modes other than "raise" let take() write directly to `out`; the slots are always in range.
             np.take(self._rings[name].values, slots, axis=0, out=flat_rows(values), mode="clip")
+
+    def parts(self, keys: NDArray[np.int64], name: str) -> list[Array]:
+        """Return the values of a column in the rows with these keys, int64[n], as contiguous parts to be joined.
+
+        Long rows are not copied: inserts may overwrite them later.
+        """
+        slots, ring = keys % self.slots, self._rings[name]
+        if ring.row_bytes < _LONG_ROW_BYTES:
+            return [np.take(ring.values, slots, axis=0)]
+        return [ring.values[slot] for slot in slots.tolist()]
 
     def links(self, keys: NDArray[np.int64]) -> NDArray[np.uint64]:
         """Return the links of stored rows, uint64[n, words]; see `Runs.links`."""

@@ -103,3 +103,17 @@ def test_space_is_reserved_with_the_rows(tmp_path: Path) -> None:
     store.reserve(90, 50)
     assert store.reserved_bytes == 100 * ((1 << 20) + 16)
     store.close()
+
+
+def test_parts_join_to_the_values_of_a_column(tmp_path: Path) -> None:
+    schema = Schema({"short": Column("float32", (3,)), "long": Column("uint8", (5000,)), "flag": Column("bool")})
+    store = RowStore(tmp_path, schema, 10, create=True)
+    random = np.random.default_rng(0)
+    columns = {
+        name: random.integers(0, 100, (10, *column.shape)).astype(column.dtype) for name, column in schema.items()
+    }
+    store.reserve(0, 10)
+    store.write(0, columns, plain_run(10).links())
+    keys = np.array([7, 0, 7, 13])
+    for name, values in columns.items():
+        assert b"".join(part.data for part in store.parts(keys, name)) == values[keys % 10].tobytes()

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from google.protobuf.message import Message
 from numpy.typing import NDArray
-from replay_proto.framing import Carried, column_views, message_with_rows
+from replay_proto.framing import Array, Carried, column_views, joined_message, message_with_rows
 from replay_proto.schema import Column
 from replay_proto.steps import Sequences
 
@@ -119,7 +119,16 @@ async def reply_with_rows(table: Table, carried: Carried, choose: Callable[[], C
             message = await asyncio.to_thread(_gather, table, carried, head, batches)
             if not any(len(batch.keys) and table.overtaken(batch.rows) for batch in batches):
                 return message
-    return _gather(table, carried, *choose())
+    return _joined(table, carried, *choose())
+
+
+def _joined(table: Table, carried: Carried, head: Message, batches: Sequence[Gathered]) -> bytes:
+    """Build a reply on the event loop, where no insert can overwrite rows meanwhile."""
+    stored, parts = table.directory.rows, list[Array]()
+    for batch in batches:
+        for name, column in carried.columns.items():
+            parts += stored.parts(_keys_of(table, column, batch), name)
+    return joined_message(head, parts)
 
 
 def _gather(table: Table, carried: Carried, head: Message, batches: Sequence[Gathered]) -> bytes:
@@ -135,12 +144,13 @@ def _gather(table: Table, carried: Carried, head: Message, batches: Sequence[Gat
 
 
 def _gather_batch(table: Table, columns: Mapping[str, Column], batch: Gathered, into: NDArray[np.uint8]) -> None:
-    stored, steps = table.directory.rows, table.config.steps
-    views = column_views(columns, into, len(batch.rows), batch.window_count)
-    if batch.windows is None or steps is None:
-        stored.gather(batch.keys, views)
-        return
-    at_start = {name: view for name, view in views.items() if columns[name].at == "start"}
-    stored.gather(batch.rows, {name: view for name, view in views.items() if name not in at_start})
-    if at_start and isinstance(steps.item, Sequences):  # a stack may need rows before the sequence
-        stored.gather(batch.rows[batch.windows.firsts(steps.item.burn_in)], at_start)
+    for name, view in column_views(columns, into, len(batch.rows), batch.window_count).items():
+        table.directory.rows.gather(_keys_of(table, columns[name], batch), {name: view})
+
+
+def _keys_of(table: Table, column: Column, batch: Gathered) -> NDArray[np.int64]:
+    """Return the keys, int64[n], of the rows whose values in a column a reply carries."""
+    steps = table.config.steps
+    if batch.windows is None or column.at != "start" or steps is None or not isinstance(steps.item, Sequences):
+        return batch.rows
+    return batch.rows[batch.windows.firsts(steps.item.burn_in)]  # a stack may need rows before the sequence
