@@ -94,6 +94,8 @@ def server_options(
         # Between the two limits, gRPC would refuse calls at random.
         ("grpc.max_metadata_size", _METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", _METADATA_BYTES),
+        # Otherwise, gRPC keeps calls with more metadata for up to a second, which can take a gigabyte.
+        ("grpc.http.tarpit", 0),
         # Otherwise, gRPC cancels random calls, of any client, when they arrive faster than they are started.
         ("grpc.server.max_pending_requests", _MOST_PENDING),
         ("grpc.server.max_pending_requests_hard_limit", _MOST_PENDING),
