@@ -65,9 +65,9 @@ def message_with_rows(head: Message, size: int, write: Callable[[NDArray[np.uint
     return message.getvalue()
 
 
-def joined_message(head: Message, parts: Sequence[Array]) -> bytes:
+def joined_message(head: Message, parts: Sequence[memoryview]) -> bytes:
     """Serialize a message whose rows consist of these parts, each of which is contiguous."""
-    return b"".join((message_start(head, sum(part.nbytes for part in parts)), *(part.data for part in parts)))
+    return b"".join((message_start(head, sum(part.nbytes for part in parts)), *parts))
 
 
 def message_start(head: Message, size: int) -> bytes:

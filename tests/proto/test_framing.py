@@ -232,8 +232,8 @@ def test_one_field_beside_the_rows_is_as_long_as_it_was() -> None:
 
 def test_a_message_joined_from_parts_is_the_one_that_was_written_in_place() -> None:
     head = replay_pb2.SampleResponse(table_uid=b"uid")
-    parts = [np.arange(6, dtype=np.float32).reshape(2, 3), np.array([True, False]), np.empty((2, 0), np.int64)]
-    rows = b"".join(part.tobytes() for part in parts)
+    arrays = [np.arange(6, dtype=np.float32).reshape(2, 3), np.array([True, False]), np.empty((2, 0), np.int64)]
+    parts, rows = [array.data for array in arrays], b"".join(array.tobytes() for array in arrays)
     in_place = message_with_rows(head, len(rows), lambda space: np.copyto(space, np.frombuffer(rows, np.uint8)))
     assert joined_message(head, parts) == in_place
     assert split_message(replay_pb2.SampleResponse, joined_message(head, parts)).rows == rows

@@ -97,6 +97,10 @@ def _first_row(source: str, before: int) -> Recipe:
 def _n_step_return(source: str, stored: Column, item: Transitions) -> Recipe:
     places = np.arange(item.n_step)[:, None]
 
+    def write_first(windows: Windows, carried: Mapping[str, RowBytes], column: Array) -> None:
+        rows = carried[source].take(windows.next_rows(1)[0], axis=0)
+        np.copyto(column, rows.view(stored.dtype).reshape(column.shape), casting="same_kind")
+
     def write(windows: Windows, carried: Mapping[str, RowBytes], column: Array) -> None:
         rows = carried[source].take(windows.next_rows(item.n_step), axis=0)
         rewards = rows.view(stored.dtype).reshape(item.n_step, len(windows), *stored.shape).astype(np.float64)
@@ -107,7 +111,7 @@ def _n_step_return(source: str, stored: Column, item: Transitions) -> Recipe:
             total = reward + item.gamma * total
         np.copyto(column, total, casting="same_kind")
 
-    return write
+    return write_first if item.n_step == 1 else write
 
 
 def _discount(item: Transitions) -> Recipe:

@@ -90,15 +90,16 @@ class RowStore:
             # Modes other than "raise" let take() write directly to `out`; the slots are always in range.
             np.take(self._rings[name].values, slots, axis=0, out=flat_rows(values), mode="clip")
 
-    def parts(self, keys: NDArray[np.int64], name: str) -> list[Array]:
+    def parts(self, keys: NDArray[np.int64], name: str) -> list[memoryview]:
         """Return the values of a column in the rows with these keys, int64[n], as contiguous parts to be joined.
 
         Long rows are not copied: inserts may overwrite them later.
         """
         slots, ring = keys % self.slots, self._rings[name]
         if ring.row_bytes < _LONG_ROW_BYTES:
-            return [np.take(ring.values, slots, axis=0)]
-        return [ring.values[slot] for slot in slots.tolist()]
+            return [np.take(ring.values, slots, axis=0).data]
+        column = ring.values.reshape(-1).view(np.uint8).data
+        return [column[start : start + ring.row_bytes] for start in (slots * ring.row_bytes).tolist()]
 
     def links(self, keys: NDArray[np.int64]) -> NDArray[np.uint64]:
         """Return the links of stored rows, uint64[n, words]; see `Runs.links`."""

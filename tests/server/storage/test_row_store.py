@@ -116,4 +116,4 @@ def test_parts_join_to_the_values_of_a_column(tmp_path: Path) -> None:
     store.write(0, columns, plain_run(10).links())
     keys = np.array([7, 0, 7, 13])
     for name, values in columns.items():
-        assert b"".join(part.data for part in store.parts(keys, name)) == values[keys % 10].tobytes()
+        assert b"".join(store.parts(keys, name)) == values[keys % 10].tobytes()

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from google.protobuf.message import Message
 from numpy.typing import NDArray
-from replay_proto.framing import Array, Carried, column_views, joined_message, message_with_rows
+from replay_proto.framing import Carried, column_views, joined_message, message_with_rows
 from replay_proto.schema import Column
 from replay_proto.steps import Sequences
 
@@ -124,7 +124,7 @@ async def reply_with_rows(table: Table, carried: Carried, choose: Callable[[], C
 
 def _joined(table: Table, carried: Carried, head: Message, batches: Sequence[Gathered]) -> bytes:
     """Build a reply on the event loop, where no insert can overwrite rows meanwhile."""
-    stored, parts = table.directory.rows, list[Array]()
+    stored, parts = table.directory.rows, list[memoryview]()
     for batch in batches:
         for name, column in carried.columns.items():
             parts += stored.parts(_keys_of(table, column, batch), name)
