@@ -131,9 +131,13 @@ class MessageFuzzer:
         with Progress() as progress:
             shown = progress.add_task("fuzzing messages", total=messages)
             while (done := self.figures.messages) < messages:
-                with Caller(self.server.address) as caller:
-                    self._round(make_victim(caller))
-                    self._check_usable(caller)
+                try:
+                    with Caller(self.server.address) as caller:
+                        self._round(make_victim(caller))
+                        self._check_usable(caller)
+                except AssertionError as error:
+                    error.add_note(self.server.log()[-5000:])
+                    raise
                 if done < min(_WARM, messages // 2):
                     before = self._size()
                 progress.update(shown, completed=self.figures.messages)
