@@ -173,6 +173,8 @@ class ShardMapFile:
         Raises:
             DamagedTableError: the file is corrupt.
         """
+        self.folder = folder
+        """The server's root."""
         self._path = folder / SHARD_MAP_FILE
         self.current: ShardMap | None = None
         """The map; None: the tables of this server have no other shards."""

@@ -12,6 +12,7 @@ from replay_proto.v1 import replay_pb2
 from tests.support.caller import Caller, make_draw, make_update, table_config
 from tests.support.refusals import refused
 from tests.support.server_process import ServerProcess
+from tests.support.small_disk import with_small_disk
 
 StartServer = Callable[..., ServerProcess]
 Call = Callable[[ServerProcess], Caller]
@@ -49,6 +50,24 @@ def test_a_new_server_has_no_map_and_keeps_the_one_it_is_given(
     assert current(caller).map == second
     server.kill()
     assert current(call(start_server(*flags))).map == second
+
+
+def test_without_room_for_a_map_it_is_refused(start_server: StartServer, call: Call, tmp_path: Path) -> None:
+    disk = tmp_path / "small"
+    # Of 8 MB, five tables leave 94 KB. The map takes 340 KB.
+    caller = call(start_server("--data-dir", str(disk), within=with_small_disk(disk, 8)))
+    tables = []
+    with refused("NO_SPACE"):
+        for _ in range(10):
+            tables.append(caller.create(capacity=1))
+    large = shard_map(1, *(shard(number, f"{number:0250}:50051"[-256:]) for number in range(1000)))
+    with refused("NO_SPACE"):
+        replace(caller, large, 0)
+    assert not current(caller).HasField("map")
+    for table in tables:
+        table.drop()
+    replace(caller, large, 0)
+    assert current(caller).map == large
 
 
 @pytest.fixture

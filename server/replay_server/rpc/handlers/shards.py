@@ -12,9 +12,10 @@ from replay_proto.v1 import replay_pb2
 
 from replay_server import __version__, errors
 from replay_server.catalog import Catalog
+from replay_server.files.mapped_file import tells_full
 from replay_server.rpc.call import Call
 from replay_server.rpc.handlers import fields
-from replay_server.storage.shard_map import MOST_ID, ShardMap
+from replay_server.storage.shard_map import MOST_ID, SHARD_MAP_FILE, ShardMap
 from replay_server.table.table import ShardReport
 
 _UID_BYTES: Final = 16
@@ -43,7 +44,12 @@ class ShardHandlers:
             raise errors.shards_changed(self._kept.version, expected)
         if current is not None:
             new.check_follows(current)
-        self._kept.replace(new)
+        try:
+            self._kept.replace(new)
+        except OSError as error:
+            if tells_full(error):
+                raise errors.no_space(SHARD_MAP_FILE, self._kept.folder, "file") from error
+            raise
         return replay_pb2.SetShardsResponse().SerializeToString()
 
     async def report(self, request: Framed[replay_pb2.ReportShardRequest], _call: Call) -> bytes:
