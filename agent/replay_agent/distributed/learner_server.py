@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError, Message
-from replay_proto.access.serving import limit_new_connections, only_message, server_options
+from replay_proto.access.serving import configure_listeners, only_message, server_options
 from replay_proto.errors import FieldError
 from replay_proto.v1 import learner_pb2
 
@@ -116,7 +116,7 @@ class LearnerServer:
                 bound = self._server.add_secure_port(address, credentials)
         except RuntimeError as error:
             raise OSError(f"cannot listen on {address} for actors: {error}; choose another --learner-port") from None
-        limit_new_connections(bound)
+        configure_listeners(bound)
         await self._server.start()
         return bound
 

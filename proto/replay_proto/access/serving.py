@@ -42,6 +42,10 @@ _METADATA_BYTES: Final = 4096
 _BACKLOG: Final = 64
 """Maximum connections that wait to be accepted; their clients retry within a second. Without this limit, clients that
 connect thousands of times per second keep gRPC's threads busy with handshakes, and all other clients wait."""
+SEND_BUFFER_BYTES: Final = 1 << 19
+"""Send buffer of a connection; Linux doubles it. By default it grows to 4 MiB, more than a core caches, and batches of
+1.8 MB take 15 % more CPU time of the server. A connection sends at most 1 MiB per round trip: 50 MB/s between hosts
+that are 20 ms apart."""
 _CONNECTIONS_SHARE: Final = 0.75
 """Fraction of file descriptors for connections; the rest is for tables and for rereading tokens."""
 _SILENT_S: Final = 600
@@ -122,14 +126,16 @@ def connections_that_fit() -> int:
     return int(_CONNECTIONS_SHARE * descriptors)
 
 
-def limit_new_connections(port: int) -> None:
-    """Have the kernel hold back new connections to a port: silent ones, and those beyond `_BACKLOG`.
+def configure_listeners(port: int) -> None:
+    """Set options of a port's connections for which gRPC has no settings.
 
-    Connections are silent until the client sends data, which gRPC clients do immediately. Meanwhile, they use no memory
-    or descriptor of this process, and do not count as `connections`. gRPC has no option for this. If the kernel does
-    not support it, silent connections are not held back.
+    The kernel holds back new connections: silent ones, if it supports that, and those beyond `_BACKLOG`. Connections
+    are silent until the client sends data, which gRPC clients do immediately. Meanwhile, they use no memory or
+    descriptor of this process, and do not count as `connections`. Accepted connections get a send buffer of
+    `SEND_BUFFER_BYTES`.
     """
     for found in listeners(port):
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         hold_back_silent(found)
         found.listen(_BACKLOG)
 

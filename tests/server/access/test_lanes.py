@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -13,7 +14,8 @@ from pathlib import Path
 
 import pytest
 from replay_client import ReplayClient
-from replay_server.rpc.over_grpc.lanes import choose_by_host
+from replay_proto.access.serving import SEND_BUFFER_BYTES, listeners
+from replay_server.rpc.over_grpc.lanes import Lanes, choose_by_host
 
 from tests.support.access import Authority, tls_flags
 from tests.support.http2 import RawFrames, header_block, opening
@@ -65,6 +67,27 @@ def test_all_of_an_ipv6_network_have_one_lane() -> None:
         for _ in range(10):
             open_now.enter_context(socket.create_connection(("::1", port), PATIENCE_S))
             open_now.enter_context(lanes[0].accept()[0])
+
+
+def test_connections_of_every_lane_have_a_fixed_send_buffer() -> None:
+    """By default it grows to 4 MiB: large batches then leave the caches of the CPU on their way."""
+    asyncio.run(_check_send_buffers())
+
+
+async def _check_send_buffers() -> None:
+    lanes = Lanes(10, lambda *, shares_port: [("grpc.so_reuseport", int(shares_port))])
+    port = lanes.bind("127.0.0.1", 0, None)
+    with ExitStack() as open_now:
+        found = [open_now.enter_context(lane.dup()) for lane in listeners(port)]
+        for last in range(1, 1 + 4 * len(found)):
+            source = (f"127.0.0.{last}", 0)
+            link = open_now.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE_S, source))
+            link.sendall(b"x")  # silent connections are held back
+        for lane in found:
+            lane.settimeout(PATIENCE_S)
+            accepted = open_now.enter_context(lane.accept()[0])
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == 2 * SEND_BUFFER_BYTES
+    await lanes.stop(0.0)
 
 
 def test_calls_of_other_hosts_do_not_come_first(start_server: Callable[..., ServerProcess]) -> None:

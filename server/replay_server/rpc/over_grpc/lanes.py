@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Final
 
 import grpc
-from replay_proto.access.serving import connections_that_fit, limit_new_connections, listeners
+from replay_proto.access.serving import configure_listeners, connections_that_fit, listeners
 
 from replay_server.errors import FatalError
 
@@ -77,7 +77,7 @@ class Lanes:
             for other in others:
                 _add_port(other, f"{host}:{port}", credentials)
             choose_by_host(port, len(self._servers))
-        limit_new_connections(port)
+        configure_listeners(port)
         return port
 
     async def start(self) -> None:
