@@ -46,6 +46,8 @@ SEND_BUFFER_BYTES: Final = 1 << 19
 """Send buffer of a connection; Linux doubles it. By default it grows to 4 MiB, more than a core caches, and batches of
 1.8 MB take 15 % more CPU time of the server. A connection sends at most 1 MiB per round trip: 50 MB/s between hosts
 that are 20 ms apart."""
+_READ_BUFFER_BYTES: Final = 1 << 19
+"""Maximum bytes that gRPC reads from a connection before it processes them."""
 _CONNECTIONS_SHARE: Final = 0.75
 """Fraction of file descriptors for connections; the rest is for tables and for rereading tokens."""
 _SILENT_S: Final = 600
@@ -98,6 +100,9 @@ def server_options(
         # Between the two limits, gRPC would refuse calls at random.
         ("grpc.max_metadata_size", _METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", _METADATA_BYTES),
+        # Otherwise, gRPC reads as much at once as last time, or twice as much if more has arrived: a client that floods
+        # a busy server can make it read hundreds of megabytes.
+        ("grpc.experimental.tcp_max_read_buffer_size", _READ_BUFFER_BYTES),
         # Otherwise, gRPC keeps calls with more metadata for up to a second, which can take a gigabyte.
         ("grpc.http.tarpit", 0),
         # Otherwise, gRPC cancels random calls, of any client, when they arrive faster than they are started.

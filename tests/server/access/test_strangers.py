@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import os
 import queue
+import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +35,8 @@ PATIENCE_S = 30.0
 MOST_BYTES = 50 << 20
 """Memory that strangers may cost."""
 LARGE = bytes(100 << 20)
+UNKNOWN_FRAME = (16_384).to_bytes(3, "big") + b"\xfa" + bytes(5 + 16_384)
+"""A frame of 16 KiB, of a type that HTTP/2 does not define and receivers ignore."""
 INSERT, CREATE = f"/{SERVICE.full_name}/Insert", f"/{SERVICE.full_name}/CreateTable"
 HEALTH = "/grpc.health.v1.Health/Check"
 
@@ -108,6 +113,29 @@ def test_compressed_messages_are_not_unpacked(server: ServerProcess, token: str 
             link.wait_for_end(call)
     assert peak_bytes(server) - before < MOST_BYTES
     assert server.log() == log
+
+
+def test_a_flood_during_pauses_of_the_server_is_not_read_at_once(server: ServerProcess) -> None:
+    before, is_over = peak_bytes(server), threading.Event()
+
+    def flood() -> None:
+        with RawFrames(connect(server)) as link:
+            while not is_over.is_set():
+                link.send_bytes(UNKNOWN_FRAME * 64)
+
+    with ThreadPoolExecutor(4) as threads:
+        floods = [threads.submit(flood) for _ in range(4)]
+        try:
+            for _ in range(4):
+                time.sleep(0.3)
+                os.kill(server.pid, signal.SIGSTOP)
+                time.sleep(0.3)
+                os.kill(server.pid, signal.SIGCONT)
+        finally:
+            is_over.set()
+    for ended in floods:
+        ended.result()
+    assert peak_bytes(server) - before < MOST_BYTES
 
 
 def test_a_body_held_back_is_refused_at_once_without_a_token_and_soon_with_one(channel: grpc.Channel) -> None:
