@@ -103,8 +103,6 @@ def server_options(
         # Otherwise, gRPC reads as much at once as last time, or twice as much if more has arrived: a client that floods
         # a busy server can make it read hundreds of megabytes.
         ("grpc.experimental.tcp_max_read_buffer_size", _READ_BUFFER_BYTES),
-        # Otherwise, gRPC keeps calls with more metadata for up to a second, which can take a gigabyte.
-        ("grpc.http.tarpit", 0),
         # Otherwise, gRPC cancels random calls, of any client, when they arrive faster than they are started.
         ("grpc.server.max_pending_requests", _MOST_PENDING),
         ("grpc.server.max_pending_requests_hard_limit", _MOST_PENDING),
