@@ -55,8 +55,9 @@ _SILENT_S: Final = 600
 _LESS_JITTER: Final = 0.9
 """Factor for the maximum age of connections. gRPC changes the age at random by up to a tenth, so that clients do not
 reconnect all at once."""
-_MOST_PENDING: Final = (1 << 31) - 1
-"""Maximum calls received but not started: practically unlimited, because the calls per connection are limited."""
+_MOST_PENDING: Final = 1000
+"""Maximum calls received but not started, of one gRPC server. gRPC cancels further ones, and clients try again. Each
+takes 12 KiB and its metadata, before its token is checked."""
 _LONGEST_BYTES: Final = (1 << 31) - 1
 """gRPC stores message sizes in 31 bits."""
 
@@ -103,7 +104,7 @@ def server_options(
         # Otherwise, gRPC reads as much at once as last time, or twice as much if more has arrived: a client that floods
         # a busy server can make it read hundreds of megabytes.
         ("grpc.experimental.tcp_max_read_buffer_size", _READ_BUFFER_BYTES),
-        # Otherwise, gRPC cancels random calls, of any client, when they arrive faster than they are started.
+        # Between the two limits, gRPC would cancel calls at random.
         ("grpc.server.max_pending_requests", _MOST_PENDING),
         ("grpc.server.max_pending_requests_hard_limit", _MOST_PENDING),
         # Further connections are closed immediately. Without a free descriptor, they would wait to be accepted.

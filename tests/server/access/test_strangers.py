@@ -22,7 +22,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from hyperframe.frame import RstStreamFrame
 from replay_client import Column, ReplayClient
 from replay_client.security import token_metadata
-from replay_proto.access.serving import BODY_S, HANDSHAKE_S
+from replay_proto.access.serving import BODY_S, DEFAULT_MAX_CONNECTIONS, HANDSHAKE_S
 
 from tests.support.access import ALL, MINE, Authority, tls_flags, write_usual_tokens
 from tests.support.http2 import GRPC_HEAD, Http2, RawFrames, header_block, opening
@@ -135,6 +135,18 @@ def test_a_flood_during_pauses_of_the_server_is_not_read_at_once(server: ServerP
             is_over.set()
     for ended in floods:
         ended.result()
+    assert peak_bytes(server) - before < MOST_BYTES
+
+
+def test_calls_that_arrive_together_take_little_memory(server: ServerProcess) -> None:
+    before = peak_bytes(server)
+    block = header_block(INSERT, [(f"x-{number}", "a" * 700) for number in range(5)])
+    with ExitStack() as links, ThreadPoolExecutor(DEFAULT_MAX_CONNECTIONS) as threads:
+        opened = [links.enter_context(RawFrames(connect(server))) for _ in range(DEFAULT_MAX_CONNECTIONS - 1)]
+        calls = [opening(number, block) for number in range(1, 200, 2)]
+        list(threads.map(lambda link: link.send(calls), opened))
+        with ReplayClient(server.address, token=ALL, same_host=False) as later:
+            assert len(later[f"{MINE}table"]) == 1
     assert peak_bytes(server) - before < MOST_BYTES
 
 
