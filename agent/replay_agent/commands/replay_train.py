@@ -10,9 +10,6 @@ from collections.abc import Sequence
 from replay_proto.extras import needs_extras
 from replay_proto.quiet import quiet_grpc
 
-with needs_extras("replay-train", "server,agent"):  # it starts its own server unless one is given
-    from replay_agent.settings.train_settings import load_train_settings
-
 log = logging.getLogger("replay_agent")
 
 EXIT_FAILED = 1
@@ -30,6 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         SystemExit: with 2 if a setting is invalid.
     """
     quiet_grpc()
+    with needs_extras("replay-train", "server,agent"):  # it starts its own server unless one is given
+        from replay_agent.settings.train_settings import load_train_settings
+
     settings = load_train_settings(arguments)
     # Imported here, because torch takes seconds to load and `--help` does not need it.
     with needs_extras("replay-train", "server,agent"):
