@@ -285,6 +285,34 @@ class Metadata(RefusedCalls):
     burst = 20
 
 
+class Bursts(Stranger):
+    """Opens almost as many connections as the server allows, then starts calls on all of them at once, repeatedly.
+
+    gRPC receives these calls faster than the server can handle them.
+    """
+
+    name = "19,000 calls at once on 190 connections, repeatedly"
+    least_s = 3.0
+    _CONNECTIONS: Final = 190
+    _CALLS: Final = 100
+    _METADATA: Final = tuple((f"x-{number}", "a" * 700) for number in range(5))
+
+    def act(self, target: Target) -> None:
+        block = header_block(f"{SERVICE}/Insert", self._METADATA)
+        while target.goes_on():
+            with ExitStack() as stack, suppress(OSError):
+                links: list[RawFrames] = []
+                while target.goes_on() and len(links) < self._CONNECTIONS:
+                    links.append(stack.enter_context(RawFrames(target.connect_tls())))
+                for first in range(1, _LAST_STREAM, 2 * self._CALLS):
+                    numbers = range(first, first + 2 * self._CALLS, 2)
+                    calls = b"".join(opening(number, block, is_whole=True).serialize() for number in numbers)
+                    for link in links:
+                        if not target.goes_on():
+                            return
+                        link.send_bytes(calls)
+
+
 class Pings(Stranger):
     """Floods a connection with pings."""
 
@@ -395,6 +423,7 @@ ATTACKS: Final[tuple[type[Attack], ...]] = (
     HealthCalls,
     ReflectionCalls,
     Metadata,
+    Bursts,
     SilentConnections,
     HeldHalfHellos,
     WatchStreams,

@@ -46,8 +46,9 @@ SEND_BUFFER_BYTES: Final = 1 << 19
 """Send buffer of a connection; Linux doubles it. By default it grows to 4 MiB, more than a core caches, and batches of
 1.8 MB take 15 % more CPU time of the server. A connection sends at most 1 MiB per round trip: 50 MB/s between hosts
 that are 20 ms apart."""
-_READ_BUFFER_BYTES: Final = 1 << 19
-"""Maximum bytes that gRPC reads from a connection before it processes them."""
+_READ_BUFFER_BYTES: Final = 1 << 17
+"""Maximum bytes that gRPC reads from a connection before it processes them. More does not make large inserts faster,
+and 200 connections could use it at the same time."""
 _CONNECTIONS_SHARE: Final = 0.75
 """Fraction of file descriptors for connections; the rest is for tables and for rereading tokens."""
 _SILENT_S: Final = 600
@@ -55,9 +56,9 @@ _SILENT_S: Final = 600
 _LESS_JITTER: Final = 0.9
 """Factor for the maximum age of connections. gRPC changes the age at random by up to a tenth, so that clients do not
 reconnect all at once."""
-_MOST_PENDING: Final = 1000
+_MOST_PENDING: Final = 500
 """Maximum calls received but not started, of one gRPC server. gRPC cancels further ones, and clients try again. Each
-takes 12 KiB and its metadata, before its token is checked."""
+takes up to 20 KiB, before its token is checked."""
 _LONGEST_BYTES: Final = (1 << 31) - 1
 """gRPC stores message sizes in 31 bits."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import queue
+import select
 import signal
 import socket
 import threading
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -25,6 +27,7 @@ from replay_client.security import token_metadata
 from replay_proto.access.serving import BODY_S, DEFAULT_MAX_CONNECTIONS, HANDSHAKE_S
 
 from tests.support.access import ALL, MINE, Authority, tls_flags, write_usual_tokens
+from tests.support.deadlines import wait_until
 from tests.support.http2 import GRPC_HEAD, Http2, RawFrames, header_block, opening
 from tests.support.refusals import code_of, refusal_in
 from tests.support.server_process import ServerProcess
@@ -37,6 +40,10 @@ MOST_BYTES = 50 << 20
 LARGE = bytes(100 << 20)
 UNKNOWN_FRAME = (16_384).to_bytes(3, "big") + b"\xfa" + bytes(5 + 16_384)
 """A frame of 16 KiB, of a type that HTTP/2 does not define and receivers ignore."""
+FLOODS, PAUSES = 16, 4
+"""Connections of a flood, and how often the server pauses meanwhile."""
+FLOOD_BYTES = 32 << 20
+"""Bytes that each connection sends between two pauses, several times what the kernel holds of it."""
 INSERT, CREATE = f"/{SERVICE.full_name}/Insert", f"/{SERVICE.full_name}/CreateTable"
 HEALTH = "/grpc.health.v1.Health/Check"
 
@@ -65,8 +72,14 @@ def connect(server: ServerProcess) -> socket.socket:
     return socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S)
 
 
+@pytest.fixture(autouse=True)
+def forget_peak(server: ServerProcess) -> None:
+    """Make the peak memory that of this test, so that no earlier test hides a growth."""
+    Path(f"/proc/{server.pid}/clear_refs").write_text("5")
+
+
 def peak_bytes(server: ServerProcess) -> int:
-    """The server's peak memory."""
+    """The server's peak memory since the test began."""
     status = Path(f"/proc/{server.pid}/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) << 10
 
@@ -116,26 +129,34 @@ def test_compressed_messages_are_not_unpacked(server: ServerProcess, token: str 
 
 
 def test_a_flood_during_pauses_of_the_server_is_not_read_at_once(server: ServerProcess) -> None:
-    before, is_over = peak_bytes(server), threading.Event()
+    before, is_over, sent = peak_bytes(server), threading.Event(), [0] * FLOODS
 
-    def flood() -> None:
-        with RawFrames(connect(server)) as link:
-            while not is_over.is_set():
-                link.send_bytes(UNKNOWN_FRAME * 64)
+    def flood(number: int, link: RawFrames) -> None:
+        while not is_over.is_set():
+            link.send_bytes(UNKNOWN_FRAME * 64)
+            sent[number] += 64 * len(UNKNOWN_FRAME)
 
-    with ThreadPoolExecutor(4) as threads:
-        floods = [threads.submit(flood) for _ in range(4)]
+    with ExitStack() as opened, ThreadPoolExecutor(FLOODS) as threads:
+        sockets = [opened.enter_context(connect(server)) for _ in range(FLOODS)]
+        floods = [threads.submit(flood, *each) for each in enumerate(map(RawFrames, sockets))]
         try:
-            for _ in range(4):
-                time.sleep(0.3)
+            for _ in range(PAUSES):
                 os.kill(server.pid, signal.SIGSTOP)
-                time.sleep(0.3)
+                wait_until(lambda: not select.select([], sockets, [], 0)[1], "the kernel's buffers are full")
+                goal = min(sent) + FLOOD_BYTES
                 os.kill(server.pid, signal.SIGCONT)
+                wait_until(partial(has_sent, sent, goal), "the server has read what came during the pause")
         finally:
+            os.kill(server.pid, signal.SIGCONT)
             is_over.set()
     for ended in floods:
         ended.result()
     assert peak_bytes(server) - before < MOST_BYTES
+
+
+def has_sent(sent: list[int], goal: int) -> bool:
+    """Whether each connection has sent so many bytes."""
+    return min(sent) >= goal
 
 
 def test_calls_that_arrive_together_take_little_memory(server: ServerProcess) -> None:
