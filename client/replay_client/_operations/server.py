@@ -15,6 +15,7 @@ from replay_client._transport.call import Call, Operation
 from replay_client.errors import InvalidArgumentError, TableExistsError
 from replay_client.results.checkpoints import Checkpoint
 from replay_client.results.description import TableDescription
+from replay_client.results.inspection import Inspection
 from replay_client.results.shards import ServerShards, ShardMap
 from replay_client.results.stats import ShardReport, Stats
 
@@ -119,9 +120,9 @@ def report_shard(table: str, uid: bytes, shard_id: int, report: ShardReport, *, 
     yield Call("ReportShard", request.SerializeToString(), timeout_s=timeout_s)
 
 
-def list_tables(*, timeout_s: float | None = None) -> Operation[tuple[list[TableDescription], ShardMap | None]]:
+def list_tables() -> Operation[tuple[list[TableDescription], ShardMap | None]]:
     """Fetch the descriptions of all tables, sorted by name, and the shard map of the server, if any."""
-    answer = yield Call("ListTables", replay_pb2.ListTablesRequest().SerializeToString(), timeout_s=timeout_s)
+    answer = yield Call("ListTables", replay_pb2.ListTablesRequest().SerializeToString())
     response = replay_pb2.ListTablesResponse.FromString(bytes(answer))
     shards = ShardMap.from_proto(response.shards) if response.HasField("shards") else None
     return [TableDescription.from_proto(table) for table in response.tables], shards
@@ -139,9 +140,18 @@ def drop_table(name: str, uid: bytes = b"") -> Operation[None]:
     yield Call("DropTable", replay_pb2.DropTableRequest(table=name, table_uid=uid).SerializeToString(), repeat=False)
 
 
-def stats(table: str = "", *, timeout_s: float | None = None) -> Operation[Stats]:
+def inspect_table(name: str, uid: bytes, largest: int) -> Operation[Inspection]:
+    """Fetch the distribution of a table's rows, with this many of the largest."""
+    if largest < 1:
+        raise InvalidArgumentError.of_field("largest", "1 to 100", repr(largest))
+    request = replay_pb2.InspectRequest(table=name, table_uid=uid, largest=largest)
+    answer = yield Call("Inspect", request.SerializeToString())
+    return Inspection.from_proto(replay_pb2.InspectResponse.FromString(bytes(answer)))
+
+
+def stats(table: str = "") -> Operation[Stats]:
     """Fetch statistics of a table, or of the server and all tables."""
-    answer = yield Call("Stats", replay_pb2.StatsRequest(table=table).SerializeToString(), timeout_s=timeout_s)
+    answer = yield Call("Stats", replay_pb2.StatsRequest(table=table).SerializeToString())
     return Stats.from_proto(replay_pb2.StatsResponse.FromString(bytes(answer)))
 
 

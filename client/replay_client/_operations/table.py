@@ -26,7 +26,6 @@ from replay_client.batch import Batch, Rows, UpdateResult
 from replay_client.draws import DrawMode, WeightNorm, beta_for, draw_of
 from replay_client.errors import InvalidArgumentError, ReplayError, TableReplacedError
 from replay_client.results.description import TableDescription
-from replay_client.results.inspection import Inspection
 
 READ_BYTES: Final = 32 << 20
 """Maximum bytes of rows per reply: larger reads are split."""
@@ -162,14 +161,6 @@ class TableOperations:
                 metadata={"table": description.name},
             )
         return description
-
-    def inspect(self, largest: int) -> Operation[Inspection]:
-        """Fetch the distribution of the rows, with this many of the largest."""
-        if largest < 1:
-            raise InvalidArgumentError.of_field("largest", "1 to 100", repr(largest))
-        request = replay_pb2.InspectRequest(table=self._table.name, table_uid=self._table.uid, largest=largest)
-        answer = yield Call("Inspect", request.SerializeToString())
-        return Inspection.from_proto(replay_pb2.InspectResponse.FromString(bytes(answer)))
 
     def _drawn(
         self, draw: replay_pb2.Draw, same_host: replay_pb2.SameHost | None, reader: BatchReader

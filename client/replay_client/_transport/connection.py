@@ -231,6 +231,23 @@ class Connection(ConnectionBase):
         """
         return run(operation, self.call)
 
+    def ask(self, operation: Operation[T], *, timeout_s: float) -> T:
+        """Run an operation without retries or a wait for the first contact: the answer is optional.
+
+        Args:
+            operation: makes the calls.
+            timeout_s: time limit of each call in seconds, instead of its own.
+
+        Raises:
+            ReplayError: from the operation or its calls; at once if the server refuses connections.
+        """
+
+        def call_once(call: Call) -> bytes:
+            self.check_usable()
+            return self._attempt(call.method, call.request, time.monotonic() + timeout_s, wait_for_ready=False)
+
+        return run(operation, call_once)
+
     def call(self, call: Call) -> bytes:
         """Make a call and wait for the reply.
 

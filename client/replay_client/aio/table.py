@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from replay_client._learning.answers import Blank
-from replay_client._operations.server import describe, drop_table, reset_table, stats
+from replay_client._operations.server import describe, drop_table, inspect_table, reset_table, stats
 from replay_client._operations.table import TableHandle
 from replay_client._rows.choosing import chosen_columns
 from replay_client._rows.columns import BatchOrKeys
@@ -259,7 +259,7 @@ class Table(TableHandle):
 
     async def inspect(self, *, largest: int = 10) -> Inspection:
         """Fetch the distribution of the rows; see `replay_client.Table.inspect`."""
-        return await self._connection.run(self._operations.inspect(largest))
+        return await self._connection.run(inspect_table(self.name, self.uid, largest))
 
     async def reset(self) -> int:
         """Remove all rows, and return their number; see `replay_client.Table.reset`."""

@@ -47,7 +47,7 @@ from replay_client.sync.shards.servers.checkpointing import list_parts, verify_p
 from replay_client.sync.shards.servers.fleet import Fleet
 from replay_client.sync.shards.servers.members import create_missing
 from replay_client.sync.shards.servers.retiring import retire
-from replay_client.sync.shards.servers.service import links_of, map_of, stats_of_all, tables_of_all
+from replay_client.sync.shards.servers.service import map_of, stats_of_all, tables_of_all
 from replay_client.sync.shards.sharded_loader import keys_refused
 from replay_client.sync.table import Table
 
@@ -403,8 +403,8 @@ class ReplayClient:
         """
         if not self._has_several:
             found, shards = self._run(operations.list_checkpoints())
-            return found if shards is None else list_parts(links_of(self._fleet, shards))
-        return list_parts(links_of(self._fleet, map_of(self._fleet)))
+            return found if shards is None else list_parts(self._fleet.links_of(shards))
+        return list_parts(self._fleet.links_of(map_of(self._fleet)))
 
     def verify_checkpoint(self, name: str, *, timeout_s: float | None = None, partial: bool = False) -> Checkpoint:
         """Have the server verify the checksum of every file of a checkpoint.
@@ -526,7 +526,7 @@ class ReplayClient:
     def _all_links(self) -> dict[int, ServerLink] | None:
         """Return the links to all servers by the ids of their shards; None: there is only one."""
         shards = map_of(self._fleet) if self._has_several else self._fleet.current()
-        return None if shards is None else links_of(self._fleet, shards)
+        return None if shards is None else self._fleet.links_of(shards)
 
     def _run(self, operation: Operation[T]) -> T:
         if self._has_several:

@@ -27,7 +27,7 @@ from replay_proto.v1 import replay_pb2
 
 from replay_client._extras import check_extra
 from replay_client._learning.answers import Blank
-from replay_client._operations.server import describe, drop_table, reset_table, stats
+from replay_client._operations.server import describe, drop_table, inspect_table, reset_table, stats
 from replay_client._operations.table import TableHandle
 from replay_client._rows.choosing import chosen_columns
 from replay_client._rows.columns import BatchOrKeys
@@ -554,7 +554,7 @@ class Table(TableHandle):
             TableReplacedError: the table was dropped, and another one has its name.
             InvalidArgumentError: ``largest`` is out of range.
         """
-        return self._run(self._operations.inspect(largest))
+        return self._run(inspect_table(self.name, self.uid, largest))
 
     def reset(self) -> int:
         """Remove all rows. Keys of new rows continue the sequence.

@@ -31,8 +31,9 @@ def test_rows_of_a_lost_server_are_counted_to_the_row(servers: list[ServerProces
         servers[1].kill()
         appended = 1500
         while not table.stats().reports:  # a writer notices when it has rows for the server
-            writer.append(number=0, obs=np.zeros(3))
-            appended += 1
+            for _ in range(32):
+                writer.append(number=0, obs=np.zeros(3))
+            appended += 32
         assert table.stats().reports[1].size == acknowledged
         assert reach(servers[2:]).mark_shard(1, state="lost").shards[1].lost_rows[0].size == acknowledged
         writer.flush()

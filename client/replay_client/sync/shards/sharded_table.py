@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from replay_client._learning.answers import Blank, joined_rows, selected_rows
+from replay_client._operations.server import inspect_table
 from replay_client._rows.buffers import ColumnBuffers
 from replay_client._rows.checks import checked_keys, checked_priorities, checked_rows
 from replay_client._rows.choosing import chosen_columns
@@ -48,7 +49,7 @@ from replay_client.sync.shards.drawing.ranked_sampler import RankedSampler
 from replay_client.sync.shards.drawing.ranked_stream import RankedStream
 from replay_client.sync.shards.drawing.shard_stream import ShardStream
 from replay_client.sync.shards.drawing.sharded_sampler import AWAY_AFTER_S, ShardedSampler
-from replay_client.sync.shards.servers.asking import answers
+from replay_client.sync.shards.servers.asking import ask_each
 from replay_client.sync.shards.servers.member import Member
 from replay_client.sync.shards.servers.roster import Roster
 from replay_client.sync.shards.servers.service import table_stats_of_all
@@ -303,8 +304,9 @@ class ShardedTable(Table):
         The largest rows and their keys are exact; other ranks follow from selected ranks of each shard.
         """
         members = {member.id: member for member in self._members}
-        looks = {id: partial(member.table.inspect, largest=largest) for id, member in members.items()}
-        found = answers(looks)
+        links = {id: member.link for id, member in members.items()}
+        looks = {id: partial(inspect_table, self.name, member.table.uid, largest) for id, member in members.items()}
+        found = ask_each(links, looks)
         away = [shard.id for shard in self._roster.shards.in_use if shard.id not in found]
         return merged_inspection(found, largest, away)
 

@@ -1,17 +1,27 @@
-"""Asks several servers at the same time."""
+"""Asks several servers at the same time.
+
+    ask_all(fleet.links_of(shards), operations.list_tables)     # {0: ..., 2: ...}: shard 1 is away
+
+A server that is away, or that hangs, delays the answers of the others by at most `ASK_S`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from replay_client._transport.call import Operation
 from replay_client._transport.server_link import ServerLink
 from replay_client.errors import DeadlineExceededError, ServerUnavailableError
 
 T = TypeVar("T")
+
+ASK_S: Final = 2.0
+"""Time limit for each server, in seconds: the others have most of the answer."""
+AWAY: Final = (ServerUnavailableError, DeadlineExceededError)
+"""Errors of calls to a server that is down, unreachable or hangs."""
 
 
 def answers(calls: Mapping[int, Callable[[], T]]) -> dict[int, T]:
@@ -21,26 +31,45 @@ def answers(calls: Mapping[int, Callable[[], T]]) -> dict[int, T]:
         ServerUnavailableError: no server is reachable.
         ReplayError: a server refused its call.
     """
-
-    def answer(call: Callable[[], T]) -> T | Exception:
-        try:
-            return call()
-        except (ServerUnavailableError, DeadlineExceededError) as error:
-            return error
-
     with ThreadPoolExecutor(len(calls)) as pool:
-        found = dict(zip(calls, pool.map(answer, calls.values()), strict=True))
-    there = {shard_id: each for shard_id, each in found.items() if not isinstance(each, Exception)}
-    failures = [each for each in found.values() if isinstance(each, Exception)]
-    if not there:
-        raise failures[0]
-    return there
+        running = {shard_id: pool.submit(call) for shard_id, call in calls.items()}
+    found: dict[int, T] = {}
+    failure: Exception | None = None
+    for shard_id, answer in running.items():
+        try:
+            found[shard_id] = answer.result()
+        except AWAY as error:
+            failure = error
+    if failure is not None and not found:
+        raise failure
+    return found
 
 
-def ask_all(links: Mapping[int, ServerLink], call: Callable[[], Operation[T]]) -> dict[int, T]:
-    """Make the same call to the server of each shard; see `answers`."""
-    return answers({shard_id: partial(_run, link, call) for shard_id, link in links.items()})
+def ask_all(links: Mapping[int, ServerLink], operation: Callable[[], Operation[T]]) -> dict[int, T]:
+    """Run the same operation on the server of each shard; see `ask_each`."""
+    return ask_each(links, dict.fromkeys(links, operation))
 
 
-def _run(link: ServerLink, call: Callable[[], Operation[T]]) -> T:
-    return link.connection.run(call())
+def ask_each(links: Mapping[int, ServerLink], operations: Mapping[int, Callable[[], Operation[T]]]) -> dict[int, T]:
+    """Run an operation on the server of each shard; return the results by shard, without servers that are away.
+
+    Args:
+        links: links to the servers, by shard.
+        operations: create the operations, whose calls may be repeated.
+
+    Raises:
+        ServerUnavailableError: no server is reachable. Only then are the calls retried.
+        ReplayError: a server refused its call.
+    """
+    try:
+        return answers({id: partial(_ask, links[id], operation) for id, operation in operations.items()})
+    except AWAY:
+        return answers({id: partial(_run, links[id], operation) for id, operation in operations.items()})
+
+
+def _ask(link: ServerLink, operation: Callable[[], Operation[T]]) -> T:
+    return link.connection.ask(operation(), timeout_s=ASK_S)
+
+
+def _run(link: ServerLink, operation: Callable[[], Operation[T]]) -> T:
+    return link.connection.run(operation())

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from replay_client._operations import server as operations
+from replay_client._transport.call import Operation
 from replay_client._transport.server_link import ServerLink
 from replay_client.errors import CheckpointNotFoundError, ServerUnavailableError
 from replay_client.results.checkpoints import Checkpoint, CheckpointTable
@@ -64,13 +65,14 @@ def verify_parts(
         CheckpointDamagedError: a file is corrupt.
     """
 
-    def verify(link: ServerLink) -> Checkpoint | None:
+    def verify() -> Operation[Checkpoint | None]:
         try:
-            return link.connection.run(operations.verify_checkpoint(name, timeout_s=timeout_s))
+            return (yield from operations.verify_checkpoint(name, timeout_s=timeout_s))
         except CheckpointNotFoundError:
             return None
 
-    found = answers({shard_id: partial(verify, link) for shard_id, link in links.items()})
+    there = {shard_id: links[shard_id] for shard_id in ask_all(links, operations.list_checkpoints)}
+    found = answers({shard_id: partial(link.connection.run, verify()) for shard_id, link in there.items()})
     parts = {shard_id: part for shard_id, part in found.items() if part is not None}
     if not parts:
         raise CheckpointNotFoundError(f"no server has a checkpoint {name!r}")

@@ -21,15 +21,14 @@ from replay_client._transport.server_link import ServerLink
 from replay_client.errors import (
     InvalidArgumentError,
     PermissionDeniedError,
-    ServerUnavailableError,
+    ReplayError,
     ShardsChangedError,
 )
 from replay_client.results.shards import LostRows, ServerShards, Shard, ShardMap, ShardState
+from replay_client.sync.shards.servers.asking import ASK_S, AWAY
 from replay_client.sync.shards.servers.losses import rows_lost_with
 
 _UID_BYTES: Final = 16
-_ASK_S: Final = 2.0
-"""Time limit for each server, because the others also have the map."""
 _SPREADING_S: Final = 1.0
 """Time for another client to send the first map to all servers."""
 _POLL_S: Final = 0.05
@@ -49,6 +48,10 @@ class Fleet:
         """Return the link to a server."""
         found = self.links.get(address)
         return found or self.links.setdefault(address, next(iter(self.links.values())).to(address))
+
+    def links_of(self, shards: ShardMap) -> dict[int, ServerLink]:
+        """Return the links to all servers in use, by the ids of their shards."""
+        return {shard.id: self.link(shard.address) for shard in shards.in_use}
 
     def moved(self, earlier: str, address: str) -> None:
         """Learn that a server now has another address; its link stays the same."""
@@ -92,9 +95,12 @@ class Fleet:
         """Return the newest map that any server has, if any.
 
         Raises:
-            ServerUnavailableError: no server is reachable.
+            ServerUnavailableError: no server is reachable. Only then are the calls retried.
         """
-        return _newest(self._ask())
+        try:
+            return _newest(self._ask(at_once=True))
+        except AWAY:
+            return _newest(self._ask())
 
     def change(self, new: ShardMap) -> None:
         """Send a new version of the map to all its servers, first to the one whose address sorts first.
@@ -104,12 +110,12 @@ class Fleet:
             PermissionDeniedError: the token lacks the right ``admin`` on all tables.
             ServerUnavailableError: no server is reachable. Servers that are not reachable now get the map later.
         """
-        unreachable = None
+        unreachable: ReplayError | None = None
         is_first = True
         for address in sorted(shard.address for shard in new.in_use):
             connection = self.link(address).connection
             try:
-                current = connection.run(operations.get_shards(timeout_s=_ASK_S)).map
+                current = connection.run(operations.get_shards(timeout_s=ASK_S)).map
                 if is_first and current is not None and current.version >= new.version:
                     raise ShardsChangedError(
                         f"the shard map of {address} has version {current.version} already, and the new one "
@@ -118,7 +124,7 @@ class Fleet:
                 if current is None or current.version < new.version:
                     connection.run(operations.set_shards(new, 0 if current is None else current.version))
                 is_first = False
-            except ServerUnavailableError as error:
+            except AWAY as error:
                 unreachable = error
             except ShardsChangedError:
                 if is_first:
@@ -165,7 +171,7 @@ class Fleet:
             raise InvalidArgumentError.of_field("shard", "not the only one; add another server first", str(shard_id))
         lost: tuple[LostRows, ...] = ()
         if state == "lost":
-            lost = rows_lost_with(shard_id, {each.id: self.link(each.address) for each in current.in_use})
+            lost = rows_lost_with(shard_id, self.links_of(current))
         shards = tuple(
             replace(each, state=state, lost_rows=lost) if each.id == shard_id else each for each in current.shards
         )
@@ -199,19 +205,23 @@ class Fleet:
             raise InvalidArgumentError.of_field("shard", expected, str(shard_id))
         return current
 
-    def _ask(self, addresses: Sequence[str] = ()) -> dict[str, ServerShards]:
-        """Ask each reachable server: the client's, those at ``addresses``, and those in the maps."""
+    def _ask(self, addresses: Sequence[str] = (), *, at_once: bool = False) -> dict[str, ServerShards]:
+        """Ask each reachable server: the client's, those at ``addresses``, and those in the maps.
+
+        ``at_once``: whether a server that refuses connections is away without another attempt.
+        """
         found: dict[str, ServerShards] = {}
         to_ask, asked = [*self.seeds, *addresses], set[str]()
-        failure: ServerUnavailableError | None = None
+        failure: ReplayError | None = None
         while to_ask:
             address = to_ask.pop(0)
             if address in asked:
                 continue
             asked.add(address)
+            connection, question = self.link(address).connection, operations.get_shards(timeout_s=ASK_S)
             try:
-                found[address] = self.link(address).connection.run(operations.get_shards(timeout_s=_ASK_S))
-            except ServerUnavailableError as error:
+                found[address] = connection.ask(question, timeout_s=ASK_S) if at_once else connection.run(question)
+            except AWAY as error:
                 failure = error
             newest = _newest(found)
             if not to_ask and newest is not None:
@@ -241,7 +251,7 @@ class Fleet:
         in_use = {shard.address for shard in newest.in_use}
         for address, server in found.items():
             if address in in_use and server.map is not None and server.map.version < newest.version:
-                with suppress(PermissionDeniedError, ShardsChangedError, ServerUnavailableError):
+                with suppress(PermissionDeniedError, ShardsChangedError, *AWAY):
                     self.link(address).connection.run(operations.set_shards(newest, server.map.version))
 
     def _lacking(self, newest: ShardMap, found: dict[str, ServerShards]) -> list[Shard]:

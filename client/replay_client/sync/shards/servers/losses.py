@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Final
 
 from replay_client._operations import server as operations
 from replay_client._shards.merged_stats import newest_reports
 from replay_client._transport.server_link import ServerLink
-from replay_client.errors import PermissionDeniedError, ServerUnavailableError
+from replay_client.errors import PermissionDeniedError
 from replay_client.results.shards import LostRows
 from replay_client.results.stats import ShardReport, TableStats
-from replay_client.sync.shards.servers.asking import ask_all
+from replay_client.sync.shards.servers.asking import AWAY, ask_all
 
 log = logging.getLogger(__name__)
-
-_ASK_S: Final = 2.0
 
 
 def rows_lost_with(shard_id: int, links: Mapping[int, ServerLink]) -> tuple[LostRows, ...]:
@@ -27,8 +24,8 @@ def rows_lost_with(shard_id: int, links: Mapping[int, ServerLink]) -> tuple[Lost
         links: links to all servers in use, by shard.
     """
     try:
-        found = ask_all(links, lambda: operations.stats(timeout_s=_ASK_S))
-    except ServerUnavailableError:
+        found = ask_all(links, operations.stats)
+    except AWAY:
         return ()
     except PermissionDeniedError as error:  # who may give up a server need not be able to read its tables
         log.warning("the rows lost with shard %d are not in the shard map: %s", shard_id, error)

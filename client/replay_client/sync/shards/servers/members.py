@@ -5,19 +5,19 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 
 from replay_client._operations import server as operations
+from replay_client._transport.call import Operation
 from replay_client.errors import (
     InvalidArgumentError,
     PermissionDeniedError,
     ReplayError,
-    ServerUnavailableError,
     ShardsChangedError,
     TableNotFoundError,
 )
 from replay_client.results.description import TableDescription
 from replay_client.results.shards import Shard, ShardMap
+from replay_client.sync.shards.servers.asking import AWAY, ask_all
 from replay_client.sync.shards.servers.fleet import Fleet
 from replay_client.sync.shards.servers.member import Member
 from replay_client.sync.table import Table
@@ -38,23 +38,27 @@ def opened(fleet: Fleet, shards: ShardMap, name: str, known: Mapping[int, Member
         ServerUnavailableError: no server is reachable.
         InvalidArgumentError: the servers have different tables of this name. None was created.
     """
-    found = {shard: known[shard.id].description for shard in shards.in_use if shard.id in known}
-    lacking: list[Shard] = []
-    failure: Exception | None = None
-    for shard in shards.in_use:
-        if shard in found:
-            continue
+
+    def describe() -> Operation[TableDescription | TableNotFoundError]:
         try:
-            found[shard] = fleet.link(shard.address).connection.run(operations.describe(name))
+            return (yield from operations.describe(name))
         except TableNotFoundError as error:
-            lacking.append(shard)
-            failure = error
-        except ServerUnavailableError as error:
-            log.warning("shard %d of table %r is left out: %s", shard.id, name, error)
-            failure = failure or error
+            return error
+
+    answers = ask_all(fleet.links_of(shards), describe)
+    found: dict[Shard, TableDescription] = {}
+    lacking: dict[Shard, TableNotFoundError] = {}
+    for shard in shards.in_use:
+        answer = known[shard.id].description if shard.id in known else answers.get(shard.id)
+        if answer is None:
+            level = logging.DEBUG if known else logging.WARNING  # once, and not at each later attempt
+            log.log(level, "shard %d of table %r is left out: %s does not answer", shard.id, name, shard.address)
+        elif isinstance(answer, TableNotFoundError):
+            lacking[shard] = answer
+        else:
+            found[shard] = answer
     if not found:
-        assert failure is not None
-        raise failure
+        raise next(iter(lacking.values()))
     members = {shard: known.get(shard.id) or member_of(fleet, shard, table) for shard, table in found.items()}
     check_alike(list(members.values()))
     config = next(iter(found.values())).to_config()
@@ -62,7 +66,7 @@ def opened(fleet: Fleet, shards: ShardMap, name: str, known: Mapping[int, Member
         operation = operations.create_table(config, "open", shards_version=shards.version)
         try:
             description, _ = fleet.link(shard.address).connection.run(operation)
-        except (PermissionDeniedError, ServerUnavailableError, ShardsChangedError) as error:
+        except (PermissionDeniedError, ShardsChangedError, *AWAY) as error:
             log.warning("shard %d of table %r is left out: %s", shard.id, name, error)
         else:
             members[shard] = member_of(fleet, shard, description)
@@ -76,10 +80,8 @@ def create_missing(fleet: Fleet, shards: ShardMap) -> None:
     created by a client that may and opens the table.
     """
     names: Counter[str] = Counter()
-    for shard in shards.in_use:
-        with suppress(ServerUnavailableError):
-            tables, _ = fleet.link(shard.address).connection.run(operations.list_tables())
-            names.update(table.name for table in tables)
+    for tables, _ in ask_all(fleet.links_of(shards), operations.list_tables).values():
+        names.update(table.name for table in tables)
     for name, places in names.items():
         if places < len(shards.in_use):
             try:

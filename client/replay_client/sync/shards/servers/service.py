@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Final
-
 from replay_client._operations import server as operations
 from replay_client._shards.merged_description import merged_description
 from replay_client._shards.merged_stats import merged_stats, merged_table_stats
-from replay_client._transport.server_link import ServerLink
+from replay_client._transport.call import Operation
 from replay_client.errors import TableNotFoundError
 from replay_client.results.description import TableDescription
 from replay_client.results.shards import Shard, ShardMap
 from replay_client.results.stats import Stats, TableStats
-from replay_client.sync.shards.servers.asking import answers, ask_all
+from replay_client.sync.shards.servers.asking import ask_all
 from replay_client.sync.shards.servers.fleet import Fleet
-
-_ASK_S: Final = 2.0
-"""Time limit for each server: the others have most of the answer."""
-
-
-def links_of(fleet: Fleet, shards: ShardMap) -> dict[int, ServerLink]:
-    """Return the links to all servers in use, by the ids of their shards."""
-    return {shard.id: fleet.link(shard.address) for shard in shards.in_use}
 
 
 def map_of(fleet: Fleet) -> ShardMap:
@@ -38,7 +27,7 @@ def stats_of_all(fleet: Fleet, shards: ShardMap) -> Stats:
         ServerUnavailableError: no server is reachable.
     """
     while True:
-        found = ask_all(links_of(fleet, shards), lambda: operations.stats(timeout_s=_ASK_S))
+        found = ask_all(fleet.links_of(shards), operations.stats)
         known = {shard_id: stats for shard_id, stats in found.items() if stats.shards is not None} or found
         newest = max((stats.shards for stats in known.values() if stats.shards), key=_version, default=shards)
         if newest.version <= shards.version:
@@ -54,14 +43,14 @@ def table_stats_of_all(fleet: Fleet, shards: ShardMap, name: str) -> TableStats:
         TableNotFoundError: no server has such a table.
     """
 
-    def of_shard(link: ServerLink) -> TableStats | TableNotFoundError:
+    def of_shard() -> Operation[TableStats | TableNotFoundError]:
         try:
-            return link.connection.run(operations.stats(name, timeout_s=_ASK_S)).tables[name]
+            stats = yield from operations.stats(name)
         except TableNotFoundError as error:  # a server that was added just now
             return error
+        return stats.tables[name]
 
-    links = links_of(fleet, shards)
-    found = answers({shard_id: partial(of_shard, link) for shard_id, link in links.items()})
+    found = ask_all(fleet.links_of(shards), of_shard)
     there = {shard_id: each for shard_id, each in found.items() if isinstance(each, TableStats)}
     if not there:
         raise next(each for each in found.values() if isinstance(each, TableNotFoundError))
@@ -74,7 +63,7 @@ def tables_of_all(fleet: Fleet, shards: ShardMap) -> list[TableDescription]:
     Raises:
         ServerUnavailableError: no server is reachable.
     """
-    found = ask_all(links_of(fleet, shards), lambda: operations.list_tables(timeout_s=_ASK_S))
+    found = ask_all(fleet.links_of(shards), operations.list_tables)
     by_name: dict[str, list[TableDescription]] = {}
     for descriptions, _ in found.values():
         for description in descriptions:

@@ -191,7 +191,12 @@ class ShardedWriter(Writer):
         try:
             self._writers.flush(deadline)
         finally:
-            self._writers.abort()
+            self.abort()
+
+    def abort(self) -> None:
+        """Close without a flush; internal."""
+        self._is_closed = True
+        self._writers.abort()
 
     def unacknowledged_rows(self) -> dict[str, Array]:
         """Return unacknowledged rows, shard after shard; see `Writer.unacknowledged_rows`."""
