@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from replay_client._learning.answers import Blank, joined_rows, selected_rows
-from replay_client._operations.server import inspect_table
+from replay_client._operations.server import describe, inspect_table
 from replay_client._rows.buffers import ColumnBuffers
 from replay_client._rows.checks import checked_keys, checked_priorities, checked_rows
 from replay_client._rows.choosing import chosen_columns
@@ -49,7 +49,7 @@ from replay_client.sync.shards.drawing.ranked_sampler import RankedSampler
 from replay_client.sync.shards.drawing.ranked_stream import RankedStream
 from replay_client.sync.shards.drawing.shard_stream import ShardStream
 from replay_client.sync.shards.drawing.sharded_sampler import AWAY_AFTER_S, ShardedSampler
-from replay_client.sync.shards.servers.asking import ask_each
+from replay_client.sync.shards.servers.asking import ask_all, ask_each
 from replay_client.sync.shards.servers.member import Member
 from replay_client.sync.shards.servers.roster import Roster
 from replay_client.sync.shards.servers.service import table_stats_of_all
@@ -70,6 +70,7 @@ class ShardedTable(Table):
         super().__init__(roster.members[0].link, description, created=created, data_path=DataPath())
         self._roster = roster
         self._random = np.random.default_rng(description.seed)
+        self._latest: dict[int, TableDescription] = {}  # of each shard
         self._inserted: dict[int, int] = {}  # rows ever inserted into each shard, if this table has inserted any
 
     @property
@@ -92,8 +93,8 @@ class ShardedTable(Table):
 
     @property
     def size(self) -> int:
-        """Number of live rows in all shards."""
-        return sum(member.table.size for member in self._members)
+        """Number of live rows in all shards; see `describe`."""
+        return self.describe().size
 
     def insert(
         self, rows: Mapping[str, Any], *, priorities: ArrayLike | None = None, timeout_s: float | None = None
@@ -286,8 +287,17 @@ class ShardedTable(Table):
         )
 
     def describe(self) -> TableDescription:
-        """Fetch the current description: sums of rows and capacities, and the uid of the first shard."""
-        return merged_description([member.table.describe() for member in self._members])
+        """Fetch the current description: sums of rows and capacities, and the uid of the first shard.
+
+        The rows of a shard whose server is away are counted as they were last known.
+
+        Raises:
+            TableNotFoundError: a server no longer has the table.
+            ServerUnavailableError: no server is reachable.
+        """
+        members = self._members
+        self._latest |= ask_all({member.id: member.link for member in members}, partial(describe, self.name))
+        return merged_description([self._latest.get(member.id, member.description) for member in members])
 
     def stats(self) -> TableStats:
         """Fetch the statistics of the table and of its shards; see `TableStats.shards`. A cheap call.
