@@ -21,7 +21,7 @@ from replay_client._shards.merged_stats import merged_stats
 from replay_client.cli.inspect_view import Inspected
 from replay_client.cli.table_view import fill_share
 from replay_client.cli.text_plot import sparkline
-from replay_client.cli.top.app import OneTable, Overview, Top
+from replay_client.cli.top.app import Looked, OneTable, Overview, TableRows, Top
 from replay_client.cli.top.history import History
 from replay_client.cli.top.table_list import TableList
 from replay_client.cli.units import count_text, printable_text, shortened_text
@@ -304,6 +304,25 @@ def test_names_cannot_control_the_terminal(stats: Stats) -> None:
         assert any("[bold]not bold[/]" in name for name in map(printable_text, hostile))
 
     Feed(Stats(server, tables)).drive(steps)
+
+
+def test_statistics_that_arrive_while_screens_come_and_go_are_no_trouble(stats: Stats) -> None:
+    """The thread that fetches statistics knows nothing of screens that are half laid out, or half removed."""
+
+    async def steps(pilot: Pilot[None]) -> None:
+        app = pilot.app
+        for view in (Overview(), OneTable(NAMES[0]), TableRows(NAMES[0])):
+            app.push_screen(view)
+            app.post_message(Looked(stats))
+            await pilot.pause()
+            app.post_message(Looked(stats))
+            await app.pop_screen()
+            app.post_message(Looked(stats))
+            await pilot.pause()
+        app.exit()
+        app.post_message(Looked(stats))
+
+    Feed(stats).drive(steps)
 
 
 def test_it_waits_while_the_server_is_away(start_server: Callable[..., ServerProcess]) -> None:

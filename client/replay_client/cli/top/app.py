@@ -82,8 +82,10 @@ class View(Screen[None]):
         return self.app
 
     def refresh_view(self) -> None:
-        """Show what the app saw last."""
+        """Show what the app saw last, unless this screen is covered or on its way out."""
         top = self.top
+        if not (self.is_current and top.is_running):
+            return
         line = server_line(top.stats, top.address, top.history.cpu_share)
         self.query_one("#server", Static).update(line)
         lines = list(away_text(top.stats))
@@ -283,7 +285,8 @@ class Top(App[None]):
         if isinstance(looked.seen, Inspected) and isinstance(self.screen, TableRows):
             self.screen.saw(looked.seen)
         if isinstance(self.screen, View):
-            self.screen.refresh_view()
+            # The screen's own queue: it has laid out its widgets before it takes the first message from there.
+            self.screen.call_later(self.screen.refresh_view)
 
     def _fetch(self) -> None:
         for seen in self._later:
