@@ -1,11 +1,11 @@
-"""DQN on frames of 84x84 pixels: each frame is stored once, and batches have stacks of four and 3-step returns.
+"""DQN on frames of 84x84 pixels. Each frame is stored once; batches contain stacks of four and 3-step returns.
 
     replay-server                       # in another terminal
     python examples/atari_dqn.py        # Catch, a small game in this file
     python examples/atari_dqn.py --game ALE/Pong-v5 --steps 10_000_000 --capacity 1_000_000
 
-Atari games need the extra ``atari``. The target is that of Double DQN (van Hasselt et al. 2016) over n steps. This
-process acts and learns; actors in other processes would open ``client["atari-dqn"]`` and write to it likewise.
+Atari games need the extra ``atari``. Targets are n-step Double DQN (van Hasselt et al. 2016). This process acts and
+learns. Actors in other processes can open ``client["atari-dqn"]`` and write to it in the same way.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Catch(gymnasium.Env[NDArray[np.uint8], Any]):
     action_space = gymnasium.spaces.Discrete(3)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[NDArray[np.uint8], dict[str, Any]]:
-        """Let another ball fall."""
+        """Drop a new ball."""
         super().reset(seed=seed)
         self._row, self._column, self._paddle = 0, int(self.np_random.integers(CELLS)), CELLS // 2
-        self._drift = int(self.np_random.choice([-1, 1]))  # one frame does not show it, a stack does
+        self._drift = int(self.np_random.choice([-1, 1]))  # visible in a stack, but not in a single frame
         return self._frame(), {}
 
     def step(self, action: Any) -> tuple[NDArray[np.uint8], float, bool, bool, dict[str, Any]]:
-        """Move the paddle to the left, not at all, or to the right."""
+        """Move the paddle to the left (0), keep it (1), or move it to the right (2)."""
         self._paddle = min(max(self._paddle + int(action) - 1, 1), CELLS - 2)
         if not 0 <= self._column + self._drift < CELLS:
             self._drift = -self._drift
@@ -60,7 +60,7 @@ class Catch(gymnasium.Env[NDArray[np.uint8], Any]):
 
 
 def make_env(game: str | None, stream: WriterStream) -> gymnasium.Env[Any, Any]:
-    """An environment that shows stacks of frames to the agent, and stores each frame once."""
+    """Make an environment that shows stacks of frames to the agent but stores each frame once."""
     env: gymnasium.Env[Any, Any] = Catch()
     if game is not None:
         import ale_py  # type: ignore[import-not-found,unused-ignore]
@@ -79,7 +79,7 @@ def make_network(actions: int) -> nn.Module:
 
 
 def td_errors(network: nn.Module, target: nn.Module, batch: Any) -> torch.Tensor:
-    """float32[b]: n-step Double DQN. The discount is gamma**k after k steps, and 0 after a terminal state."""
+    """Return float32[b]: n-step Double DQN. The discount is gamma**k after k steps, and 0 after a terminal state."""
     next_obs = batch["next_obs"] / 255.0
     with torch.no_grad():
         best = network(next_obs).argmax(1, keepdim=True)
@@ -131,7 +131,7 @@ def main(
             )
             if "episode" in infos:
                 returns.extend(infos["episode"]["r"][infos["_episode"]].tolist())
-            for _ in range(ENVS // 4 if step >= LEARNING_STARTS else 0):  # one update for four steps
+            for _ in range(ENVS // 4 if step >= LEARNING_STARTS else 0):  # one update per four steps
                 batch = next(sampler)
                 errors = td_errors(network, target, batch)
                 optimizer.zero_grad()

@@ -3,7 +3,7 @@
     replay-server                       # in another terminal
     python examples/ddp_dqn.py          # two ranks on this machine learn CartPole
 
-Each rank acts in its own environment, draws its own batches, and updates the priorities of the rows that it drew. DDP
+Each rank acts in its own environment, draws its own batches, and updates the priorities of the rows it drew. DDP
 averages the gradients, so all ranks keep the same weights and learn as if from one large batch.
 
 For this, rows must have the same importance in the batches of all ranks: ``weight_norm="table"`` divides weights by the
@@ -36,7 +36,7 @@ VALIDATE_INTERVAL, EPISODES, SOLVED = 1_000, 10, 475.0  # episodes of each rank
 
 
 def create_table(client: ReplayClient) -> Table:
-    """Create the table; an existing one is emptied."""
+    """Create the table, or empty an existing one."""
     return client.create_table(
         TABLE,
         columns={
@@ -54,18 +54,18 @@ def create_table(client: ReplayClient) -> Table:
 
 
 def make_network() -> nn.Module:
-    """The values of both actions: float32[b, 4] to float32[b, 2]."""
+    """Create a network that computes the values of both actions: float32[b, 4] to float32[b, 2]."""
     return nn.Sequential(nn.Linear(4, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 2))
 
 
 @torch.no_grad()
 def greedy(network: nn.Module, obs: Any) -> int:
-    """The best action."""
+    """Return the best action."""
     return int(network(torch.as_tensor(obs)).argmax())
 
 
 def td_errors(network: nn.Module, target: nn.Module, batch: Any) -> torch.Tensor:
-    """float32[b]: n-step Double DQN. The discount is gamma**k after k steps, and 0 after a terminal state."""
+    """Return float32[b]: n-step Double DQN. The discount is gamma**k after k steps, and 0 after a terminal state."""
     with torch.no_grad():
         best = network(batch["next_obs"]).argmax(1, keepdim=True)
         returns = batch["n_return"] + batch["discount"] * target(batch["next_obs"]).gather(1, best)[:, 0]
@@ -74,7 +74,7 @@ def td_errors(network: nn.Module, target: nn.Module, batch: Any) -> torch.Tensor
 
 
 def mean_return(network: nn.Module, seed: int) -> float:
-    """The mean return of greedy episodes, over all ranks."""
+    """Return the mean return of greedy episodes, over all ranks."""
     env, total = gymnasium.make(ENV), torch.zeros(())
     for episode in range(EPISODES):
         obs, _ = env.reset(seed=seed + episode)
@@ -88,7 +88,7 @@ def mean_return(network: nn.Module, seed: int) -> float:
 
 
 def learn(rank: int, ranks: int, address: str, steps: int, seed: int, folder: str) -> None:
-    """Act and learn as one of the ranks. They meet in a file of the folder; rank 0 leaves the mean return there."""
+    """Act and learn as one rank. Ranks find each other through a file in the folder; rank 0 writes the result there."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # all ranks are on this machine: listen on loopback only
     distributed.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=ranks)
     torch.set_num_threads(1)

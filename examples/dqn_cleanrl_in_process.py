@@ -1,10 +1,10 @@
-"""DQN in one file, in the manner of CleanRL (github.com/vwxyzjn/cleanrl): vector environments, n-step returns.
+"""Single-file DQN in the style of CleanRL (github.com/vwxyzjn/cleanrl), with vector environments and n-step returns.
 
     replay-server                                   # in another terminal
-    python examples/dqn_cleanrl.py                  # replays by priority from a table of the server
-    python examples/dqn_cleanrl_in_process.py       # replays uniformly from a buffer in this process
+    python examples/dqn_cleanrl.py                  # prioritized replay from a table on the server
+    python examples/dqn_cleanrl_in_process.py       # uniform replay from a buffer in this process
 
-Both need the extra ``sb3``, and differ only in their buffer.
+Both need the extra ``sb3``. They differ only in the buffer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Args:
-    """What `main` takes from the command line."""
+    """Command-line arguments of `main`."""
 
     address: str = "localhost:50051"
     seed: int = 1
@@ -67,7 +67,7 @@ class QNetwork(nn.Module):
 
 
 def linear_schedule(start: float, end: float, duration: float, step: int) -> float:
-    """The value at a step, linear from ``start`` to ``end``."""
+    """Interpolate linearly from ``start`` to ``end``, reached after ``duration`` steps."""
     return max(start + (end - start) * step / duration, end)
 
 
@@ -91,7 +91,7 @@ def main(args: Annotated[Args, cyclopts.Parameter(name="*")]) -> float:
         n_steps=args.n_steps,
         gamma=args.gamma,
     )
-    rb.reset()  # an existing table may have the rows of an earlier run
+    rb.reset()  # an existing table may hold rows from an earlier run
     returns: deque[float] = deque(maxlen=50)
     obs, _ = envs.reset(seed=args.seed)
     for step in range(0, args.total_timesteps, args.num_envs):
@@ -104,7 +104,7 @@ def main(args: Annotated[Args, cyclopts.Parameter(name="*")]) -> float:
 
         dones = terminations | truncations
         real_next_obs = next_obs.copy()
-        for env in dones.nonzero()[0]:  # these have reset already
+        for env in dones.nonzero()[0]:  # these environments have already been reset
             real_next_obs[env] = infos["final_obs"][env]
             returns.append(float(infos["final_info"]["episode"]["r"][env]))
         rb.add(obs, real_next_obs, actions, rewards, dones, [{"TimeLimit.truncated": t} for t in truncations])

@@ -3,9 +3,9 @@
     replay-server                     # in another terminal
     python examples/r2d2.py
 
-Each step is stored once, with the state that the actor's LSTM had before it. A drawn sequence has the stored state of
-its first step, `BURN_IN` steps that bring this state up to date, `PERIOD` steps to learn from, and `N_STEP` more for
-their targets. Sequences begin every `PERIOD` steps, so each step is learned in one of them, an episode's first, too.
+Each step is stored once, together with the state of the actor's LSTM before it. A sequence contains the stored state of
+its first step, `BURN_IN` steps that bring this state up to date, `PERIOD` steps to learn from, and `N_STEP` more steps
+for their targets. Sequences begin every `PERIOD` steps, so each step of an episode is learned from exactly once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def make_env() -> gymnasium.Env[Any, Any]:
 
 
 class RecurrentQ(nn.Module):
-    """Values of actions, by an LSTM over observations."""
+    """An LSTM over observations that computes action values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,13 +45,18 @@ class RecurrentQ(nn.Module):
         self.values = nn.Linear(HIDDEN, ACTIONS)
 
     def forward(self, obs: Tensor, state: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Go through obs float32[b, t, 2] from state float32[b, 2, hidden]; mask bool[b, t]: which places hold a step.
+        """Process a batch of sequences.
 
-        The others leave the state as it is, so zeros before an episode's beginning do not disturb it. They have values
-        all the same: the place after an episode's end has the final observation, whose value a truncated episode needs.
+        Positions without a step do not change the state, so zeros before an episode's start have no effect. Values are
+        computed for them as well: a truncated episode needs the value of its final observation, after its last step.
+
+        Args:
+            obs: float32[b, t, 2]
+            state: float32[b, 2, hidden], before the first position
+            mask: bool[b, t], which positions hold a step
 
         Returns:
-            float32[b, t, actions]: rescaled values; float32[b, 2, hidden]: the state after the last place.
+            float32[b, t, actions]: rescaled values; float32[b, 2, hidden]: the state after the last position.
         """
         outputs = []
         for encoded, is_step in zip(self.encoder(obs).unbind(1), mask.unbind(1), strict=True):
@@ -62,7 +67,7 @@ class RecurrentQ(nn.Module):
 
 
 def rescaled(x: Tensor) -> Tensor:
-    """h(x) of Kapturowski et al. 2019, section 2.3; large returns become small enough for a network."""
+    """h(x) of Kapturowski et al. 2019, section 2.3; compresses large returns."""
     return x.sign() * ((x.abs() + 1).sqrt() - 1) + EPSILON * x
 
 
@@ -73,7 +78,7 @@ def unscaled(x: Tensor) -> Tensor:
 
 
 def n_step_targets(values: Tensor, reward: Tensor, discount: Tensor, mask: Tensor) -> Tensor:
-    """float32[b, t - n]: rewards of n steps and the value that follows; of fewer steps at the end of an episode."""
+    """Return float32[b, t - n]: n-step targets, over fewer steps at the end of an episode."""
     targets = values
     for length in range(values.shape[1] - 1, values.shape[1] - 1 - N_STEP, -1):
         after_step = reward[:, :length] + discount[:, :length] * targets[:, 1:]
@@ -82,7 +87,7 @@ def n_step_targets(values: Tensor, reward: Tensor, discount: Tensor, mask: Tenso
 
 
 def td_errors(network: RecurrentQ, target: RecurrentQ, batch: Any) -> Tensor:
-    """float32[b, PERIOD]: TD errors of rescaled values (section 2.3)."""
+    """Return float32[b, PERIOD]: TD errors of rescaled values (section 2.3)."""
     before = batch["obs"][:, :BURN_IN], batch["state"].float(), batch["mask"][:, :BURN_IN]
     names = ("obs", "action", "reward", "discount", "mask")
     obs, action, reward, discount, mask = (batch[name][:, BURN_IN:] for name in names)
