@@ -1,4 +1,4 @@
-"""Joins the parts of a step, once all have arrived, to one or more batches.
+"""Joins the parts of a step, once all have arrived, into one or more batches.
 
 bundle = Bundle(step, states, columns, random)  # columns: memory for all batches together
 bundle.take(columns)                            # the next batch

@@ -19,7 +19,7 @@ from replay_client.results.stats import LimiterStats
 
 
 def divided(limit: RateLimit, shards: int) -> RateLimit:
-    """Return the limit of each shard, for the limit of a whole table.
+    """Return the limit of each of several shards, from that of the whole table.
 
     Raises:
         FieldError: the bounds are too narrow for so many shards.

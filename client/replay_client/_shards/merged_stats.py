@@ -191,7 +191,7 @@ def _merged_server(servers: Sequence[ServerStats]) -> ServerStats:
 
 
 def _merged_method(same: Sequence[MethodStats]) -> MethodStats:
-    """Join figures of one method. Latencies are means weighted by calls per second; 99th percentiles, the largest."""
+    """Join figures of one method: means of latencies, weighted by calls per second, but the largest 99th percentile."""
     per_s = sum(method.calls_per_s for method in same)
 
     def mean(values: Iterable[float]) -> float:

@@ -75,7 +75,7 @@ class ShardedTable(Table):
 
     @property
     def shards(self) -> dict[int, Table]:
-        """The table of each shard by id, for operations that the whole table does not offer. Its keys are its own."""
+        """The table of each shard by id, for operations that the whole table lacks. Each has keys of its own."""
         return {member.id: member.table for member in self._members}
 
     def __repr__(self) -> str:
@@ -220,7 +220,7 @@ class ShardedTable(Table):
         return super().load_parquet(path, priorities=priorities, timeout_s=timeout_s, progress=progress)
 
     def loader(self, *, priorities: bool = True, timeout_s: float | None = None) -> RowLoader:
-        """Create a loader, which inserts each episode into one shard; without steps, each part of the rows."""
+        """Create a loader; see `Table.loader`. Each episode or, without steps, every 256 rows go to one shard."""
         loaders = [
             (member, member.table.loader(priorities=priorities, timeout_s=timeout_s)) for member in self._active()
         ]

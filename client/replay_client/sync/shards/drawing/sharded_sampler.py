@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 AWAY_AFTER_S: Final = 0.2
 """Seconds to retry a shard's server before all rows are drawn from the other shards."""
 _STATE_EVERY_S: Final = 0.05
-"""Seconds after which the state of a shard from which nothing was drawn is requested again."""
+"""Seconds after which the state of a shard is requested again, if nothing was drawn from the shard."""
 _POLL_S: Final = 0.02
 _MOST_KEPT: Final = 64
 """Maximum calls of `update_priorities` whose updates wait for the next request."""

@@ -63,7 +63,7 @@ class Fleet:
             self.seeds = tuple(address if seed == earlier else seed for seed in self.seeds)
 
     def find(self) -> ShardMap:
-        """Return the newest map that any server has. If no server has one, create it with the given addresses.
+        """Return the newest map that any server has. If no server has a map, create one with the given addresses.
 
         Raises:
             ServerUnavailableError: no server is reachable, or there is no map and a server is unreachable.
@@ -103,7 +103,7 @@ class Fleet:
             return _newest(self._ask())
 
     def change(self, new: ShardMap) -> None:
-        """Send a new map to all its servers, sorted by address: the first one detects concurrent changes.
+        """Send a new map to its servers, in order of address. The first server detects concurrent changes.
 
         Raises:
             ShardsChangedError: the map has changed meanwhile.
