@@ -56,8 +56,8 @@ class MixedBatch(Batch, MixedRows[NDArray[Any]]):
     """A batch of several tables; see `ReplayClient.sampler`.
 
     `probabilities` are those in each row's table. `weights` are ``(drawable * probability) ** -beta``, with the values
-    of each row's table, over the largest one: they correct for priorities, and not for the number of rows drawn from
-    each table. `size`, `drawable`, `total_mass` and `inserted` are sums over the tables.
+    of each row's table, divided by the largest weight. They correct for priorities, but not for the number of rows
+    drawn from each table. `size`, `drawable`, `total_mass` and `inserted` are sums over the tables.
     """
 
     tables: NDArray[np.int64]

@@ -95,7 +95,10 @@ _KINDS: Final = (
 
 
 class _Structure:
-    """The static part. JAX compiles once per distinct structure, so values of the whole batch are not compared."""
+    """The pytree's static `aux_data`.
+
+    JAX recompiles when it changes. So equality and hash use only the column names, not values of the whole batch.
+    """
 
     def __init__(self, names: tuple[str, ...], facts: Mapping[str, Any]) -> None:
         self.names = names

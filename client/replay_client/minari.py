@@ -1,4 +1,4 @@
-"""Minari datasets from tables of steps, and tables of steps from Minari datasets, episode by episode.
+"""Exports tables of steps to Minari datasets, and imports Minari datasets into tables of steps, by episode.
 
     saved = export_dataset(table, "cartpole/replay-v0", env="CartPole-v1")
     print(saved.episodes, "episodes;", saved.unfinished, "had not ended,", saved.broken, "have lost their first steps")
@@ -51,7 +51,7 @@ from replay_client.sync.row_reader import RowReader, progress_bar
 from replay_client.sync.table import Table
 
 ROWS_AT_ONCE: Final = 1 << 13
-"""Rows after which imported episodes are inserted."""
+"""Imported episodes are inserted together when they have this many rows."""
 
 
 @dataclass(frozen=True)
@@ -93,10 +93,10 @@ class _Names:
     reward: str
 
     def check(self, table: Table) -> None:
-        """Check that a table has steps with these columns.
+        """Check that a table is a table of steps with these columns.
 
         Raises:
-            InvalidArgumentError: it has not.
+            InvalidArgumentError: the table has no steps, or lacks a column.
         """
         if table.steps is None:
             raise InvalidArgumentError.of_field("table", "a table with steps", f"table {table.name!r}, without steps")
@@ -105,7 +105,7 @@ class _Names:
                 raise InvalidArgumentError.of_field(field, f"one of the columns {', '.join(table.schema)}", repr(name))
 
     def others(self, schema: Schema) -> list[str]:
-        """The other stored columns."""
+        """The names of all other stored columns."""
         known = set().union(*(_below(schema, name) for name in vars(self).values()))
         return [name for name in schema if name not in known]
 
@@ -144,7 +144,7 @@ def export_dataset(
             ``algorithm_name``, ``data_format``. Images are stored without loss, unless ``jpeg_encoding=True``.
 
     Raises:
-        InvalidArgumentError: the table has no steps, no such columns, or other columns than the spaces; the environment
+        InvalidArgumentError: the table has no steps, lacks a column, or does not match the spaces; the environment
             cannot be made; or the ID is malformed or taken. Nothing was written.
         ReplayError: rows cannot be read. The incomplete dataset is removed.
     """
@@ -232,7 +232,7 @@ def import_dataset(
     """Insert all episodes of a dataset into a table of steps, exactly once.
 
     The dataset is read twice: all episodes are checked before the first one is inserted. Columns of the table other
-    than observations, actions and rewards are taken from ``infos``; more infos are ignored.
+    than observations, actions and rewards are taken from ``infos``; other infos are ignored.
     An episode that is neither terminated nor truncated counts as truncated.
 
     Args:
@@ -245,8 +245,8 @@ def import_dataset(
         progress: show a bar on standard error (needs the extra ``cli``).
 
     Raises:
-        InvalidArgumentError: the table has no steps, other columns than the dataset, or columns that cannot hold a
-            value. Nothing was inserted.
+        InvalidArgumentError: the table has no steps, its columns are not those of the dataset, or a column cannot hold
+            a value. Nothing was inserted.
         MissingExtraError: the extra ``cli`` is not installed.
         ReplayError: as for `Table.insert`. A note on the error says how many rows were inserted.
     """
@@ -270,7 +270,7 @@ def import_dataset(
 
 
 def _grouped(dataset: minari.MinariDataset, names: _Names, schema: Schema) -> Iterator[list[Rows]]:
-    """Read a dataset in groups of episodes that are inserted together; those without steps are left out."""
+    """Read a dataset in groups of episodes that are inserted together; episodes without steps are left out."""
     others, group = names.others(schema), list[Rows]()
     for rows in (_rows_of(episode, names, others) for episode in dataset.iterate_episodes()):
         if rows.batch_size > 1:
@@ -283,14 +283,14 @@ def _grouped(dataset: minari.MinariDataset, names: _Names, schema: Schema) -> It
 
 
 class _WholeEpisodes:
-    """Iterates over the whole episodes among rows in the order of episodes, and counts the others."""
+    """Iterates over the whole episodes of a reader with ``order="episode"``, and counts the others."""
 
     def __init__(self, reader: RowReader) -> None:
         self.whole = self.steps = self.unfinished = self.broken = 0
         self._reader = reader
 
     def __iter__(self) -> Iterator[Rows]:
-        """Yield the rows of each whole episode; the last one closes it."""
+        """Yield the rows of each whole episode; the last row closes it."""
         parts: list[Rows] = []
         for part in chain.from_iterable(map(_by_episode, self._reader)):
             if parts and _origin(parts[0]) != _origin(part):
@@ -349,7 +349,7 @@ def _new_dataset(dataset_id: str, **options: Any) -> minari.MinariDataset:
 
 
 def _checked_space(field: str, schema: Schema, name: str, space: gymnasium.Space[Any] | None) -> gymnasium.Space[Any]:
-    """Check that columns can hold the values of a space, and the other way round; None: derive it from the columns.
+    """Check that columns and a space can hold each other's values. Return the space; None: derive it from the columns.
 
     Raises:
         InvalidArgumentError: names the column that differs.
@@ -388,7 +388,7 @@ def _space_of(columns: Mapping[str, Column], name: str) -> gymnasium.Space[Any]:
 
 
 def _below(columns: Mapping[str, Column], name: str) -> dict[str, Column]:
-    """Return the column with this name, or those nested below it."""
+    """Return the column with this name, or the columns nested below it."""
     return {each: column for each, column in columns.items() if each == name or each.startswith(name + SEPARATOR)}
 
 
@@ -401,7 +401,7 @@ def _values_in(space: gymnasium.Space[Any], name: str, rows: Rows) -> Any:
 
 
 def _last_is(rows: Rows, end: int) -> NDArray[np.bool_]:
-    """bool[steps]: False, but for the last step, whether the episode ended like this."""
+    """bool[steps]: for the last step, whether the episode ended like ``end``; False for all other steps."""
     assert rows.ends is not None
     return np.append(np.zeros(rows.batch_size - 2, bool), rows.ends[-1] == end)
 
@@ -434,7 +434,7 @@ def _of_length(name: str, values: Any, length: int) -> Array:
     """Convert values to an array of this length.
 
     Raises:
-        InvalidArgumentError: they have another length.
+        InvalidArgumentError: the values have another length.
     """
     array: Array = np.asarray(values)
     if len(array) != length:

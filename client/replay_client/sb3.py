@@ -159,7 +159,7 @@ class ServiceReplayBuffer(ReplayBuffer):
 
     @cached_property
     def table(self) -> Table:
-        """The table; the first use connects to the server, and creates or opens it."""
+        """The table. The first use connects to the server, and creates or opens the table."""
         client = self._address
         if isinstance(client, str):
             client = ReplayClient(client, token=token_from_environment(), tls=Tls.from_environment())
@@ -253,14 +253,16 @@ class ServiceReplayBuffer(ReplayBuffer):
         return samples
 
     def update_priorities(self, samples: ServiceSamples, td_errors: torch.Tensor) -> None:
-        """Update the priorities of samples. The next call of `sample` sends the update.
+        """Update the priorities of samples.
+
+        The next call of `sample` sends the update. After `reset` or `close`, this call sends it immediately.
 
         Args:
             samples: samples returned by `sample`.
             td_errors: float[batch] or float[batch, 1]; their absolute values are the priorities.
 
         Raises:
-            InvalidArgumentError: a TD error is not finite, or there is not one for each sample.
+            InvalidArgumentError: a TD error is not finite, or the number of TD errors differs from that of samples.
         """
         link = self._sampler or self.table
         link.update_priorities(samples.row_keys, td_errors.detach().abs().flatten())
@@ -370,7 +372,7 @@ class PrioritizedReplay(OffPolicyAlgorithm):
     During `learn`, beta increases linearly (Schaul et al. 2016, section 3.4).
     """
 
-    max_grad_norm: Any  # a number or None, which QR-DQN allows
+    max_grad_norm: Any  # a number; QR-DQN also allows None
 
     def __init__(self, *args: Any, beta_initial: float = 0.4, beta_final: float = 1.0, **kwargs: Any) -> None:
         """Create the algorithm. Its ``n_steps``, ``gamma`` and ``seed`` are also those of the table.
@@ -433,7 +435,7 @@ class PrioritizedReplay(OffPolicyAlgorithm):
             super()._setup_model()
 
     def _bootstrapped(self, samples: ServiceSamples, next_values: torch.Tensor) -> torch.Tensor:
-        """Compute the targets ``reward + discount * next_value``, float32[batch, n]: n is 1, or the quantiles."""
+        """Compute the targets ``reward + discount * next_value``, float32[batch, n]: n is 1 or the quantile count."""
         discounts = self.gamma if samples.discounts is None else samples.discounts
         return samples.rewards + (1 - samples.dones) * discounts * next_values
 

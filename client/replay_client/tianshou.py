@@ -6,13 +6,13 @@
     buffer = ServiceReplayBuffer(client, "cartpole", env_num=8, capacity=100_000, gamma=0.99, n_step=3)
     collector = Collector(algorithm, envs, buffer)
 
-The first batch that a collector adds creates the table, a table of steps, with the columns of ``obs``,
-``act`` and ``rew``. Each observation is stored once. ``info`` and ``policy`` are not stored.
+The first batch that a collector adds creates the table. It is a table of steps with the columns of ``obs``,
+``act`` and ``rew``, and stores each observation once. ``info`` and ``policy`` are not stored.
 
 Tianshou's algorithms compute n-step returns by following n steps through a buffer in memory. Here, sampled transitions
 already contain the results: ``rew`` is the n-step return, and ``obs_next`` the observation up to n steps later. To make
 the algorithms compute the same targets, the buffer presents each transition as n steps. The first step has the return
-as its reward, and the others have the reward 0. The step at which the episode ended, or else the last, is marked done.
+as its reward, and the others have the reward 0. The step that ends the episode is marked done, or else the last step.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class _Episode:
 class ServiceReplayBuffer(ReplayBufferManager):  # type: ignore[misc]  # Tianshou is optional
     """See the module. For collectors and off-policy algorithms, in one thread.
 
-    It is a subclass of `ReplayBufferManager`, because collectors of several environments require that, but it does not
-    use the storage of that class. Methods that would need the whole buffer in memory raise `NotImplementedError`.
+    It is a subclass of `ReplayBufferManager`, because collectors of several environments require one. It does not use
+    the storage of that class. Methods that would need the whole buffer in memory raise `NotImplementedError`.
     """
 
     _meta = Batch()  # empty, because ReplayBuffer looks up unknown attributes here
@@ -197,17 +197,17 @@ class ServiceReplayBuffer(ReplayBufferManager):  # type: ignore[misc]  # Tiansho
         )
 
     def next(self, index: ArrayLike) -> NDArray[np.int64]:
-        """Return the indices of the steps that follow the given ones, in the n steps of each sampled transition."""
+        """Return the index of the step after each given step, among the n steps of its sampled transition."""
         self._followed += 1
         return np.asarray(index) + self._last_drawn().batch_size
 
     @property
     def rew(self) -> NDArray[Any]:
-        """float64[n_step * batch, ...]: rewards by the indices of `sample` and `next`; see the module.
+        """float64[n_step * batch, ...]: rewards, indexed as in `sample` and `next`; see the module.
 
         Raises:
-            InvalidArgumentError: the algorithm has another ``n_step_return_horizon``. `done` and `terminated` raise it,
-                too.
+            InvalidArgumentError: the algorithm has another ``n_step_return_horizon``. `done` and `terminated` raise the
+                same error.
         """
         returns = self._followed_batch()["return"]
         return np.concatenate([returns, np.zeros(((self._item.n_step - 1) * len(returns), *returns.shape[1:]))])
@@ -255,7 +255,7 @@ class ServiceReplayBuffer(ReplayBufferManager):  # type: ignore[misc]  # Tiansho
         return self._has_null
 
     def reset(self, keep_statistics: bool = False) -> None:
-        """Remove all rows from the table, also those of other processes.
+        """Remove all rows from the table, including those of other processes.
 
         ``collector.reset()`` calls this; to keep the rows, use ``collector.reset(reset_buffer=False)``.
         """

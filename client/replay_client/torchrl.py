@@ -13,7 +13,7 @@
 The first tensordict creates the table; each of its keys is a column: ``("next", "reward")`` is ``next/reward``. Each
 element of a tensordict's batch is a row, so ``[envs, time]`` gives ``envs * time`` transitions.
 
-Collectors pickle the buffer into their workers, each of which then has a connection of its own.
+Collectors pickle the buffer into their workers. Each worker then has a connection of its own.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class ServiceReplayBuffer:
             batch_size: default batch size of `sample`.
             beta: exponent of the importance-sampling weights; can be changed later.
             priority_key: key from which `update_tensordict_priority` reads new priorities. If a tensordict passed to
-                `extend` has this key, it contains the initial priorities of the rows.
+                `extend` has this key, its values are the initial priorities of the rows.
             timeout_s: seconds that `sample` waits for rows, as for `Table.sample`.
             device: device of sampled tensordicts.
             **config: further arguments of `ReplayClient.create_table`, such as ``alpha`` or ``backend``.
@@ -131,8 +131,8 @@ class ServiceReplayBuffer:
             return_info: whether to return a pair: the tensordict, and a dict with ``index`` and ``priority_weight``.
 
         Returns:
-            A tensordict with the same keys as inserted ones, and two more: ``index``, the keys of the rows as
-            int64[batch], and ``priority_weight``, their importance-sampling weights as float32[batch].
+            A tensordict with the keys of inserted tensordicts, and two more: ``index`` (int64[batch]), the keys of the
+            rows, and ``priority_weight`` (float32[batch]), their importance-sampling weights.
 
         Raises:
             InvalidArgumentError: there is no batch size, or it is invalid.

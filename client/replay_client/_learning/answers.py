@@ -61,7 +61,7 @@ class BatchReader:
         return self._batch(head.batch, rows)
 
     def learned(self, answer: Content) -> tuple[replay_pb2.LearnResponse, list[Batch | None]]:
-        """Decode a reply to Learn: the message, and its batches; a batch is None as in `sampled`."""
+        """Decode a reply to Learn: the message and its batches. A batch may be None, as in `sampled`."""
         head, rows = self._split(replay_pb2.LearnResponse, answer)
         batches, start = [], 0
         for message in head.batches:
@@ -115,7 +115,7 @@ class RowsReader:
     """Decodes replies to Read about one table. Thread-safe."""
 
     def __init__(self, schema: Schema, names: Collection[str] | None, *, of_steps: bool) -> None:
-        """Read rows with the stored columns ``names``; None: with all. ``of_steps``: of a table of steps."""
+        """Read rows with the stored columns ``names``; None: with all. ``of_steps``: whether the table has steps."""
         columns = {name: column for name, column in schema.items() if names is None or name in names}
         self.names = None if names is None else replay_pb2.ColumnNames(names=names)
         """The columns that replies must carry, for requests; None: all."""

@@ -76,7 +76,7 @@ class Learning:
         """Messages without a reply."""
         self.batches: deque[Batch | replay_pb2.Draw] = deque()
         """Batches that have arrived, oldest first. If inserts overwrote the rows of a batch before they were copied,
-        its draw is in its place: draw again, with the rows in the reply."""
+        its place holds its draw: repeat that draw, with the rows in the reply."""
         self.updated = 0
         """Number of rows updated so far, according to the replies."""
         self.stale = 0
@@ -88,7 +88,7 @@ class Learning:
         self.others_largest: float | None = None
         """Largest priority in the other shards of a distributed table, for future requests; None: do not send it."""
         self.charge = 0
-        """Samples that the next request charges to the rate limiter of a shard; negative: gives back."""
+        """Samples that the next request charges to the rate limiter of a shard; negative: gives samples back."""
         self.charging = 0
         """Samples charged by requests without a reply."""
         self.charged = 0
@@ -115,7 +115,7 @@ class Learning:
 
     @prefetch.setter
     def prefetch(self, prefetch: Prefetch) -> None:
-        # If batches in flight count as drawn, more of them would not arrive earlier.
+        # A rate limiter or queue counts batches in flight as drawn, so more of them would not arrive earlier.
         is_limited = self._table.backend == FIFO or self._table.rate_limit is not None
         self.prefetching = prefetching(prefetch, FEWEST if is_limited else MOST)
 
@@ -142,9 +142,9 @@ class Learning:
             self.send_updates()  # only after an error while batches were in flight
 
     def ask_for(self, draw: replay_pb2.Draw | None, ranks: replay_pb2.RankQuery | None = None) -> Exchange:
-        """Add a request for the state of the table and, unless they are None, one batch of this draw, and ranks.
+        """Add a request for the state of the table and, unless None, for one batch of ``draw`` and for ``ranks``.
 
-        It also has the kept updates. Such batches do not count for `prefetch`.
+        The request also carries the kept updates. `prefetch` does not limit such batches.
         """
         return self._add(0 if draw is None else 1, draw, wants_state=True, ranks=ranks)
 
@@ -161,7 +161,7 @@ class Learning:
         return np.frombuffer(keys, "<i8"), np.frombuffer(priorities, "<f8")
 
     def update(self, batch_or_keys: BatchOrKeys, priorities: ArrayLike) -> None:
-        """Keep updates for the next request; if they are too many, add requests for them.
+        """Keep updates for the next request. If there are too many, add requests for them.
 
         Raises:
             InvalidArgumentError: the keys or the priorities are invalid.
@@ -213,9 +213,9 @@ class Learning:
         wants_state: bool = False,
         ranks: replay_pb2.RankQuery | None = None,
     ) -> Exchange:
-        """Add a request with the kept updates, for ``batches`` batches after ``ahead`` that are in flight.
+        """Add a request for ``batches`` batches, with the kept updates.
 
-        The batches are of ``draw``; None: of `draw`.
+        ``draw`` describes the batches; None: `draw` does. ``ahead``: number of batches already in flight.
         """
         draw = draw or self.draw
         request = replay_pb2.LearnRequest(table=self._table.name, table_uid=self._table.uid)

@@ -50,7 +50,7 @@ class MixedHandle(Generic[S]):
         ``queues`` are the names of tables whose rows have no probabilities.
         """
         self.samplers: Final = dict(samplers)
-        """The sampler of each table by name: `Sampler.updated`, `Sampler.stale`, and a `Sampler.beta` of its own."""
+        """The sampler of each table by name, for its own `Sampler.updated`, `Sampler.stale` and `Sampler.beta`."""
         self._buffers = buffers
         self._weight_norm = weight_norm
         self._queues = queues
@@ -59,7 +59,7 @@ class MixedHandle(Generic[S]):
 
     @property
     def beta(self) -> float:
-        """Exponent of the weights in future requests; that of the first table, if they differ."""
+        """Exponent of the weights in future requests; that of the first table, if tables differ."""
         return next(iter(self.samplers.values())).beta
 
     @beta.setter
@@ -71,7 +71,7 @@ class MixedHandle(Generic[S]):
     def prefetch(self) -> int:
         """Batches in flight while `next()` waits, at least 1; can be changed, also to "auto".
 
-        If the samplers have different ones, this is the largest.
+        If the samplers differ, this is the largest value.
         """
         return max(sampler.prefetch for sampler in self.samplers.values())
 
@@ -110,7 +110,7 @@ class MixedHandle(Generic[S]):
         """Check and copy the keys of a batch.
 
         Raises:
-            InvalidArgumentError: it is not a batch of this sampler.
+            InvalidArgumentError: it is not a batch of this sampler, or the keys are invalid.
         """
         names = list(self.samplers)
         if not isinstance(batch, MixedKeys | MixedRows) or list(getattr(batch, "parts", None) or names) != names:
@@ -149,7 +149,7 @@ class MixedHandle(Generic[S]):
                 yield sampler, rows.row_keys[mine], values[mine]
 
     def _joined(self) -> MixedBatch:
-        """Return the batch of which every table has drawn its part."""
+        """Join the parts that the tables have drawn into one batch."""
         drawn, self._drawn = self._drawn, []
         columns = self._buffers.joined([batch.columns for batch in drawn])
         keys = np.concatenate([batch.row_keys for batch in drawn])
@@ -181,10 +181,10 @@ class MixedHandle(Generic[S]):
         )
 
     def _weights(self, drawn: Sequence[Batch]) -> NDArray[np.float32]:
-        """Return the weights ``(drawable * probability) ** -beta`` of all rows over the largest one: float32[batch].
+        """Return the weights ``(drawable * probability) ** -beta`` of all rows, divided by the largest: float32[batch].
 
-        Each table has divided its weights by its own largest one, which is that of the smallest probability. This is
-        undone in logarithms, which cannot overflow.
+        Each table has divided its weights by its own largest weight, that of its smallest probability. This is undone
+        in logarithms, which cannot overflow.
         """
         logs = []
         for name, batch in zip(self.samplers, drawn, strict=True):

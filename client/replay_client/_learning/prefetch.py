@@ -4,9 +4,9 @@
     tuner.stepped(began_waiting_s, ended_waiting_s)         # after each batch
     tuner.prefetch                                          # how many batches to keep in flight now
 
-More batches in flight make a learner wait less, but each misses more updates of priorities. So the tuner looks for the
-smallest number that does not make steps slower: it tries twice as many while the learner waits, and half as many from
-time to time.
+With more batches in flight, a learner waits less, but each batch misses more updates of priorities. So the tuner looks
+for the smallest number that does not make steps slower: it tries twice as many while the learner waits, and half as
+many from time to time.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ FEWEST: Final = 2
 """One batch that the learner uses, and one that arrives meanwhile."""
 MOST: Final = 16
 _STEPS: Final = 96
-"""Steps that measure a number of batches."""
+"""Number of steps in a measurement."""
 _SETTLING_STEPS: Final = 32
 """Steps that are ignored after a change."""
 _SLOWEST: Final = _STEPS // 10
-"""The slowest steps are ignored: they are due to pauses of the system."""
+"""Number of slowest steps that a measurement ignores, because they are due to pauses of the system."""
 _WAITS: Final = 0.1
-"""A learner that spends a smaller part of its time on waiting needs no more batches."""
+"""A learner that waits for a smaller fraction of its time needs no more batches."""
 _FASTER: Final = 0.95
-"""Twice as many batches have to reduce the time of a step to this part of it."""
+"""Twice as many batches are kept if they reduce the time of a step to this fraction."""
 _NO_SLOWER: Final = 1.02
-"""Half as many batches may increase the time of a step to this multiple of it."""
+"""Half as many batches are kept unless they increase the time of a step beyond this multiple."""
 _FIRST_PAUSE: Final = 4
 _LONGEST_PAUSE: Final = 256
-"""Measurements between two attempts: twice as many after each attempt that failed."""
+"""Measurements between two attempts; doubled after each failed attempt."""
 
 
 class FixedPrefetch:
@@ -47,7 +47,7 @@ class FixedPrefetch:
 
 
 def prefetching(prefetch: Prefetch, most: int = MOST) -> FixedPrefetch | PrefetchTuner:
-    """Return what chooses the number of batches in flight; "auto" never exceeds ``most``.
+    """Return an object that chooses the number of batches in flight; "auto" never exceeds ``most``.
 
     Raises:
         InvalidArgumentError: it is neither a positive integer nor "auto".
@@ -64,7 +64,7 @@ class PrefetchTuner:
         self.prefetch = FEWEST
         """Number of batches to keep in flight."""
         self._kept = FEWEST  # the best number so far; differs from `prefetch` during an attempt
-        self._kept_step_s = 0.0  # the time of a step with it, just before the attempt
+        self._kept_step_s = 0.0  # the time of a step with `_kept`, just before the attempt
         self._pause, self._until_attempt = _FIRST_PAUSE, 0
         self._last_was_up = False
         self._ended_s: float | None = None  # end of the last step
@@ -73,7 +73,7 @@ class PrefetchTuner:
         self._waited_s = 0.0
 
     def stepped(self, began_waiting_s: float, ended_waiting_s: float) -> None:
-        """Record a step: when the learner began and ended to wait for its batch, on any clock in seconds."""
+        """Record a step: the times when the learner began and ended waiting for its batch, on any clock in seconds."""
         last, self._ended_s = self._ended_s, ended_waiting_s
         if self._to_ignore or last is None:
             self._to_ignore = max(0, self._to_ignore - 1)
@@ -87,7 +87,7 @@ class PrefetchTuner:
             self._waited_s = 0.0
 
     def _decide(self, step_s: float, waiting: float) -> None:
-        """Continue after a measurement with the time of a step, and the part of it that was spent on waiting."""
+        """Continue after a measurement: the time of a step, and the fraction of it that was spent waiting."""
         if self.prefetch != self._kept:
             self._end_attempt(step_s)
         elif self._until_attempt:
@@ -106,7 +106,7 @@ class PrefetchTuner:
         self._change(prefetch)
 
     def _end_attempt(self, step_s: float) -> None:
-        """Keep the number that was tried, or return to the one before."""
+        """Keep the number that was tried, or return to the previous number."""
         is_better = step_s <= self._kept_step_s * (_FASTER if self._last_was_up else _NO_SLOWER)
         if is_better:
             self._kept, self._pause, self._until_attempt = self.prefetch, _FIRST_PAUSE, 0

@@ -1,4 +1,4 @@
-"""Batches as tensors, and their copies to devices: the parts of `replay_client.torch` that samplers need."""
+"""Batches as tensors, and copies to devices: the parts of `replay_client.torch` that samplers need."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TensorBatch(Drawn[torch.Tensor], MutableMapping[str, torch.Tensor]):
         """Set a column, ``[batch, *shape]``.
 
         Raises:
-            InvalidArgumentError: it does not have a value per row.
+            InvalidArgumentError: the column does not have one value per row.
         """
         if len(column) != self.batch_size:
             expected = f"a tensor with {self.batch_size} rows; a DataLoader of batches needs batch_size=None"
@@ -107,7 +107,7 @@ def _on_device(values: NDArray[Any] | torch.Tensor, device: torch.device) -> tor
 
 @dataclass(frozen=True, eq=False)
 class Computed:
-    """Priorities on a device other than the CPU, which may still be computing them."""
+    """Priorities that a device other than the CPU may still be computing."""
 
     values: torch.Tensor
     done: torch.cuda.Event | None
@@ -115,7 +115,7 @@ class Computed:
 
 
 class DeviceCopies:
-    """Copies batches to a device and priorities from it, beside the computation on the device's current stream."""
+    """Copies batches to a device and priorities from it, concurrently with the device's current stream."""
 
     def __init__(self, device: Device) -> None:
         self.device: Final = torch.device(device)
@@ -125,7 +125,7 @@ class DeviceCopies:
             self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
     def to_device(self, batch: Batch) -> tuple[TensorBatch, torch.cuda.Event | None]:
-        """Copy a batch; returns what signals that the copy is done, unless it is."""
+        """Copy a batch. Return the tensors, and an event that signals the end of the copy; None: it has ended."""
         if self._stream is None:
             return to_torch(batch, self.device), None
         with torch.cuda.stream(self._stream):

@@ -50,7 +50,7 @@ class Mixture:
         self._places = {name: place for place, name in enumerate(tables)}
 
     def blank(self, name: str) -> Blank:
-        """Return what provides the memory for a table's part of each batch."""
+        """Return a function that provides the memory for a table's part of each batch."""
         return partial(self.buffers.blank, self._places[name])
 
 

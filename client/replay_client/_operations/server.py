@@ -70,7 +70,7 @@ def create_table(
 ) -> Operation[tuple[TableDescription, bool]]:
     """Create a table, or open an existing one. Returns its description, and whether it is new.
 
-    ``shards_version`` is the version of the shard map by which the table is divided; 0: it is not.
+    ``shards_version`` is the version of the shard map by which the table is divided; 0: the table is not divided.
     """
     if if_exists not in (None, *get_args(IfExists)):
         raise InvalidArgumentError.of_field("if_exists", "'open', 'reset' or 'error'", repr(if_exists))
@@ -108,13 +108,13 @@ def get_shards(*, timeout_s: float) -> Operation[ServerShards]:
 
 
 def set_shards(new: ShardMap, expected_version: int) -> Operation[None]:
-    """Replace the shard map of a server, unless it has another version than expected."""
+    """Replace the shard map of a server. Fails unless the current map has the expected version."""
     request = replay_pb2.SetShardsRequest(map=new.to_proto(), expected_version=expected_version)
     yield Call("SetShards", request.SerializeToString(), repeat=False)
 
 
 def report_shard(table: str, uid: bytes, shard_id: int, report: ShardReport, *, timeout_s: float) -> Operation[None]:
-    """Tell a server, whose table has this uid, what was last heard of another shard of the table."""
+    """Report the last known state of another shard to a server whose own shard of the table has this ``uid``."""
     about = replay_pb2.ShardReport(shard_id=shard_id, **vars(report))
     request = replay_pb2.ReportShardRequest(table=table, table_uid=uid, report=about)
     yield Call("ReportShard", request.SerializeToString(), timeout_s=timeout_s)
@@ -141,7 +141,7 @@ def drop_table(name: str, uid: bytes = b"") -> Operation[None]:
 
 
 def inspect_table(name: str, uid: bytes, largest: int) -> Operation[Inspection]:
-    """Fetch the distribution of a table's rows, with this many of the largest."""
+    """Fetch the distribution of a table's rows, with ``largest`` of the rows with the largest priorities."""
     if largest < 1:
         raise InvalidArgumentError.of_field("largest", "1 to 100", repr(largest))
     request = replay_pb2.InspectRequest(table=name, table_uid=uid, largest=largest)

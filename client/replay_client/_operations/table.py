@@ -32,7 +32,7 @@ READ_BYTES: Final = 32 << 20
 _ANSWER_MARGIN_S: Final = 2.0
 """Added to a time limit that the server also knows; see `Call.margin_s`."""
 _CHOICES_KEPT: Final = 4
-"""Choices of columns whose readers, which have reusable memory, are kept."""
+"""Number of choices of columns whose readers are kept. Readers have reusable memory."""
 
 
 class TableOperations:
@@ -152,7 +152,7 @@ class TableOperations:
         return joined_rows(parts)
 
     def describe(self) -> Operation[TableDescription]:
-        """Fetch the current description of this table, and not of another one with its name."""
+        """Fetch the current description of this table; raise if another table has its name."""
         description = yield from describe(self._table.name)
         if description.uid != self._table.uid:
             raise TableReplacedError(

@@ -35,8 +35,8 @@ _NO_RUN: Final = -1
 _SLOW_DTYPES: Final = ("float16",)
 """Dtypes whose values cannot be assigned through a memoryview."""
 _LONG_BYTES: Final = 256
-"""Values of at least this size are copied through a memoryview, which holds the GIL. NumPy would release it, and then
-have to wait until the writer's threads release it again."""
+"""Values of at least this size are copied through a memoryview, which holds the GIL. NumPy would release the GIL,
+and then have to wait until the writer's threads release it again."""
 _BOOLEANS: Final[frozenset[type]] = frozenset({bool, np.bool_})
 _INTEGERS: Final[frozenset[type]] = frozenset(
     {int, bool, *(dtype.type for dtype in map(np.dtype, DTYPES) if dtype.kind in "iu")}
@@ -76,7 +76,7 @@ class RowBlock:
         self._priorities: list[float] = []
         self._prioritized: list[int] = []  # the stream of each priority
         self.has_priorities: bool | None = None
-        """Whether the writer gave priorities for the anchors that this block completes. None: it completes none yet."""
+        """Whether the writer gave priorities for the anchors that this block completes. None: none is complete yet."""
         self._scalars: list[tuple[str, memoryview[Any], frozenset[type]]] = []
         self._arrays: list[tuple[str, Array, np.dtype[Any], tuple[int, ...]]] = []
         self._long_arrays: list[tuple[str, memoryview, int, np.dtype[Any], tuple[int, ...]]] = []
@@ -99,7 +99,7 @@ class RowBlock:
         return self.capacity - self.count
 
     def accepts(self, *, priorities: bool) -> bool:
-        """Whether the block may complete more anchors with given ``priorities``, or without; it cannot have both."""
+        """Whether the block may complete anchors with (or without) given ``priorities``. A block cannot mix both."""
         return self.has_priorities is None or self.has_priorities is priorities
 
     def begin_run(self, stream: int, row: int, episode: int, step: int) -> None:

@@ -24,7 +24,7 @@ _KEPT: Final = 32
 _KEPT_BYTES: Final = 1 << 28
 """Maximum bytes of free buffers kept."""
 _LAYOUTS: Final = 64
-"""Maximum number of layouts kept: the shards of a table draw different numbers of rows for each batch."""
+"""Maximum number of layouts kept. With several servers, the number of rows from a shard differs in each batch."""
 _PAGE_BYTES: Final = 4096
 _LINE_BYTES: Final = 64
 
@@ -56,7 +56,7 @@ class Part(dict[str, NDArray[Any]]):
 
 
 class JoinedBuffers:
-    """A pool of columns that several readers fill together: each one has its rows in every batch.
+    """A pool of columns that several readers fill together. Each reader has its own rows in every batch.
 
     buffers = JoinedBuffers(columns, [128, 64])
     first, second = buffers.blank(0, 128), buffers.blank(1, 64)     # `Part`s of the same columns
@@ -89,9 +89,9 @@ class JoinedBuffers:
         return Part(whole, rows)
 
     def joined(self, parts: Sequence[Mapping[str, NDArray[Any]]]) -> Mapping[str, NDArray[Any]]:
-        """Return the columns that these parts form, one for each reader; copy only parts of different batches.
+        """Return the columns that one part of each reader forms. Copy only if the parts are from different batches.
 
-        Parts differ if one was replaced, because its rows were overwritten before they were copied.
+        That happens if a part was replaced, because its rows were overwritten before they were copied.
         """
         wholes = [part.whole if isinstance(part, Part) else None for part in parts]
         if wholes[0] is not None and all(whole is wholes[0] for whole in wholes):
@@ -168,7 +168,7 @@ class _Lease:
 
 
 def _layout(columns: Mapping[str, Column], row_count: int) -> np.dtype[Any]:
-    """Columns as fields of one record, which NumPy quickly turns into views; each starts on a new cache line."""
+    """Columns as fields of one record, which NumPy quickly turns into views. Each field starts on a new cache line."""
     sizes = [_rounded_up(column.row_bytes * row_count, _LINE_BYTES) for column in columns.values()]
     fields: Any = {
         "names": list(columns),

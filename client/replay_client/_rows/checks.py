@@ -138,7 +138,7 @@ def flattened(schema: Schema, given: Mapping[str, Any], *, is_partial: bool = Fa
     """Flatten nested values to columns.
 
     Raises:
-        InvalidArgumentError: for a missing column unless it is optional or ``is_partial``, an unknown one, or if
+        InvalidArgumentError: a column is unknown; a required column is missing, unless ``is_partial``; or
             ``given`` is not a mapping.
     """
     if not hasattr(given, "items"):

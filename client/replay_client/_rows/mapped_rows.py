@@ -3,9 +3,9 @@
     mapped = MappedRows(description, nonce)
     is_whole = mapped.gather(batch_keys, columns)       # False if inserts overwrote a row meanwhile
 
-The server tells clients the directory of a table. A client that can read the nonce in it sends the nonce with its
-requests. It then receives only keys and weights, and copies the rows itself. Later inserts may overwrite rows at any
-time, so the client checks after the copy that the rows are intact. This check relies on x86-64's ordered loads.
+The server tells clients the directory of a table. A client that can read the nonce in that directory sends it with its
+requests. The client then receives only keys and weights, and copies the rows itself. Later inserts may overwrite rows
+at any time, so the client checks after the copy that the rows are intact. This check relies on x86-64's ordered loads.
 """
 
 from __future__ import annotations

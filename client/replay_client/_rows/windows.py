@@ -1,4 +1,4 @@
-"""Finds the rows of drawn windows that each column of a batch is made of.
+"""Finds the rows of drawn windows from which each column of a batch is built.
 
     windows = Windows(before, after, ends, np.arange(r), steps.window)
     places = windows.places(Layout(count=4))        # the last four rows up to each anchor

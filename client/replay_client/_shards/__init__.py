@@ -1,1 +1,1 @@
-"""One logical table over several servers, its shards, without I/O."""
+"""The logic of tables on several servers, without I/O."""

@@ -1,8 +1,8 @@
-"""The batches of a step whose parts have all arrived, joined when they are taken.
+"""Joins the parts of a step, once all have arrived, into one or more batches.
 
-bundle = Bundle(step, states, columns)      # columns: those of all batches together
-bundle.take(columns, random)                # the next batch
-bundle.left                                 # number of batches that were not taken
+bundle = Bundle(step, states, columns, random)  # columns: memory for all batches together
+bundle.take(columns)                            # the next batch
+bundle.left                                     # number of batches that were not taken
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Bundle:
         columns: dict[str, Array],
         random: np.random.Generator,
     ) -> None:
-        """Put the parts of a step together.
+        """Join the parts of a step.
 
         Args:
             step: the step, whose parts have all arrived.
@@ -55,7 +55,7 @@ class Bundle:
         self._inserted = sum(state.inserted for state in states)
 
     def take(self, columns: dict[str, Array]) -> Batch:
-        """Return the next batch, in the memory ``columns``, which may be those of the only batch."""
+        """Return the next batch, in the memory ``columns``. A single batch may stay in the bundle's own columns."""
         draw, step = self._step.draw, self._step
         first = (step.batches - self.left) * draw.batch_size
         rows = slice(first, first + draw.batch_size)

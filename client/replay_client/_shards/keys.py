@@ -1,7 +1,7 @@
-"""Keys of a logical table: the id of the shard in the upper bits, and the key in that shard below.
+"""Keys of a table on several servers: the shard's id in the upper bits, the key in that shard in the lower bits.
 
-A shard's id is never used again, so keys of a lost shard stay unknown instead of naming other rows. The shard with
-id 0 has the keys of a table on one server.
+A shard's id is never reused, so keys of a lost shard never refer to other rows. Shard 0 has the same keys as a table
+on one server.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The rate limiters of a table's shards as one, without I/O.
+"""Makes the rate limiters of a table's shards act as one, without I/O.
 
 Each shard keeps its own difference ``inserted * samples_per_insert - sampled`` within its part of the bounds, so their
 sum stays within the bounds of the whole table. Samples are charged where the difference is largest, not where rows were
-drawn. So inserts wait in no shard while others have room, however unequal the shards' masses are.
+drawn. So no insert waits while another shard has room, even if the shards' masses are very unequal.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from replay_client.results.stats import LimiterStats
 
 
 def divided(limit: RateLimit, shards: int) -> RateLimit:
-    """Return the limit of one of several shards.
+    """Return the limit of each of several shards, from that of the whole table.
 
     Raises:
         FieldError: the bounds are too narrow for so many shards.
@@ -43,25 +43,25 @@ def joined(limits: Sequence[RateLimit]) -> RateLimit:
 
 
 class Move(NamedTuple):
-    """Samples to count in another shard than before."""
+    """Samples to move from one shard's account to another's."""
 
     source: int
-    """Id of the shard to charge, whose difference falls."""
+    """Id of the shard to charge; its difference falls."""
     target: int
-    """Id of the shard whose difference rises instead."""
+    """Id of the shard to give the samples back to; its difference rises."""
     samples: int
     """Number of samples, at least 1."""
 
 
 def spare_samples(limit: RateLimit, differences: Mapping[int, float]) -> int:
-    """Return how many samples the whole table allows. The differences are by shard; ``limit`` is that of a shard."""
+    """Return how many samples the whole table allows. ``limit`` is that of one shard; ``differences`` are by shard."""
     return max(0, math.floor(sum(differences.values()) - len(differences) * limit.min_diff))
 
 
 def charges(limit: RateLimit, differences: Mapping[int, float], samples: int) -> dict[int, int]:
-    """Return how many samples to charge in each shard: those with the largest differences, so that these become equal.
+    """Return how many samples to charge to each shard: the largest differences are lowered to a common level.
 
-    They are fewer than ``samples`` if the shards do not allow more.
+    The sum is less than ``samples`` if the shards do not allow more.
     """
     order = sorted(differences, key=lambda shard: -differences[shard])
     level, together = -math.inf, 0.0
@@ -75,7 +75,7 @@ def charges(limit: RateLimit, differences: Mapping[int, float], samples: int) ->
     for shard in order:
         found[shard] = max(0, min(most[shard], math.floor(differences[shard] - level)))
     left = samples - sum(found.values())
-    for shard in order:  # what was rounded off, or is not possible where it should be
+    for shard in order:  # the rest: lost by rounding down, or more than a shard allows
         more = max(0, min(left, most[shard] - found[shard]))
         found[shard] += more
         left -= more
@@ -85,10 +85,10 @@ def charges(limit: RateLimit, differences: Mapping[int, float], samples: int) ->
 def move(limit: RateLimit, differences: Mapping[int, float], waiting: Collection[int]) -> Move | None:
     """Return how to make room in a shard where inserts wait, if another shard has room.
 
-    A writer may be bound to a shard by an episode, while all learners wait for more rows.
+    Otherwise, a deadlock is possible: a writer waits in the shard of its episode, and all learners wait for more rows.
 
     Args:
-        limit: the limit of a shard.
+        limit: the limit of one shard.
         differences: the difference of each shard by id.
         waiting: ids of the shards in which inserts wait.
     """
@@ -109,8 +109,8 @@ def joined_refusal(
         refused: the error of one shard.
         name: the table.
         limit: the limit of the whole table.
-        limiter: its state.
-        rows: rows of the insert.
+        limiter: the state of the whole table's rate limiter.
+        rows: number of rows in the insert.
         shards: number of shards.
     """
     needed = math.ceil((limiter.inserted + rows) * (limit.samples_per_insert or 1.0) - limit.max_diff)

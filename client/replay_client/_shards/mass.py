@@ -4,8 +4,8 @@
     counts = rows_by_shard(chances, 256, "stratified", random)      # n: rows to draw in each shard
     probability = chances[shard] * probability_in_shard             # P = q * p
 
-A shard's mass may have changed since its last reply. `P` is the probability with which a row was really drawn, so the
-expected number of draws of a row in a batch of B rows is B * P, however old the masses are, and weights are unbiased.
+Masses may have changed since the last replies, but `P` is always the probability with which a row was actually drawn.
+In a batch of B rows, the expected number of draws of a row is therefore B * P, and weights are unbiased.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def shard_chances(masses: NDArray[np.float64], drawable: NDArray[np.int64]) -> N
 
     Args:
         masses: float64[shards]: mass of each shard.
-        drawable: int64[shards]: rows of each that can be drawn; at least one shard has any.
+        drawable: int64[shards]: drawable rows of each shard; not all zero.
     """
     weights = np.where(drawable > 0, masses, 0.0)
     total = weights.sum()
@@ -45,7 +45,7 @@ def rows_by_shard(
         return random.multinomial(batch_size, chances)
     points = (np.arange(batch_size) + random.random(batch_size)) / batch_size
     ends = np.cumsum(chances)
-    # Sums may round to less than 1. The last shard with any mass takes the points above.
+    # Sums may round to less than 1. The last shard with any mass takes the points beyond.
     last = int(np.flatnonzero(chances)[-1])
     shards = np.minimum(np.searchsorted(ends, points, side="right"), last)
     return np.bincount(shards, minlength=len(chances)).astype(np.int64)
@@ -54,7 +54,7 @@ def rows_by_shard(
 def shards_of_rows(
     chances: NDArray[np.float64], batches: int, batch_size: int, mode: DrawMode, random: np.random.Generator
 ) -> NDArray[np.intp]:
-    """Choose the shard in which to draw each row of several batches, intp[batches, batch_size], as `rows_by_shard`.
+    """Choose the shard in which to draw each row of several batches, intp[batches, batch_size], like `rows_by_shard`.
 
     The rows of each batch are in random order.
     """

@@ -1,7 +1,7 @@
 """The distribution of a table's rows over several servers, joined from those of its shards.
 
-The rows with the largest priorities are exact. Each other rank of a shard stands for the rows around it. All of them
-are sorted by priority, and the number of rows before one is its rank in the whole table.
+The rows with the largest priorities are exact. Beyond them, each selected rank of a shard represents the rows around
+it. These ranks are sorted by priority; the rows represented before a rank give its rank in the whole table.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _by_rank(parts: Sequence[Inspection], chances: Floats) -> tuple[NDArray[np.i
 
 
 def _largest(shards: Mapping[int, Inspection], chances: Floats, count: int) -> LargestRows:
-    """Return the ``count`` rows with the largest priorities; of equal ones, those of the shard with the least id."""
+    """Return the ``count`` rows with the largest priorities; among equal ones, the shard with the smallest id first."""
     tops = [part.largest for part in shards.values()]
     keys = np.concatenate([global_keys(number, part.largest.row_keys) for number, part in shards.items()])
     probabilities = np.concatenate([top.probabilities * q for top, q in zip(tops, chances, strict=True)])
@@ -99,7 +99,7 @@ def _largest(shards: Mapping[int, Inspection], chances: Floats, count: int) -> L
 
 
 def _merged_ages(parts: Sequence[Inspection]) -> Floats:
-    """Choose ages of each shard in proportion to its rows, float64[n], ascending."""
+    """Choose ages from each shard in proportion to its rows: float64[n], ascending."""
     known = [(part.ages_s, part.table.size) for part in parts if len(part.ages_s)]
     if not known:
         return np.empty(0)

@@ -1,7 +1,7 @@
-"""Statistics of several servers and their shards of tables, joined to those of one.
+"""Joins the statistics of several servers, and of the shards of their tables.
 
-Counts, rates, masses and bars add. Quantiles of a mixture do not follow from those of its parts, so they are estimated:
-each part counts as evenly spread between its own quantiles.
+Counts, rates, masses and bars are added. Quantiles are estimated, on the assumption that the values of each shard are
+evenly spread between its own quantiles.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from replay_client.results.stats import (
 Counts = TypeVar("Counts", StepStats, LimiterStats)
 
 _POINTS: Final = 512
-"""Points by which the distribution of each shard is represented."""
+"""Number of points that represent the distribution of each shard."""
 _SUMMED: Final = (
     *("bytes", "evicted", "sampled", "updated", "stale", "unsynced", "failed_syncs", "repeated_inserts"),
     *("waiting", "waiting_inserts", "waited", "total_mass", "sampled_same_host", "overtaken", "batches"),
@@ -90,7 +90,7 @@ def merged_table_stats(found: Mapping[int, TableStats], shards: ShardMap) -> Tab
 
 
 def newest_reports(parts: Iterable[TableStats]) -> dict[int, ShardReport]:
-    """Return what clients last heard of shards that were away; of several reports, the one with the most inserts."""
+    """Return the newest report about each shard that was away: the one with the most inserts."""
     newest: dict[int, ShardReport] = {}
     for shard_id, report in (each for part in parts for each in part.reports.items()):
         if shard_id not in newest or report.inserted > newest[shard_id].inserted:
@@ -99,7 +99,7 @@ def newest_reports(parts: Iterable[TableStats]) -> dict[int, ShardReport]:
 
 
 def _lost_with_shards(parts: Sequence[TableStats], reports: Mapping[int, ShardReport], shards: ShardMap) -> int:
-    """Count the rows of lost shards: those in the map or, if clients have heard of more inserts, in their reports."""
+    """Count the rows of lost shards, from the map or, if it has more inserts, from a client's report."""
     uids = {part.table.uid for part in parts}
     lost = 0
     for shard in (each for each in shards.shards if each.state == "lost"):
@@ -110,7 +110,7 @@ def _lost_with_shards(parts: Sequence[TableStats], reports: Mapping[int, ShardRe
 
 
 def mixed_quantiles(parts: Sequence[tuple[Mapping[float, float], int]]) -> dict[float, float]:
-    """Estimate the quantiles of a mixture. The least and the most value are exact.
+    """Estimate the quantiles of a mixture. The smallest and the largest value are exact.
 
     Args:
         parts: quantiles of each part by fraction, from 0 to 1, and its number of rows.
@@ -150,7 +150,7 @@ def _merged_rates(parts: Sequence[Rates]) -> Rates:
 
 
 def _merged_waits(waits: Iterable[WaitStats]) -> tuple[WaitStats, ...]:
-    """Join waits for the same thing. A learner that waits has a call at each shard, so calls do not add."""
+    """Join waits for the same thing. A waiting learner has one call per shard, so calls are not added."""
     by_what: dict[str, list[WaitStats]] = {}
     for wait in waits:
         by_what.setdefault(wait.waited_for, []).append(wait)
@@ -191,7 +191,7 @@ def _merged_server(servers: Sequence[ServerStats]) -> ServerStats:
 
 
 def _merged_method(same: Sequence[MethodStats]) -> MethodStats:
-    """Join figures of one method: means of the latencies by calls per second, and the largest 99th percentile."""
+    """Join figures of one method: means of latencies, weighted by calls per second, but the largest 99th percentile."""
     per_s = sum(method.calls_per_s for method in same)
 
     def mean(values: Iterable[float]) -> float:

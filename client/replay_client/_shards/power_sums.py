@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 _ADDED: Final = 64
-"""Terms that are added one by one; the sum of the others is computed with the Euler-Maclaurin formula."""
+"""Number of terms that are added one by one; the Euler-Maclaurin formula gives the sum of the rest."""
 _STEEPEST: Final = 100.0
 """With larger exponents, the terms that are not added one by one are too small to change the sum."""
 _BERNOULLI: Final = (1 / 12, -1 / 720, 1 / 30240, -1 / 1209600)
@@ -27,7 +27,7 @@ def power_sum(count: int, alpha: float) -> float:
 
 
 def _tail(start: float, end: float, alpha: float) -> float:
-    """Return the sum from ``start`` to ``end``, with both; the formula's remainder is negligible from 64 on."""
+    """Return the sum from ``start`` to ``end``, both included; the formula's remainder is negligible from 64 on."""
     exponent = 1.0 - alpha
     log_ratio = math.log(end / start)
     growth = log_ratio if exponent == 0.0 else math.expm1(exponent * log_ratio) / exponent

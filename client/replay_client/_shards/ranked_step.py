@@ -3,14 +3,14 @@
 The rank R of a row in the whole table is not known to its shard, so the batch is drawn by rejection, in rounds of three
 phases:
 
-1. Propose: draw rows independently, each in a shard with the probability q_s of that shard, by their ranks r there.
-2. Count: ask the other shards how many of their rows outrank each of these, which gives R. Of equal priorities, that
-   of the shard with the smaller id ranks first.
-3. Fetch: accept each row with the probability (r / R) ** alpha, which is at most 1, and get the first accepted ones.
+1. Propose: for each row, choose a shard s with probability q_s, and draw a row of that shard by its rank r there.
+2. Count: ask the other shards how many of their rows outrank each proposed row, which gives R. Among rows with equal
+   priorities, those of the shard with the smaller id rank first.
+3. Fetch: accept each row with the probability (r / R) ** alpha, which is at most 1, and fetch as many as are missing.
 
-A row of shard s is proposed with the probability q_s * r ** -alpha / M_s, where M_s is the mass of the shard, so it is
-accepted in proportion to R ** -alpha if q_s / M_s is the same for all shards. It is not quite if masses have changed
-since q was computed; then shards with too large a q_s lose the excess by another rejection.
+A row of shard s is proposed with the probability q_s * r ** -alpha / M_s, where M_s is the mass of the shard. If
+q_s / M_s is the same for all shards, rows are thus accepted in proportion to R ** -alpha. If masses have changed since
+q was computed, the ratio differs between shards. A second rejection then compensates for ratios that are too large.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from replay_client._shards.step import Step
 from replay_client.batch import Batch
 
 _LEAST_PROBABILITY: Final = float(np.finfo(np.float64).tiny)
-"""Reported instead of smaller probabilities, whose weights would overflow; as in the server."""
+"""Lower limit of reported probabilities, as in the server: weights of smaller ones would overflow."""
 _SPREADS: Final = 3.0
-"""Standard deviations by which more rows are proposed than are expected to suffice: 1 in 700 rounds is too short."""
+"""Safety margin of the number of proposals, in standard deviations: 1 round in 700 accepts too few rows."""
 
 
 class Phase(IntEnum):
@@ -47,15 +47,15 @@ class Phase(IntEnum):
 
 @dataclass(eq=False)
 class Question:
-    """A question of a step to one shard, which is part of a message."""
+    """A step's question to one shard. A message may contain several questions."""
 
     step: RankedStep
     draws: int = 0
-    """Rows to propose."""
+    """Number of rows to propose."""
     priorities: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
-    """float64[n]: count the rows with larger priorities."""
+    """float64[n]: for each of these, count the rows with larger priorities."""
     keys: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    """int64[n]: the rows to fetch."""
+    """int64[n]: keys of the rows to fetch."""
 
 
 @dataclass
@@ -63,13 +63,13 @@ class Answer:
     """The answer to a question."""
 
     keys: NDArray[np.int64]
-    """int64[draws]: proposed rows."""
+    """int64[draws]: keys of the proposed rows."""
     ranks: NDArray[np.int64]
     """int64[draws]: their ranks in the shard."""
     priorities: NDArray[np.float64]
     """float64[draws]: their priorities."""
     larger: NDArray[np.int64]
-    """int64[n]: numbers of rows with larger priorities."""
+    """int64[n]: for each of the question's `priorities`, the number of rows with larger ones."""
     batch: Batch | None
     """The fetched rows."""
     state: replay_pb2.TableState
@@ -78,7 +78,10 @@ class Answer:
 
 @dataclass
 class _Proposed:
-    """Rows that one shard has proposed in this round, with their ranks in the whole table."""
+    """Rows that one shard proposed in this round.
+
+    `ranks` are ranks within the shard; `overall` are ranks in the whole table, complete after the count phase.
+    """
 
     keys: NDArray[np.int64]
     ranks: NDArray[np.int64]
@@ -94,7 +97,7 @@ class RankedStep(Step):
     alpha: float = 0.0
     random: np.random.Generator = field(default_factory=np.random.default_rng)
     phase: Phase = Phase.PROPOSE
-    """What it waits for; a round has begun if any reply is due."""
+    """What the step waits for. A round is running if any reply is due."""
     _open: dict[int, Question] = field(default_factory=dict)
     _drawable: dict[int, int] = field(default_factory=dict)
     _proposed: dict[int, _Proposed] = field(default_factory=dict)
@@ -118,7 +121,7 @@ class RankedStep(Step):
             start += batch.batch_size
 
     def begin_round(self, chances: dict[int, float], states: dict[int, replay_pb2.TableState]) -> dict[int, Question]:
-        """Return the questions of the first phase of another round.
+        """Begin another round, and return the questions of its first phase.
 
         Args:
             chances: probability of each shard, by id.
@@ -137,14 +140,14 @@ class RankedStep(Step):
         return self._ask({shard_id: Question(self, draws=count) for shard_id, count in drawn if count})
 
     def restart(self) -> None:
-        """Give up all rows, and the answers that are due."""
+        """Discard all rows, and ignore the answers that are due."""
         self.phase = Phase.PROPOSE
         self.parts.clear()
         self.asked.clear()
         self._open.clear()
 
     def answered(self, shard_id: int, question: Question, answer: Answer) -> dict[int, Question]:
-        """Process an answer; return the next questions by shard, once all answers of this phase are there."""
+        """Process an answer; once all answers of this phase have arrived, return the next questions by shard."""
         if self._open.get(shard_id) is not question:
             return {}  # from before a restart
         del self._open[shard_id], self.asked[shard_id]
@@ -196,12 +199,12 @@ class RankedStep(Step):
         return {}
 
     def _others(self, shard_id: int) -> Sequence[tuple[int, _Proposed]]:
-        """Return the proposals of the other shards, in the order in which their rows are counted."""
+        """Return the proposals of the other shards, in the order in which `_to_count` lists them."""
         return [each for each in self._proposed.items() if each[0] != shard_id]
 
     def _to_count(self, shard_id: int) -> NDArray[np.float64]:
-        """Return the priorities, float64[n], over which a shard counts its rows."""
-        # Its equal rows rank first if its id is smaller: they are larger than the next smaller number.
+        """Return the priorities, float64[n], for each of which a shard counts its rows with larger priorities."""
+        # A shard with a smaller id also counts equal priorities, because they are larger than the next smaller float.
         parts = [
             np.nextafter(proposed.priorities, -np.inf) if shard_id < other else proposed.priorities
             for other, proposed in self._others(shard_id)
@@ -209,14 +212,14 @@ class RankedStep(Step):
         return np.concatenate(parts) if parts else np.empty(0)
 
     def _count(self, shard_id: int, larger: NDArray[np.int64]) -> None:
-        """Add a shard's numbers of larger rows to the ranks of the others' proposals."""
+        """Add a shard's counts of larger rows to the ranks of the other shards' proposals."""
         start = 0
         for _, proposed in self._others(shard_id):
             proposed.overall += larger[start : start + len(proposed.keys)]
             start += len(proposed.keys)
 
     def _accept(self) -> dict[int, Question]:
-        """Accept proposals, and return the questions for the first of them, in random order."""
+        """Accept proposals, and return the questions that fetch a random selection of them: as many as are missing."""
         excess = {
             shard_id: self.chances[shard_id] / each.mass for shard_id, each in self._proposed.items() if each.mass
         }
@@ -240,7 +243,7 @@ class RankedStep(Step):
         return questions
 
     def _fetched(self, shard_id: int, keys: NDArray[np.int64], batch: Batch) -> None:
-        """Add rows that have arrived. Those that were overwritten meanwhile are missing, and drawn anew."""
+        """Add rows that have arrived. Rows overwritten since the proposal are missing; a new round replaces them."""
         probabilities = self._accepted[shard_id]
         if batch.batch_size < len(keys):
             probabilities = probabilities[np.isin(keys, batch.row_keys)]

@@ -22,13 +22,13 @@ class Step:
     draw: replay_pb2.Draw
     """What each batch draws."""
     chances: dict[int, float]
-    """The probability of each shard with which its rows were drawn, by id."""
+    """The probability with which each shard was chosen, by id."""
     smallest: Mapping[int, float]
-    """The smallest probability in each shard, by id, before the draw."""
+    """The smallest probability in each shard before the draw, by id."""
     asked: dict[int, int] = field(default_factory=dict)
-    """Rows requested from each shard that have not arrived, by id."""
+    """Number of rows requested from each shard that have not arrived, by id."""
     parts: list[tuple[int, Batch]] = field(default_factory=list)
-    """Rows that have arrived, with the id of their shard."""
+    """Rows that have arrived, each part with the id of its shard."""
     batches: int = 1
     """Number of batches."""
     _asked_places: dict[int, deque[NDArray[np.intp]]] = field(default_factory=dict)
@@ -77,9 +77,9 @@ class Step:
         return sum(state.total_mass for state in states)
 
     def without(self, shard_id: int) -> NDArray[np.intp]:
-        """Discard a shard, and return the places intp[n] whose rows have to be drawn in the others instead.
+        """Discard a shard, and return the places intp[n] whose rows have to be drawn from the other shards.
 
-        The other rows were then drawn with larger probabilities: the chances are those on condition of another shard.
+        The probabilities of the other rows increase: the chances become conditional on not choosing this shard.
         """
         if shard_id not in self.chances:
             return np.empty(0, np.intp)

@@ -75,7 +75,7 @@ class AnsweredStream(Generic[R]):
             return
         with self.changed:
             if isinstance(self._stream, FrameStream):
-                self._send_now(self._stream)  # only the receiving thread sends, so nobody waits for a request
+                self._send_now(self._stream)  # only the receiving thread sends, so no other thread waits for a request
             else:
                 self.notify()
 

@@ -34,7 +34,7 @@ class Call:
     timeout_s: float | None = None
     """Time limit in seconds, including retries; None: the client's default."""
     margin_s: float = 0.0
-    """Additional seconds to wait for the reply of a reachable server, so that it times out first and reports the cause.
+    """Additional seconds to wait for the reply, so that a reachable server times out first and reports the cause.
     If the server is gone, the call may take this much longer."""
 
 
@@ -59,7 +59,7 @@ def run(operation: Operation[T], make: Callable[[Call], Content]) -> T:
 
 
 async def run_async(operation: Operation[T], make: Callable[[Call], Awaitable[Content]]) -> T:
-    """Run an operation on an event loop, like `run`. If the task is cancelled, so is the operation."""
+    """Run an operation on an event loop, like `run`. If the task is canceled, so is the operation."""
     try:
         call = next(operation)
         while True:

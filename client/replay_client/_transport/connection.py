@@ -9,7 +9,7 @@
 Messages are bytes in both directions; `replay_proto.framing` builds and reads messages with rows. Failures raise the
 types in `replay_client.errors`.
 
-Before the first contact, a call to an unreachable server fails soon, because probably the address is wrong or the
+Before the first contact, a call to an unreachable server fails soon, because the address is probably wrong or the
 server is not running. Later, calls survive a restart: idempotent ones (`Call.repeat`) are retried until their
 deadline. In addition, gRPC itself retries read-only methods (see the policy below). Calls raise
 `ServerUnavailableError` if the server is unreachable, and `DeadlineExceededError` if it is slow.
@@ -220,7 +220,7 @@ class Connection(ConnectionBase):
 
     def _open(self) -> None:
         self._channel = open_channel(self.address, self._options.tls, CHANNEL_OPTIONS)
-        # Together, because another thread must not combine a channel with methods of an earlier one.
+        # In one tuple, because another thread must not combine a channel with methods of an earlier channel.
         self._methods: tuple[grpc.Channel, dict[str, grpc.UnaryUnaryMultiCallable[bytes, bytes]]] = (self._channel, {})
 
     def run(self, operation: Operation[T]) -> T:

@@ -63,7 +63,7 @@ class LocalAddress:
 
     @contextmanager
     def short_path(self) -> Iterator[str]:
-        """A path of the socket that fits into a socket address, even if its own path is too long."""
+        """A path of the socket that fits into a socket address, even if the socket's own path is too long."""
         folder = os.open(self._path.parent, os.O_PATH | os.O_CLOEXEC)
         try:
             yield f"/proc/self/fd/{folder}/{self._path.name}"

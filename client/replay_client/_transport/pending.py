@@ -5,7 +5,7 @@
         send(request.parts())
     request = pending.answered()                    # replies come in the order of the requests
 
-When a stream breaks, a new one sends all of them again, in order:
+When a stream breaks, a new stream sends all pending requests again, in order:
 
     pending.broken()
     pause_s = pending.failed(error, now)            # raises the error if another stream cannot help
@@ -70,7 +70,7 @@ class PendingRequests(Generic[R]):
 
     @property
     def is_failing(self) -> bool:
-        """Whether the last stream broke, and there are requests to which no reply has come since."""
+        """Whether the last stream broke, requests are pending, and no reply has come since."""
         return self._failing_since is not None and bool(self.requests)
 
     def add(self, request: R) -> None:
@@ -87,7 +87,7 @@ class PendingRequests(Generic[R]):
         return request
 
     def answered(self) -> R:
-        """Remove and return the request to which a reply belongs that was just received."""
+        """Remove and return the request whose reply was just received."""
         self._sent -= 1
         self._failing_since = None
         return self.requests.popleft()

@@ -27,7 +27,7 @@ from replay_client.errors import ServerUnavailableError
 from replay_client.results.description import TableDescription
 
 _AWAY_LOOK_S: Final = 0.05
-"""How often a call that does not wait for a server that is away looks whether it is."""
+"""Seconds between checks whether the server is away, in calls that do not wait while it is."""
 
 
 class Delivery:

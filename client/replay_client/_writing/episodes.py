@@ -7,9 +7,9 @@
         ...
 
 A row may complete the windows of one or more anchors (see `replay_client._writing.streams`). The priorities of these
-anchors are sent with the row. In one block, either all completed anchors have given priorities, or none has; when this
-changes, a new block begins. There is no I/O: if a row needs a new block while too many blocks are in flight, the caller
-waits and tries again.
+anchors are sent with the row. In one block, either all completed anchors have given priorities or none has; otherwise,
+a new block begins. There is no I/O: if a row needs a new block while too many blocks are in flight, the caller waits
+and tries again.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class Episodes:
             priorities: float64[streams], or None.
 
         Returns:
-            How many of them, from the beginning of ``which``, got their row: at most a block. 0: too many blocks are in
-            flight.
+            Number of streams, from the beginning of ``which``, whose rows were appended: at most a block. 0: too many
+            blocks are in flight.
         """
         streams = self.streams
         which = which[: self._outbox.block.capacity]

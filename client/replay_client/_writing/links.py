@@ -30,7 +30,7 @@ _LARGEST_STREAM: Final = 2**64 - 1
 
 @dataclass(frozen=True)
 class Links:
-    """The links of consecutive rows, and the priorities that an insert of them may have."""
+    """The links of consecutive rows, and the priorities for inserting them."""
 
     streams: NDArray[np.uint64]
     """uint64[n]: stream of each row."""
@@ -48,7 +48,7 @@ class Links:
     """int64[n + 1]: index of the first priority of each row; finally p."""
 
     def part_end(self, first: int, most_rows: int, most_runs: int) -> int:
-        """Return the row after the longest part that begins at a row and has at most this many rows and runs."""
+        """Return the end (exclusive) of the longest part from row ``first`` with at most this many rows and runs."""
         end = min(first + most_rows, len(self.streams))
         next_start = int(self.starts.searchsorted(first, "right")) + most_runs - 1
         return min(end, int(self.starts[next_start])) if next_start < len(self.starts) else end
@@ -101,8 +101,8 @@ class _Steps:
 class StepLinks:
     """Computes the links of rows of a table of steps, chunk after chunk.
 
-    Each stream gets a new random number, because the table may already contain the original one. A row that does not
-    continue its stream, because rows are missing, begins another stream, which may begin at any step.
+    Each stream gets a new random number, because the table may already contain the original one. If rows are
+    missing in a stream, the next row begins another stream, which may begin at any step.
     """
 
     def __init__(self, window: WindowShape) -> None:
@@ -134,9 +134,9 @@ class StepLinks:
     def _priorities(self, by_stream: _Steps, rows: NDArray[np.intp]) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
         """Return the priorities of the anchors that rows complete, and the index of each row's first one.
 
-        A step completes the anchor ``forward`` steps earlier; a closing row completes all anchors since then. The
-        priority is NaN if the anchor could not be drawn when it was read. If the anchor's row is missing, the server
-        ignores the priority, so it may be that of any row.
+        A step completes the anchor ``forward`` steps earlier; a closing row, those of the last ``forward`` steps.
+        The priority is NaN if the anchor could not be drawn when its row was read. If the anchor's row is missing, the
+        server ignores the priority, so any row's priority will do.
         """
         forward, _, period = self._window
         steps = by_stream.steps[rows]
@@ -149,7 +149,7 @@ class StepLinks:
         return by_stream.priorities[np.maximum(np.repeat(rows, counts) - back, 0)], places
 
     def _keep(self, by_stream: _Steps) -> None:
-        """Keep the newest rows of each stream: those whose windows later rows complete, but at least one."""
+        """Keep the newest rows of each stream: those whose windows later rows complete, and at least one row."""
         streams = by_stream.original
         is_last = np.append(streams[1:] != streams[:-1], True)[: len(streams)]
         lasts = np.flatnonzero(is_last)
@@ -180,7 +180,7 @@ def _run_starts(streams: NDArray[np.uint64], rows: _Steps) -> NDArray[np.intp]:
 
 
 def _last_true(flags: NDArray[np.bool_]) -> NDArray[np.intp]:
-    """int64[n]: for each position the last one, up to there, whose flag is set; the first flag must be."""
+    """int64[n]: for each position, the last position up to it whose flag is set. The first flag must be set."""
     return np.maximum.accumulate(np.where(flags, np.arange(len(flags)), 0))
 
 

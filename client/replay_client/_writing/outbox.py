@@ -45,7 +45,7 @@ from replay_client.results.description import TableDescription
 log = logging.getLogger(__name__)
 
 IDLE_DELAY_S: Final = 0.1
-"""Time for which rows are collected in a block while the server does not ask for longer."""
+"""Seconds after its first row when a block is due, unless the server asks for a longer delay."""
 
 
 @dataclass
@@ -88,9 +88,9 @@ class Outbox:
             block: the first block; later ones are like it.
             pending: the blocks in flight; refused ones must stay pending.
             max_blocks_in_flight: number of unacknowledged blocks at which `hand_over` refuses another one.
-            max_delay_s: maximum seconds after its first row when a block is due; less if the server allows it.
+            max_delay_s: maximum seconds after its first row when a block is due, even if the server asks for more.
             clock: returns the time in seconds.
-            wake: called when there is a block to send, or to wait for (see `due_in_s`), or when `is_paused` ends.
+            wake: called when a block can be sent or will be due (`due_in_s`), when `is_paused` ends, and at `close`.
         """
         self.block = block
         """Rows that have not been sent."""
@@ -137,7 +137,7 @@ class Outbox:
         return len(self._pending.requests) >= self._max_blocks_in_flight
 
     def added(self, count: int = 1) -> None:
-        """Call this after adding ``count`` rows to the block. Without room for as many, hand it over if possible."""
+        """Call this after adding ``count`` rows to the block. If as many do not fit again, hand it over if possible."""
         if self.block.count == count:
             self._block_began_s = self._clock()
             if not self._is_timed:
@@ -219,7 +219,7 @@ class Outbox:
         return blocks
 
     def adopt(self, blocks: Iterable[RowBlock]) -> None:
-        """Queue what another outbox surrendered for sending, even if too many blocks are in flight."""
+        """Queue blocks that another outbox surrendered, even if too many blocks are in flight."""
         for rows in blocks:
             self._pending.add(SentBlock(rows, self._next_head(), is_own=False))
         self._wake()

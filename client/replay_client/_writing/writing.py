@@ -55,7 +55,7 @@ class WriterOptions:
 
 @dataclass
 class VectorRows:
-    """One row for each of several streams, of which some may have been appended."""
+    """One row for each of several streams. Some rows may have been appended already."""
 
     columns: dict[str, Array]
     """``[streams, *shape]`` by column."""

@@ -10,9 +10,9 @@
 Names, options, results, errors and time limits are those of `replay_client`. A client belongs to the event loop on
 which it was first used. A pickled or copied client or table belongs to the loop that uses it first.
 
-Any call may be cancelled. A canceled call has had its effect either once or not at all, and the objects stay usable: a
-canceled `insert` may have been applied, a canceled `append` has not appended its row, and a batch that arrives for a
-canceled `async for` is returned by the next one.
+Any call may be canceled. It has then taken effect once or not at all, and all objects stay usable. A canceled `insert`
+may have been applied. A canceled `append` has not appended its row. If ``async for`` is canceled while it waits for
+a batch, the next ``async for`` returns that batch.
 """
 
 from replay_client.aio.client import ReplayClient

@@ -29,7 +29,7 @@ class Delivery:
         self._owes_turn = False
 
     async def ready(self) -> None:
-        """Call this before adding rows: lets other tasks run after a block was begun or sent, and checks for errors.
+        """Prepare for adding rows: let other tasks run after a block was begun or sent, and check for errors.
 
         Raises:
             ReplayError: an earlier row could not be sent.

@@ -50,7 +50,7 @@ class LoopLink(LinkBase):
     async def in_thread(self, opened: ServerLink | SyncClient, work: Callable[[], T]) -> T:
         """Run work that blocks in a thread, and close the connection that was opened for it.
 
-        If this is canceled, the next call of the thread fails, because its connection is closed.
+        If this is canceled, the thread's next call fails, because its connection is closed.
         """
         try:
             await self.connection.reach()

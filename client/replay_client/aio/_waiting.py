@@ -1,4 +1,4 @@
-"""Waiting on an event loop: for changes, for turns."""
+"""Waiting on an event loop, for a change or for a turn."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Changes:
 
 
 class Turns:
-    """Lets one task per iteration of the event loop begin its work, so that many calls at once do not block it."""
+    """Lets one task per iteration of the event loop begin its work, so that many calls at once do not block others."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
 
     async def take(self) -> None:
-        """Wait for a turn. The caller's work until its next ``await`` is the only one in this iteration of the loop."""
+        """Wait for a turn. In this iteration of the loop, only the caller then works, until its next ``await``."""
         async with self._lock:
             await asyncio.sleep(0)

@@ -1,6 +1,6 @@
 """A client of one server for asyncio; see `replay_client.sync.client`.
 
-It refuses servers whose tables are distributed over several servers, rather than show a part of them.
+It rejects a server that belongs to a group of servers, because that server has only a part of each table.
 
 async with aio.ReplayClient("localhost:50051") as client:
     table = await client.table("cartpole")
@@ -57,10 +57,10 @@ class ReplayClient:
         wait_for_server_s: float | None = FIRST_CONTACT_S,
         same_host: bool = True,
     ) -> None:
-        """Do not connect yet. For the arguments and errors, see `replay_client.ReplayClient`.
+        """Create a client, which connects on its first call. See `replay_client.ReplayClient` for arguments and errors.
 
-        With ``same_host``, on the server's host, rows of batches are copied from its files, and writers and samplers
-        use a unix-domain socket; single calls use gRPC.
+        With ``same_host``, if the server is on this host, rows of batches are copied from the server's files, and
+        writers and samplers use a unix-domain socket. Single calls use gRPC.
         """
         if isinstance(address, str) and "," in address:
             raise InvalidArgumentError.of_field("address", _ONE_SERVER, address)
@@ -132,7 +132,7 @@ class ReplayClient:
     ) -> Table:
         """Create a table from a Parquet file; see `replay_client.ReplayClient.load_parquet`.
 
-        A thread reads the file and inserts the rows. If the call is canceled, the table may remain, with some of them.
+        A thread reads the file and inserts the rows. If the call is canceled, a table with some of the rows may remain.
         """
         await self._check_alone()
         client = self._link.blocking_client()
@@ -280,7 +280,7 @@ class ReplayClient:
         return copy.deepcopy(self)  # with a separate connection: closing one leaves the other open
 
     async def _check_alone(self, name: str = "") -> None:
-        """Ask the server for other servers; raise like `_check_is_all`."""
+        """Ask the server whether it is the only one; raise like `_check_is_all`."""
         server = await self._run(operations.get_shards(timeout_s=self._link.connection.timeout_s))
         _check_is_all(server.map, name)
 
@@ -292,7 +292,7 @@ def _check_is_all(shards: ShardMap | None, name: str = "") -> None:
     """Check that a server has whole tables.
 
     Raises:
-        InvalidArgumentError: it has shards of them; the message names all servers.
+        InvalidArgumentError: the server has only shards; the message names all servers.
     """
     if shards is not None:
         servers = ", ".join(shard.address for shard in shards.in_use)

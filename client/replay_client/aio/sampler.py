@@ -152,6 +152,6 @@ class Sampler(SamplerHandle):
 
 
 def _retrieve(task: asyncio.Task[None]) -> None:
-    """Mark an error as seen: if no call waits for it anymore, the sampler is closed."""
+    """Mark a task's error as seen. If no call waits for the task anymore, the sampler is closed."""
     if not task.cancelled():
         task.exception()

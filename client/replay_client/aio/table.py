@@ -274,6 +274,6 @@ class Table(TableHandle):
         return self._link.connection
 
     async def _in_thread(self, work: Callable[[SyncTable], T]) -> T:
-        """Run work with a table for threads."""
+        """Run work with a table for threads, in a thread."""
         link = self._link.blocking()
         return await self._link.in_thread(link, partial(work, SyncTable(link, self._description)))

@@ -27,8 +27,8 @@ class TensorSampler:
     """A `Sampler` that prefetches batches to a device. For use in one task at a time.
 
     A background task receives the next batch and copies it to the device while the learner computes. Updates are sent
-    with that task's next request, so a draw misses the last `prefetch` updates, one more than with `Sampler`. What
-    waits for the device runs in a thread, and not on the event loop.
+    with that task's next request, so a draw misses the last `prefetch` updates, one more than with `Sampler`. Waits
+    for the device happen in a thread, not on the event loop.
     """
 
     def __init__(self, sampler: Sampler | MixedSampler, device: Device) -> None:
@@ -103,7 +103,7 @@ class TensorSampler:
     async def update_priorities(self, batch_or_keys: BatchOrKeys | MixedKeys, priorities: ArrayLike) -> None:
         """Update priorities; see `replay_client.torch.TensorSampler.update_priorities`."""
         self._check_usable()
-        keys = self._sampler.keys_of(batch_or_keys)  # type: ignore[arg-type]  # it refuses those of the other kind
+        keys = self._sampler.keys_of(batch_or_keys)  # type: ignore[arg-type]  # it refuses keys of the other kind
         self._updates.append((keys, self._copies.taken(priorities, len(keys))))
 
     async def flush(self, *, timeout_s: float | None = None) -> None:
@@ -190,6 +190,6 @@ class MixedTensorSampler(TensorSampler):
 
 
 def _retrieve(task: asyncio.Task[_Made]) -> None:
-    """Mark an error as seen: if no call waits for it anymore, the sampler is closed."""
+    """Mark a task's error as seen. If no call waits for the task anymore, the sampler is closed."""
     if not task.cancelled():
         task.exception()

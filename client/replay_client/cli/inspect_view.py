@@ -29,7 +29,7 @@ _EDGES = 2
 _LEAST_LINES = 5
 """Minimum lines of a panel's content in a view that fits into the terminal."""
 _LEAST_ROWS = 2
-"""Number of rows that take precedence over more panels in such a view."""
+"""Rows that such a view shows before it adds more panels."""
 _LEVEL = 5e-4
 """Smaller exponents would be displayed as 0."""
 _QUEUE = "A queue: draws return the oldest\nrows, regardless of priority;\nprobabilities and weights are 1."

@@ -34,7 +34,7 @@ def table_view(table: TableStats, most_bars: int | None = None) -> RenderableTyp
 
 
 def wait_text(wait: WaitStats, name: str = "") -> Text:
-    """Render a sentence that says who waits for what; ``name`` is the table's, if the context does not name it."""
+    """Render a sentence that says who waits for what; ``name`` is that of the table, unless the context shows it."""
     prefix = f"{name}: " if name else ""
     text = Text(printable_text(f"{prefix}{wait}"), _URGENT)
     text.stylize("bold", 0, len(prefix))

@@ -40,7 +40,7 @@ class Watched(Generic[S]):
     look: Callable[[], S]
     """Fetches it; raises `ReplayError`."""
     screen: Callable[[Console, S, str], RenderableType]
-    """Renders it for the terminal's size; the text says why there is nothing newer, and is empty if there is."""
+    """Renders it for the terminal's size. The text says why there is nothing newer; empty if there is."""
     line: Callable[[S], str]
     """Says the main figures in one line."""
     plain: Callable[[S], object]
@@ -64,7 +64,7 @@ def watch(watched: Watched[S], interval_s: float, *, as_json: bool) -> None:
 def looks(
     look: Callable[[], S], interval_s: float, pause: Callable[[float], object] = time.sleep
 ) -> Iterator[S | Trouble]:
-    """Yield what there is to see, or the reason why there is nothing new, forever. Only the first request may raise.
+    """Yield results of ``look`` forever, or the reason why there is no new one. Only the first request may raise.
 
     ``pause`` waits for the seconds between two requests.
     """

@@ -40,11 +40,11 @@ class Checkpoint:
     bytes: int
     """Total size of the files, in bytes."""
     tables: Mapping[str, CheckpointTable]
-    """Tables in the checkpoint, by name; of several servers, with the sums of their rows."""
+    """Tables in the checkpoint, by name. With several servers, their rows are sums over the parts."""
     shards: ShardMap | None = None
-    """The servers over which tables were distributed; None: no others."""
+    """The servers over which tables were distributed; None: only one server."""
     parts: Mapping[int, Checkpoint] = field(default_factory=dict)
-    """The part of each of several servers, by the id of its shard. Each is in a directory of its own."""
+    """With several servers, the part of each server by shard id. Each part is in a directory of its own."""
 
     @property
     def missing(self) -> tuple[int, ...]:

@@ -57,7 +57,7 @@ class TableDescription:
     rate_limit: RateLimit | None = None
     """Keeps draws and inserts in a fixed ratio; None: no limit."""
     whole_capacity: int = 0
-    """Capacity of the table on several servers that this is a shard of, as it was created with; 0: not a shard."""
+    """If this is a shard, the capacity with which the whole table was created; 0: not a shard."""
 
     @property
     def rows_per_insert(self) -> int:

@@ -53,9 +53,9 @@ class Inspection:
     times_sampled: tuple[TimesSampled, ...]
     """Histogram of live rows by number of draws; exact."""
     is_mixed: bool = False
-    """Whether the rows are on several servers; ranks beyond `largest` then follow from selected ranks of each."""
+    """Whether the rows are on several servers; ranks beyond `largest` are then estimates."""
     shards_away: tuple[int, ...] = ()
-    """Ids of the shards whose servers are away; nothing of them is in the figures."""
+    """Ids of the shards whose servers are away; the figures do not include them."""
 
     @property
     def is_exact(self) -> bool:

@@ -27,7 +27,7 @@ class LostRows:
     table: str
     """Name of the table."""
     table_uids: tuple[bytes, ...]
-    """Uids of its other shards' tables at that time: a later table of that name has others."""
+    """Uids of the table's other shards at that time. A later table with this name has other uids."""
     size: int
     """Rows that the shard had."""
     inserted: int
@@ -39,11 +39,11 @@ class Shard:
     """One server of the service."""
 
     id: int
-    """Identifies the server with its current tables: 0 to 32767; never used for another."""
+    """0 to 32767: identifies the server with its current tables; never reused."""
     address: str
     """Where clients reach it."""
     state: ShardState
-    """Whether it gets rows, and is drawn from."""
+    """Whether it gets rows, and whether rows are drawn from it."""
     lost_rows: tuple[LostRows, ...] = ()
     """For a lost shard: the rows that it had, as far as clients knew."""
 

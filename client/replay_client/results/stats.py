@@ -112,13 +112,13 @@ class WaitStats:
     calls: int
     """Number of calls in line."""
     have: int
-    """What the first of them has."""
+    """How much the first call in line has."""
     needed: int
-    """What it needs."""
+    """How much the first call needs."""
     waited_s: float
-    """Seconds that it has waited."""
+    """Seconds that the first call has waited."""
     expected_s: float | None
-    """Seconds that it is expected to wait, from the rates of the last 10 seconds; None: there was no progress."""
+    """Expected remaining wait in seconds, from the rates of the last 10 seconds; None: there was no progress."""
 
     def __str__(self) -> str:
         """Say who waits for what, such as "1 learner waits for rows: 3,120 of 10,000, about 4 s"."""
@@ -199,11 +199,11 @@ class TableStats:
     """For a table on several servers: statistics of each shard by id, without those that are away. Counts, rates,
     masses and bars of the table are sums over them, and its quantiles are estimates. Otherwise empty."""
     shards_away: tuple[int, ...] = ()
-    """Ids of the shards whose servers are away; nothing of them is in the other figures."""
+    """Ids of the shards whose servers are away; the other figures do not include them."""
     mass_away: float = 0.0
     """Mass of the rows of these shards when clients last heard of them."""
     reports: Mapping[int, ShardReport] = field(default_factory=dict)
-    """What clients last heard of other shards of this table, by id, when they found their servers away."""
+    """Last known state of other shards of this table by id, from clients that found the shards' servers away."""
 
     @property
     def staleness(self) -> float:

@@ -7,8 +7,8 @@
 
 Each column of the table is a column of the file: a number, a ``FixedSizeList`` for vectors, or a ``fixed_shape_tensor``
 for arrays with more dimensions. Values are not converted. Optional columns are null in rows without a value, so their
-masks are left out; vectors and arrays are then plain lists. Further columns begin with an underscore, like no column of
-a table does:
+masks are left out; vectors and arrays are then plain lists. Names of further columns begin with an underscore, which
+names of a table's columns cannot:
 
 | column | type | value |
 |---|---|---|
@@ -50,7 +50,7 @@ from replay_client.sync.row_reader import RowReader, progress_bar
 CONFIG_KEY: Final = b"replay.table"
 """Key of the table's config in the metadata of a schema."""
 GROUP_BYTES: Final = 8 << 20
-"""Maximum bytes of rows that are read or written at a time, unless a row is larger. They are in memory a few times."""
+"""Maximum bytes of rows that are read or written at a time, unless a row is larger. Memory holds several copies."""
 GROUP_ROWS: Final = 1 << 16
 """Maximum rows of a row group in a file."""
 LOADED_ROWS: Final = 1 << 13
@@ -75,7 +75,7 @@ def schema_of(table: TableDescription, names: Collection[str] | None = None) -> 
 
     Args:
         table: the table.
-        names: names of stored columns, and of their masks; None: all. Only then, the metadata has the table's config.
+        names: names of stored columns, and of their masks. None: all, and the table's config in the metadata.
     """
     of_steps, masks = table.steps is not None, table.schema.masks
     chosen = table.schema if names is None else {name: table.schema[name] for name in names}
@@ -157,7 +157,7 @@ class ParquetRows:
         """Return the description of the exported table, without rows.
 
         Raises:
-            InvalidArgumentError: the file was not exported from a table, or by a newer version.
+            InvalidArgumentError: the file was not exported from a table, or was exported by a newer version.
         """
         stored = (self._schema.metadata or {}).get(CONFIG_KEY)
         if stored is None:
@@ -189,7 +189,7 @@ class ParquetRows:
         """Insert all rows; see `Table.load_parquet`.
 
         Raises:
-            InvalidArgumentError: rows should keep their ``keys``, but others were inserted meanwhile.
+            InvalidArgumentError: ``keys`` is True, but other rows were inserted meanwhile.
             ReplayError: as for `RowLoader.insert`.
         """
         bar = progress_bar(table.name, self.row_count) if progress else nullcontext(lambda _: None)
@@ -276,7 +276,7 @@ def _bits(flags: Array) -> pa.Buffer:
 
 
 def _repetitive(schema: pa.Schema) -> list[str]:
-    """Columns that a dictionary makes smaller, as paths in a Parquet file: those with few different numbers."""
+    """Return paths, in a Parquet file, of columns that dictionaries make smaller: those with few distinct values."""
     found = list(_LINKS)
     for field in schema:
         is_nested = hasattr(field.type, "value_type")
@@ -287,7 +287,7 @@ def _repetitive(schema: pa.Schema) -> list[str]:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """Write to a temporary file beside ``path``; at the end, it replaces ``path``, or after an error, it is removed."""
+    """Yield the path of a temporary file, which replaces ``path`` at the end. After an error, it is removed."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         yield part

@@ -7,7 +7,7 @@ The first call fails quickly if there is no server (`wait_for_server_s`). Later 
 restarting server. Threads may share a client, but processes may not: in a forked child, it raises `ForkedError`.
 
 Clients and tables can be pickled and copied; they reconnect on first use. A token is pickled only for a process that
-`multiprocessing` spawns. Otherwise, if the client had one, its copy in another process reads REPLAY_TOKEN, and raises
+`multiprocessing` spawns. In other processes, a copy of a client with a token reads REPLAY_TOKEN, and raises
 `UnauthenticatedError` if that is not set. TLS files are pickled as paths.
 
 Any call to the server may raise `ReplayError`; methods list only more specific errors.
@@ -141,7 +141,7 @@ class ReplayClient:
             backend: ``"sum_tree"`` (proportional to mass), ``"rank"``, ``"uniform"``, or ``"fifo"``: a queue,
                 whose draws remove the oldest rows, and whose inserts wait when it is full.
             steps: makes this a table of steps, which draws `Transitions` or `Sequences` of them; see docs/steps.md.
-            seed: makes draws reproducible for the same operations in the same order.
+            seed: makes draws reproducible for the same operations in the same order, on a single server.
             if_exists: what to do with an existing table: ``"open"`` it with its rows, ``"reset"`` it, or raise an
                 ``"error"``. None also opens it, but logs a warning if it has rows. The reset is a separate call: if
                 two callers reset, the later reset also removes rows that the earlier caller has inserted since.
@@ -289,7 +289,7 @@ class ReplayClient:
     ) -> MixedSampler | MixedTensorSampler:
         """Create a sampler whose batches have rows of several tables, such as ``{"online": 128, "demo": 128}``.
 
-        Each table draws its rows as usual. Batches have them one table after another. All tables must have the chosen
+        Each table draws its rows as usual. In a batch, the rows are sorted by table. All tables must have the chosen
         columns, with the same dtypes and shapes.
 
         Args:
@@ -335,7 +335,7 @@ class ReplayClient:
         return MixedTensorSampler(sampler, device)
 
     def tables(self) -> list[TableDescription]:
-        """List the descriptions of all tables, sorted by name; each table on several servers as one."""
+        """List the descriptions of all tables, sorted by name; a table on several servers appears once."""
         if self._has_several:
             return tables_of_all(self._fleet, map_of(self._fleet))
         tables, shards = self._run(operations.list_tables())
@@ -355,7 +355,7 @@ class ReplayClient:
     def stats(self) -> Stats:
         """Fetch statistics of the server and all tables; a cheap call.
 
-        If tables are distributed over several servers, these are the statistics of all, and of each; see `Stats`.
+        If tables are distributed over several servers, the result covers all of them, and each one; see `Stats`.
         Servers that are away are left out and named.
         """
         if self._has_several:
@@ -374,7 +374,7 @@ class ReplayClient:
         """Have the server write a checkpoint: a consistent copy of tables. The server keeps serving other calls.
 
         This call is not retried if the server goes away. If tables are distributed over several servers, each writes
-        its part, with the same name, in its own directory; this takes the right ``admin`` on all tables.
+        its part, with the same name, in its own directory; this requires the right ``admin`` on all tables.
 
         Args:
             tables: names of the tables; empty: all.
@@ -396,7 +396,7 @@ class ReplayClient:
         return write_parts(links, tables, series=series, keep=keep, timeout_s=timeout_s)
 
     def checkpoints(self) -> list[Checkpoint]:
-        """List the server's checkpoints, oldest first. Each is of all servers, if tables are distributed over several.
+        """List the server's checkpoints, oldest first. With several servers, a checkpoint covers all.
 
         Raises:
             CheckpointsOffError: the server has no --checkpoint-dir.
@@ -412,7 +412,7 @@ class ReplayClient:
         Args:
             name: name of the checkpoint.
             timeout_s: time limit in seconds; None: the client's default; `math.inf`: forever.
-            partial: whether parts of some of several servers may be missing; see `Checkpoint.missing`.
+            partial: with several servers, whether parts may be missing; see `Checkpoint.missing`.
 
         Raises:
             CheckpointDamagedError: a file is corrupt; the message names it.
@@ -424,17 +424,17 @@ class ReplayClient:
         return verify_parts(links, name, timeout_s=timeout_s, is_partial=partial)
 
     def shards(self) -> ShardMap | None:
-        """Return the servers over which tables are distributed; None: over no others."""
+        """Return the servers over which tables are distributed; None: there is only one server."""
         return self._fleet.current()
 
     def set_shards(self, addresses: Sequence[str]) -> ShardMap:
-        """Distribute tables over these servers. Known ones keep their ids, and new ones get new ids.
+        """Distribute tables over these servers. Known servers keep their ids; new servers get new ids.
 
         Rows do not move: new rows go to the emptier servers. All tables get their shards on new servers now, and
         running clients use them within a second.
 
         Raises:
-            InvalidArgumentError: an address is malformed, or one of a server in use is missing.
+            InvalidArgumentError: an address is malformed, or the address of a server in use is missing.
             ShardsChangedError: another client has changed the servers meanwhile.
             PermissionDeniedError: the token lacks the right ``admin`` on all tables.
         """
@@ -461,7 +461,8 @@ class ReplayClient:
     def retire_shard(self, shard_id: int) -> ShardMap:
         """Remove a draining server from the service if its rows are no longer needed.
 
-        That is, for each of its tables, all active shards are full and have only newer rows. Then the server may stop.
+        Rows are no longer needed if, for each table, all active shards are full and have only newer rows. Afterwards,
+        the server may stop.
         To give up its rows earlier, mark the shard as ``"retired"``.
 
         Raises:

@@ -4,10 +4,10 @@
         for batch in sampler:
             td_errors = learn(batch["obs"], batch["action"], batch.weights)     # 256 rows
             imitate(batch.parts["demo"]["obs"], batch.parts["demo"]["action"])  # 128 of them, without a copy
-            sampler.update_priorities(batch, td_errors)                         # each table gets its own
+            sampler.update_priorities(batch, td_errors)                         # each table gets its own priorities
 
-There is one `Sampler` for each table, with a stream of its own. They copy rows directly to their places in the mixed
-batch.
+There is one `Sampler` for each table, with a stream of its own. All samplers copy rows directly to their places in the
+mixed batch.
 """
 
 from __future__ import annotations

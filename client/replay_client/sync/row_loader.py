@@ -6,7 +6,7 @@
 
 The rows are inserted in the given order. In a table of steps, they keep their episodes and steps, so the copy draws the
 same windows. Streams get new random numbers, because the table may already contain the original ones. If rows of an
-episode are missing, the rest of it belongs to another stream.
+episode are missing, its later rows belong to another stream.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class RowLoader:
         self.inserted += len(keys)
 
     def _known(self, priorities: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Replace unknown priorities of anchors by the largest one so far, which new rows get, too."""
+        """Replace unknown priorities of anchors by the largest priority so far, which new rows also get."""
         is_known = ~np.isnan(priorities)
         self._largest = max(self._largest, float(priorities[is_known].max(initial=0.0)))
         return np.where(is_known, priorities, self._largest or _FIRST_PRIORITY)

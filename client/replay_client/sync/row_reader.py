@@ -44,7 +44,7 @@ class RowPlan:
     def __init__(
         self, table: TableDescription, *, chunk: int, order: RowOrder, keys: Sequence[range] | None = None
     ) -> None:
-        """Plan to read the rows that ``table`` has now; ``keys`` are theirs, if they are not consecutive."""
+        """Plan to read the rows that ``table`` has now. ``keys``: their keys, if these are not consecutive."""
         if order not in get_args(RowOrder):
             raise InvalidArgumentError.of_field("order", "'key' or 'episode'", repr(order))
         if order == "episode" and table.steps is None:
@@ -115,7 +115,7 @@ class RowReaderBase:
 
     @property
     def total(self) -> int:
-        """Number of live rows at that time. The reader returns all of them, except those counted in `overtaken`."""
+        """Live rows when the reader was created. It returns all of them, except those counted in `overtaken`."""
         return self._plan.total
 
     @property

@@ -528,7 +528,7 @@ class Table(TableHandle):
         return self._run(describe(self.name))
 
     def checked_description(self) -> TableDescription:
-        """Fetch the current description of this table, like `describe`, but not of another one with its name.
+        """Fetch the current description, like `describe`, but raise if another table has this name.
 
         Raises:
             TableNotFoundError: the table was dropped.

@@ -116,7 +116,7 @@ class TensorSampler:
             InvalidArgumentError: the keys or the priorities are invalid.
             ReplayError: an earlier request was refused.
         """
-        keys = self._sampler.keys_of(batch_or_keys)  # type: ignore[arg-type]  # it refuses those of the other kind
+        keys = self._sampler.keys_of(batch_or_keys)  # type: ignore[arg-type]  # it refuses keys of the other kind
         update = keys, self._copies.taken(priorities, len(keys))
         with self._changed:
             self._check()

@@ -7,8 +7,8 @@
                 writer.end_episode()
         writer.flush(timeout_s=10)      # wait for acknowledgement; leaving the block also does this
 
-A writer can have several streams of experience, one for each environment of an actor. All share its connection and its
-blocks:
+A writer can have several streams of experience, one for each environment of an actor. The streams share its connection
+and its blocks:
 
     with table.writer(streams=8) as writer:
         writer[i].append(frame=frame, action=action, reward=reward)
@@ -18,7 +18,7 @@ blocks:
 
 `append` copies the row and returns. A block is sent when it is full, 0.1 s after its first row, by `flush` and, in a
 writer with one stream, at the end of an episode. A server with many writers asks them for larger blocks: they then send
-less often, but at least `max_delay_s` after a block's first row.
+less often, but at the latest `max_delay_s` after a block's first row.
 While `MAX_BLOCKS_IN_FLIGHT` blocks are unacknowledged, `append` waits. This happens if the server is slow or
 unreachable, or if the table's rate limiter or full queue delays inserts.
 
@@ -113,7 +113,7 @@ class Writer:
 
     @property
     def writing(self) -> Writing:
-        """What checks the arguments of its methods; internal."""
+        """Checks the arguments of methods, and adds rows; internal."""
         return self._writing
 
     def __len__(self) -> int:
@@ -282,7 +282,7 @@ class Writer:
             return self._outbox.surrender()
 
     def adopt(self, blocks: Iterable[RowBlock]) -> None:
-        """Send rows that another writer of the same table, on another server, gave up; internal."""
+        """Send rows given up by another writer, of the same table on another server; internal."""
         with self._changed:
             self._outbox.adopt(blocks)
 

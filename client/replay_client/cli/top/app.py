@@ -3,7 +3,7 @@
     seen = looks(client.stats, interval_s)
     Top(next(seen), seen, inspect, "localhost:50051").run()
 
-A thread fetches statistics and posts them to the app, which shows them on its current screen.
+A thread fetches statistics and posts them to the app. The app shows them on its current screen.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from replay_client.errors import ReplayError
 from replay_client.results.stats import Stats
 
 _MOST_WAITS = 4
-"""Sentences about waits on the screen of all tables."""
+"""Maximum lines about waiting calls on the screen of all tables."""
 _LABEL_WIDTH, _RATE_WIDTH = 10, 9
-"""Characters of the name and the value of a rate beside its sparkline."""
+"""Width of a rate's name and of its value, beside the sparkline."""
 _LINES_BESIDE_BARS = 20
-"""Lines of a table's screen above and below its histogram, without waits."""
+"""Lines of a table's screen above and below the histogram, not counting lines about waits."""
 _LEAST_BARS = 4
 
 
@@ -54,7 +54,7 @@ class Looked(Message):
 
 
 class View(Screen[None]):
-    """A screen with a line about the server and a line about trouble; subclasses show statistics between them."""
+    """A screen with a line about the server and lines about trouble; subclasses show statistics below them."""
 
     def compose(self) -> ComposeResult:
         """Lay the screen out."""
@@ -72,7 +72,7 @@ class View(Screen[None]):
         """Show statistics."""
 
     def on_screen_resume(self) -> None:
-        """Show what the app saw meanwhile."""
+        """Show what the app has seen meanwhile."""
         self.refresh_view()
 
     @property
@@ -82,7 +82,7 @@ class View(Screen[None]):
         return self.app
 
     def refresh_view(self) -> None:
-        """Show what the app saw last, unless this screen is covered or on its way out."""
+        """Show what the app saw last, unless this screen is covered or the app is ending."""
         top = self.top
         if not (self.is_current and top.is_running):
             return
@@ -133,7 +133,7 @@ class Overview(View):
         self.query_one(TableList).reverse()
 
     def on_data_table_row_selected(self, selected: DataTable.RowSelected) -> None:
-        """Look into the selected table."""
+        """Open the screen of the selected table."""
         if selected.row_key.value is not None:
             self.app.push_screen(OneTable(selected.row_key.value))
 
@@ -152,7 +152,7 @@ class OneTable(View):
         self._table = table
 
     def action_inspect(self) -> None:
-        """Show the distribution of the table's rows."""
+        """Open the screen with the distribution of the table's rows."""
         self.app.push_screen(TableRows(self._table))
 
     def content(self) -> ComposeResult:
@@ -191,7 +191,7 @@ class OneTable(View):
 
 
 class TableRows(View):
-    """The distribution of one table's rows; the app inspects the table while this is its screen."""
+    """The distribution of one table's rows. The app inspects the table as long as this screen exists."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "app.pop_screen", "Back")]
 
@@ -202,16 +202,16 @@ class TableRows(View):
         self._inspected: Inspected | None = None
 
     def saw(self, inspected: Inspected) -> None:
-        """Keep what was seen, unless it is another table, which was inspected before this one."""
+        """Keep an inspection, unless it is of another table, whose screen was open before."""
         if inspected.inspection.table.name == self._table:
             self._inspected = inspected
 
     def on_mount(self) -> None:
-        """Have the table inspected."""
+        """Have the app inspect the table."""
         self.top.inspecting = self._table
 
     def on_unmount(self) -> None:
-        """Have no table inspected."""
+        """Have the app inspect no table."""
         self.top.inspecting = None
 
     def content(self) -> ComposeResult:
@@ -219,7 +219,7 @@ class TableRows(View):
         yield Static(id="rows")
 
     def show(self, stats: Stats, history: History) -> None:
-        """Show the distribution, which fits into the screen."""
+        """Show the distribution, fitted to the screen."""
         view = self.query_one("#rows", Static)
         if self._inspected is None:
             view.update(Text(f"reading the priorities of {printable_text(self._table)}", "dim"))
@@ -251,8 +251,8 @@ class Top(App[None]):
 
         Args:
             first: statistics.
-            later: newer ones, which a thread waits for.
-            inspect: inspects the table of a name, in this thread; raises `ReplayError`.
+            later: newer statistics; a thread waits for them.
+            inspect: inspects the table with a name; called in the same thread; raises `ReplayError`.
             address: the server's address.
         """
         super().__init__()
@@ -285,7 +285,7 @@ class Top(App[None]):
         if isinstance(looked.seen, Inspected) and isinstance(self.screen, TableRows):
             self.screen.saw(looked.seen)
         if isinstance(self.screen, View):
-            # The screen's own queue: it has laid out its widgets before it takes the first message from there.
+            # The screen's own queue: the screen takes messages from it only after it has laid out its widgets.
             self.screen.call_later(self.screen.refresh_view)
 
     def _fetch(self) -> None:

@@ -39,14 +39,14 @@ class TableHistory:
 
 
 class History:
-    """The recent rates of a server and its tables. They start anew when the server or a table does."""
+    """The recent rates of a server and its tables. They start anew if the server restarts or a table is replaced."""
 
     def __init__(self) -> None:
         """Start without rates."""
         self._tables: dict[str, TableHistory] = {}
         self._last: Stats | None = None
         self.cpu_share: float | None = None
-        """Processor time per second of the server between the last two statistics; None before."""
+        """Processor time per second of the server between the last two statistics; None if there is no such pair."""
 
     @property
     def tables(self) -> Mapping[str, TableHistory]:
@@ -56,7 +56,7 @@ class History:
     def add(self, stats: Stats) -> None:
         """Append the rates since the last call."""
         last, self._last = self._last, stats
-        if last is not None and stats.servers.keys() != last.servers.keys():  # sums over other servers
+        if last is not None and stats.servers.keys() != last.servers.keys():  # these are sums over different servers
             self._tables = {name: self._tables.get(name, TableHistory()) for name in stats.tables}
             return
         if last is None or _is_another_process(last.server, stats.server):

@@ -1,4 +1,4 @@
-"""The list of tables in `replay top`: one line each, with sparklines, in the order of a column."""
+"""The list of tables in `replay top`: one line for each table, with sparklines, sorted by one column."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from replay_client.cli.units import count_text, printable_text, shortened_text
 from replay_client.results.stats import TableStats
 
 _LEAST_NAME, _MOST_NAME = 16, 64
-"""Limits of the width of names."""
+"""Minimum and maximum width of names."""
 _NUMBER = 5
 """Maximum width of a number from `count_text`."""
 _MOST_SPARKS = 60
@@ -28,14 +28,14 @@ _SCROLLBAR = 1
 class _Column:
     heading: str
     value: Callable[[TableStats], Any]
-    """What to sort by."""
+    """The value that tables are sorted by."""
     text: Callable[[TableStats], str]
     past: Callable[[TableHistory], Sequence[float]] | None = None
     """What the sparkline beside the text shows, if there is one."""
 
     @property
     def width(self) -> int:
-        """Characters, without the sparkline: a space, and the heading with its mark, or the text."""
+        """Width without the sparkline: a space, and the text or, if it is longer, the heading with its sort mark."""
         return 1 + (_NUMBER if self.past else max(_NUMBER, len(self.heading) + 1))
 
 
@@ -80,7 +80,7 @@ class TableList(DataTable[Text]):
         self._fill()
 
     def sort_by_next(self) -> None:
-        """Sort by the column to the right, from the last one by the first."""
+        """Sort by the next column to the right, wrapping around to the first."""
         self._sort_by(_COLUMNS[(_COLUMNS.index(self._sorted_by) + 1) % len(_COLUMNS)])
 
     def reverse(self) -> None:
@@ -89,7 +89,7 @@ class TableList(DataTable[Text]):
         self._fill()
 
     def on_data_table_header_selected(self, selected: DataTable.HeaderSelected) -> None:
-        """Sort by a column whose heading was clicked, or reverse the order if that is so already."""
+        """Sort by the column whose heading was clicked. If it is the sort column already, reverse the order."""
         column = _COLUMNS[selected.column_index]
         self.reverse() if column is self._sorted_by else self._sort_by(column)
 
@@ -120,7 +120,7 @@ class TableList(DataTable[Text]):
         return self.coordinate_to_cell_key(self.cursor_coordinate).row_key.value if self.row_count else None
 
     def _widths(self) -> tuple[int, int]:
-        """Return the width of names and of sparklines."""
+        """Return the widths of names and of sparklines."""
         room = self.size.width - _SCROLLBAR - sum(column.width for column in _FIGURES)
         with_sparks = [column for column in _FIGURES if column.past]
         longest = max((len(name) for name in self._tables), default=0)

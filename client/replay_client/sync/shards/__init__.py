@@ -1,1 +1,1 @@
-"""One logical table over several servers: its shards, and what reads and writes them."""
+"""Tables on several servers: their shards, samplers and writers."""

@@ -21,7 +21,7 @@ from replay_client.sync.shards.sharded_table import ShardedTable
 def create_sharded(
     fleet: Fleet, shards: ShardMap, config: replay_pb2.TableConfig, if_exists: IfExists | None
 ) -> ShardedTable:
-    """Create a table on all servers, or open it; each has an equal part of the capacity.
+    """Create or open a table on all servers. Each shard gets an equal part of the capacity.
 
     Raises:
         InvalidArgumentError: the config is not possible on several servers.
@@ -59,7 +59,7 @@ def _check(shards: ShardMap, config: replay_pb2.TableConfig) -> None:
 
 
 def _divide(limiter: replay_pb2.RateLimiter, shards: ShardMap) -> None:
-    """Replace the limits of the whole table by those of a shard."""
+    """Replace the limits of the whole table by those of one shard."""
     try:
         limiter.CopyFrom(divided(RateLimit.from_proto(limiter), len(shards.in_use)).to_proto())
     except FieldError as error:

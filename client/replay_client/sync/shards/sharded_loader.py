@@ -1,6 +1,6 @@
-"""Inserts rows that were read from a table into the shards of another; see `replay_client.sync.row_loader`.
+"""Inserts rows that were read from a table into a table on several servers; see `replay_client.sync.row_loader`.
 
-An episode of a table of steps, or some rows of another table, go to the emptiest shard.
+Each episode goes to the emptiest shard; in a table without steps, every 256 rows do.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from replay_client.sync.row_loader import RowLoader, check_loadable
 from replay_client.sync.shards.servers.member import Member
 
 _PART_ROWS: Final = 256
-"""Consecutive rows without steps that go to one shard."""
+"""Number of consecutive rows that go to the same shard, in a table without steps."""
 
 
 class ShardedLoader(RowLoader):
@@ -70,7 +70,7 @@ class ShardedLoader(RowLoader):
         return where
 
     def _by_episode(self, rows: Rows) -> NDArray[np.intp]:
-        """Choose a loader for each row, int64[n]; the same one for all rows of an episode."""
+        """Choose a loader for each row, int64[n]; all rows of an episode get the same loader."""
         where = np.empty(rows.batch_size, np.intp)
         for stream, episode, mine in _episodes(rows):
             known = self._episodes.get(stream)
@@ -94,7 +94,7 @@ def keys_refused(where: str) -> InvalidArgumentError:
 
 
 def _episodes(rows: Rows) -> Iterator[tuple[int, int, NDArray[np.intp]]]:
-    """Yield stream, episode and places int64[n] of the rows of each episode, in order."""
+    """Yield the stream, number and row indices int64[n] of each episode; its rows are in order."""
     order = np.lexsort((np.arange(rows.batch_size), rows.streams))  # episodes of a stream are in order already
     streams, episodes = rows.streams[order], rows.episodes[order]
     ends = np.flatnonzero((streams[1:] != streams[:-1]) | (episodes[1:] != episodes[:-1])) + 1

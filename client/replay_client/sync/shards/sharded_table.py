@@ -1,6 +1,6 @@
 """One table over several servers; see docs/scaling.md.
 
-Each server has a shard: a table of its own with a part of the capacity. Keys of this table contain the shard's id.
+Each server has a shard: its own table, with a part of the capacity. Keys of the whole table contain the shard's id.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from replay_client.sync.shards.writing.sharded_writer import ShardedWriter
 from replay_client.sync.table import Table
 
 _LOOK_S: Final = 1.0
-"""Seconds after which a single call makes a thread look for a newer shard map. Samplers and writers hear of it."""
+"""Seconds after which a call looks for a newer shard map, in a thread. Samplers and writers see it in replies."""
 
 
 class ShardedTable(Table):
@@ -75,7 +75,7 @@ class ShardedTable(Table):
 
     @property
     def shards(self) -> dict[int, Table]:
-        """The table of each shard by its id, for what the whole table does not offer. It has its own keys."""
+        """The table of each shard by id, for operations that the whole table lacks. Each has keys of its own."""
         return {member.id: member.table for member in self._members}
 
     def __repr__(self) -> str:
@@ -99,7 +99,7 @@ class ShardedTable(Table):
     def insert(
         self, rows: Mapping[str, Any], *, priorities: ArrayLike | None = None, timeout_s: float | None = None
     ) -> NDArray[np.int64]:
-        """Insert rows, each part of a large insert into the emptier of two shards; see `Table.insert`."""
+        """Insert rows; see `Table.insert`. Each part of a large insert goes to the emptier of two shards."""
         if self.steps is not None:
             return super().insert(rows)  # raises
         columns, row_count = checked_rows(self.schema, rows)
@@ -123,7 +123,7 @@ class ShardedTable(Table):
     def _insert_part(
         self, columns: Mapping[str, Any], priorities: ArrayLike | None, timeout_s: float | None
     ) -> tuple[Member, NDArray[np.int64]]:
-        """Insert rows into the emptier of two shards or, if its rate limiter does not allow it, where one does."""
+        """Insert rows into the emptier of two shards. If its rate limiter does not allow that, try the other shards."""
         chosen, limit = self._emptier(), self._description.rate_limit
         if limit is not None and limit.samples_per_insert is not None:
             for member in (chosen, *(each for each in self._active() if each is not chosen)):
@@ -214,13 +214,13 @@ class ShardedTable(Table):
         timeout_s: float | None = None,
         progress: bool = False,
     ) -> Loaded:
-        """Insert the rows of a Parquet file; see `Table.load_parquet`. They cannot get the keys in the file."""
+        """Insert the rows of a Parquet file; see `Table.load_parquet`. ``keys`` must be False."""
         if keys:
             raise keys_refused(f"{self.name!r}, on {len(self._members)} servers")
         return super().load_parquet(path, priorities=priorities, timeout_s=timeout_s, progress=progress)
 
     def loader(self, *, priorities: bool = True, timeout_s: float | None = None) -> RowLoader:
-        """Create a loader, which inserts each episode, or part of the rows without steps, into one shard."""
+        """Create a loader; see `Table.loader`. Each episode or, without steps, every 256 rows go to one shard."""
         loaders = [
             (member, member.table.loader(priorities=priorities, timeout_s=timeout_s)) for member in self._active()
         ]
@@ -289,7 +289,7 @@ class ShardedTable(Table):
     def describe(self) -> TableDescription:
         """Fetch the current description: sums of rows and capacities, and the uid of the first shard.
 
-        The rows of a shard whose server is away are counted as they were last known.
+        For a shard whose server is away, the last known number of rows counts.
 
         Raises:
             TableNotFoundError: a server no longer has the table.
@@ -311,7 +311,7 @@ class ShardedTable(Table):
     def inspect(self, *, largest: int = 10) -> Inspection:
         """Fetch the distribution of the rows; see `Table.inspect`. Shards whose servers are away are left out.
 
-        The largest rows and their keys are exact; other ranks follow from selected ranks of each shard.
+        The rows with the largest priorities are exact. Other ranks are estimated from selected ranks of each shard.
         """
         members = {member.id: member for member in self._members}
         links = {id: member.link for id, member in members.items()}
@@ -325,7 +325,7 @@ class ShardedTable(Table):
         return sum(member.table.reset() for member in self._members)
 
     def drop(self) -> None:
-        """Drop the tables of all shards; see `Table.drop`. If a server is away, calling again drops the others.
+        """Drop the tables of all shards; see `Table.drop`. If a server is away, call again when it is back.
 
         Raises:
             TableNotFoundError: no server has the table.
@@ -343,12 +343,12 @@ class ShardedTable(Table):
             raise failure
 
     def _split(self, keys: NDArray[np.int64]) -> list[tuple[Member, NDArray[np.intp]]]:
-        """Return the positions of each shard's keys, for the shards that have any."""
+        """Return the positions of each shard's keys, for shards with at least one key."""
         owners = shard_ids(keys)
         return [(member, mine) for member in self._members if len(mine := np.flatnonzero(owners == member.id))]
 
     def _current_parts(self) -> dict[int, TableDescription]:
-        """Fetch the description of each shard's table, not of another one with its name."""
+        """Fetch the description of each shard's table; see `Table.checked_description`."""
         return {member.id: member.table.checked_description() for member in self._members}
 
     def checked_description(self) -> TableDescription:

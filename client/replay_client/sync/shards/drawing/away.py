@@ -21,21 +21,21 @@ log = logging.getLogger(__name__)
 _LOOK_EVERY_S: Final = 0.25
 _LOOK_S: Final = 0.5
 MOST_HELD: Final = 1 << 16
-"""Maximum updates that are held for a shard."""
+"""Maximum number of updates held for a shard."""
 
 
 class AwayShard:
     """See the module."""
 
     def __init__(self, member: Member, *, is_replaced: bool = False) -> None:
-        """Start to look for the server. ``is_replaced``: it is there, but has lost the table."""
+        """Start a thread that polls the server, unless ``is_replaced``: the server is back, but has lost the table."""
         self.member = member
         self.is_replaced = is_replaced
-        """Whether its table is gone for good."""
+        """Whether the server has lost the table for good."""
         self.is_back = False
         """Whether the server is back with the same table."""
         self.dropped = 0
-        """Updates that were not held, because there were too many."""
+        """Number of updates that were not held, because there were too many."""
         self._held: dict[int, float] = {}
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -44,7 +44,7 @@ class AwayShard:
             self._thread.start()
 
     def hold(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:
-        """Hold updates of keys int64[n] in the shard, with priorities float64[n]; the last one of each key counts."""
+        """Hold updates: keys int64[n] in the shard, priorities float64[n]. For duplicate keys, the last one counts."""
         for key, priority in zip(keys.tolist(), priorities.tolist(), strict=True):
             if key in self._held or len(self._held) < MOST_HELD:
                 self._held[key] = priority
@@ -56,7 +56,7 @@ class AwayShard:
         return np.array(list(self._held), np.int64), np.array(list(self._held.values()), np.float64)
 
     def end(self, *, is_waited_for: bool = True) -> None:
-        """Stop looking; ``is_waited_for``: return when the thread has ended."""
+        """Stop polling. ``is_waited_for``: whether to wait until the thread has ended."""
         self._ended.set()
         if self._thread is not None and is_waited_for:
             self._thread.join()

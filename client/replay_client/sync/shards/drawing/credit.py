@@ -1,4 +1,4 @@
-"""Samples that the rate limiters of the shards have counted as drawn, for the batches of one sampler."""
+"""Account of the samples that the shards' rate limiters have granted to one sampler."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from replay_client.sync.shards.drawing.shard_stream import ShardStream
 
 _SHORTEST_S: Final = 0.001
 _LONGEST_S: Final = 0.02
-"""Seconds between two looks at the states of the shards while a batch is not allowed."""
+"""Limits of the seconds between polls of the shards' states while a batch is not allowed."""
 
 
 class Credit:
-    """See the module. A request carries the charge that is set in its stream, and its reply says what was granted."""
+    """See the module. The next request of a shard's stream carries its charge, and the reply says what was granted."""
 
     def __init__(self, name: str, limit: RateLimit, streams: Mapping[int, ShardStream]) -> None:
-        """Charge by the limit of each shard of the table ``name``; ``streams`` are those to the shards, by id."""
+        """``limit`` is that of one shard of the table ``name``; ``streams`` lead to the shards, by id."""
         self._name = name
         self._limit = limit
         self._streams = streams
@@ -30,20 +30,20 @@ class Credit:
 
     @property
     def held(self) -> int:
-        """Samples that were granted and not spent."""
+        """Samples that were granted but not spent."""
         return self._balance + sum(stream.charged for stream in self._streams.values())
 
     @property
     def due(self) -> int:
-        """Samples that were charged and not answered."""
+        """Samples that were charged but not granted yet."""
         return sum(stream.charging for stream in self._streams.values())
 
     def ended(self, stream: ShardStream) -> None:
-        """Keep what was granted on a stream that is being removed."""
+        """Keep the samples granted on a stream that is being removed."""
         self._balance += stream.charged
 
     def spend(self, rows: int) -> None:
-        """Use samples for a batch."""
+        """Spend samples on a batch."""
         if self._limit.samples_per_insert is not None:
             self._balance -= rows
 
@@ -52,14 +52,15 @@ class Credit:
         return self.held >= rows or self._limit.samples_per_insert is None
 
     def charge(self, rows: int, *, whole: bool) -> bool:
-        """Charge what ``rows`` rows lack, as far as the shards' last states allow it.
+        """Charge the samples that ``rows`` rows still lack, as far as the shards' last states allow.
 
         Args:
-            rows: rows that were requested and not returned, or will be requested now.
+            rows: number of rows in flight or about to be requested.
             whole: whether to charge nothing unless all of it is allowed.
 
         Returns:
-            Whether the table has enough rows and, with ``whole``, all samples are charged; otherwise, whether any are.
+            With ``whole``, whether all missing samples are charged; otherwise, whether any were charged. False if the
+            table has too few rows.
         """
         limit, needed = self._limit, rows - self.held - self.due
         if self._drawable < limit.min_size * len(self._streams):
@@ -80,13 +81,13 @@ class Credit:
         return None if self._limit.samples_per_insert is None else move(self._limit, self._differences, waiting)
 
     def give_back(self, samples: int) -> None:
-        """Let the shard with the smallest difference count fewer samples."""
+        """Give samples back to the shard with the smallest difference."""
         if samples and self._streams:
             differences = self._differences
             self._streams[min(differences, key=lambda shard: differences[shard])].charge(-samples)
 
     def pause_s(self, rows: int) -> float:
-        """Return the seconds until the next look, by how fast rows have been inserted since the last one."""
+        """Return the seconds until the next poll, estimated from the rate of inserts since the last poll."""
         now, inserted = time.monotonic(), sum(stream.state.inserted for stream in self._streams.values())
         (before, had), self._looked = self._looked, (now, inserted)
         gained = (inserted - had) * (self._limit.samples_per_insert or 1.0)
@@ -117,5 +118,5 @@ class Credit:
 
     @property
     def _differences(self) -> dict[int, float]:
-        """The difference of each shard by id, once all charges are granted."""
+        """The difference of each shard by id, as if all charges had been granted."""
         return {shard_id: stream.state.difference - stream.charging for shard_id, stream in self._streams.items()}

@@ -1,7 +1,7 @@
 """Draws batches by rank from a distributed table, exactly, by rejection; see `replay_client._shards.ranked_step`.
 
-A batch takes three replies of each shard, one after another. Several batches in flight are in different phases, so with
-a prefetch of 4 or more, each step sends one message to each shard, and waits for none that it has just sent.
+A batch takes three round trips to each shard. Batches in flight are in different phases and share messages. So with a
+prefetch of 4 or more, each step sends one message to each shard, and does not wait for the replies to these messages.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class RankedSampler(ShardedSampler):
         super().request()
 
     def _pursue(self, step: Step) -> None:
-        """Begin another round of a step, or wait for another reply that it needs."""
+        """Begin another round of a step if none is running, and wait for one reply that the step needs."""
         assert isinstance(step, RankedStep)
         if not step.asked:
             self._begin_round(step)
         shard_id = next(iter(step.asked))
-        if self._of(shard_id).has_unsent(step):  # otherwise the questions of several steps share a message
+        if self._of(shard_id).has_unsent(step):  # not earlier, so that questions of several steps share a message
             self._ask_idle()
         self._receive_from(shard_id)
 
@@ -78,7 +78,7 @@ class RankedSampler(ShardedSampler):
             self._put(question.step.answered(shard_id, question, answer))
 
     def _redraw(self, step: Step, shard_id: int) -> None:
-        """Draw a step again, without a shard that is away: all ranks are others now."""
+        """Restart a step without a shard that is away, because all ranks have changed."""
         assert isinstance(step, RankedStep)
         if not step.is_complete:
             step.restart()

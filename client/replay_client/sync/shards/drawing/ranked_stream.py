@@ -22,7 +22,7 @@ class RankedStream(ShardStream):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._questions: list[Question] = []  # of the next message
-        self._asked: dict[int, list[Question]] = {}  # by the identity of the message
+        self._asked: dict[int, list[Question]] = {}  # by the id() of the message
 
     @property
     def next_is_batch(self) -> bool:
@@ -40,13 +40,13 @@ class RankedStream(ShardStream):
         return any(question.step is step for question in self._questions)
 
     def put(self, question: Question) -> None:
-        """Add a question to the next message; a message fetches the rows of one question."""
+        """Add a question to the next message. A message can fetch the rows of only one question."""
         if len(question.keys) and any(len(other.keys) for other in self._questions):
             self.ask_for(None)
         self._questions.append(question)
 
     def ask_for(self, draw: replay_pb2.Draw | None, step: Step | None = None) -> None:
-        """Send the kept updates, the questions, and a request for the state; there are no other draws."""
+        """Send the kept updates, the questions, and a request for the state. ``draw`` and ``step`` are ignored."""
         questions, self._questions = self._questions, []
         query = None
         if any(not len(question.keys) for question in questions):

@@ -24,7 +24,7 @@ class ShardStream(Sampler):
         super().__init__(*arguments, **options)
         self.state_at = -1e9
         """When the latest state arrived, on the clock `time.monotonic`."""
-        self._steps: deque[Step] = deque()  # to which the batches in flight belong
+        self._steps: deque[Step] = deque()  # of the batches in flight
 
     @property
     def state(self) -> replay_pb2.TableState:
@@ -53,7 +53,7 @@ class ShardStream(Sampler):
 
     @property
     def charging(self) -> int:
-        """Samples that were charged to the shard's rate limiter, and not answered."""
+        """Samples that were charged to the shard's rate limiter but not granted yet."""
         return self._learning.charge + self._learning.charging
 
     @property
@@ -66,25 +66,25 @@ class ShardStream(Sampler):
         self._learning.charge += samples
 
     def hear(self, others_largest: float) -> None:
-        """Tell the shard the largest priority in the others, with the next request."""
+        """Tell the shard, with the next request, the largest priority in the other shards."""
         self._learning.others_largest = others_largest
 
     def forget_drawable(self) -> None:
-        """Record that the table has turned out to be empty."""
+        """Record that the table has no rows to draw, as the server has just replied."""
         if self._learning.state is not None:
             self._learning.state.drawable = 0
 
     def ask_for(self, draw: replay_pb2.Draw | None, step: Step | None = None) -> None:
-        """Send the kept updates and a request for the state and, unless it is None, for one batch for a step."""
+        """Send the kept updates, and request the state and, unless ``draw`` is None, one batch for a step."""
         self._learning.ask_for(draw)
         if step is not None:
             self._steps.append(step)
         self._stream.send_pending()
 
     def take(self, deadline: float = math.inf) -> tuple[Step, Batch | None] | None:
-        """Wait for the next reply; return the step that it belongs to, if any, and its batch.
+        """Wait for the next reply; return its step and batch, or None if no batch was requested.
 
-        The batch is None if the table has turned out to be empty.
+        The batch is None if the table was empty.
 
         Raises:
             ServerUnavailableError: the server is unreachable.

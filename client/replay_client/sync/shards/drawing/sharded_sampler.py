@@ -1,8 +1,8 @@
-"""Draws batches from a distributed table, as from one table, and updates priorities where the rows are.
+"""Draws batches from a distributed table as from a single one, and updates priorities in the shards of the rows.
 
-Each step chooses how many rows to draw in each shard by the shards' masses, requests them in one message per shard, and
-joins them in random order (`replay_client._shards.mass`). If a server goes away, the rows of its shard are drawn in the
-others until it returns with the same table. Updates of its rows are sent to it then.
+Each step divides a batch among the shards according to their masses, requests the rows in one message per shard, and
+joins them in random order (`replay_client._shards.mass`). While a server is away, all rows are drawn from the other
+shards. Updates for its rows are held, and sent when it returns with the same table.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ from replay_client.sync.shards.servers.roster import AWAY_LOOK_S, Roster
 log = logging.getLogger(__name__)
 
 AWAY_AFTER_S: Final = 0.2
-"""Seconds to retry a shard's server before its rows are drawn in the other shards."""
+"""Seconds to retry a shard's server before all rows are drawn from the other shards."""
 _STATE_EVERY_S: Final = 0.05
-"""Maximum age of the state of a shard from which nothing was drawn."""
+"""Seconds after which the state of a shard is requested again, if nothing was drawn from the shard."""
 _POLL_S: Final = 0.02
 _MOST_KEPT: Final = 64
-"""Calls with updates that wait for the next request."""
+"""Maximum calls of `update_priorities` whose updates wait for the next request."""
 _FEWEST_BUNDLED: Final = 8
-"""Batches in flight from which on several batches are requested together."""
+"""Minimum `prefetch` with which one message requests several batches."""
 _BUNDLE_ROWS: Final = 1 << 13
 _BUNDLE_BYTES: Final = 1 << 20
-"""Maximum size of batches that are requested together: larger ones would be copied once more for little gain."""
+"""Maximum size of batches requested in one message. They are copied once more, so larger ones would gain little."""
 GONE: Final = (ServerUnavailableError, TableReplacedError, TableNotFoundError)
 
 
@@ -87,7 +87,7 @@ class ShardedSampler(Sampler):
             open_stream: opens a stream to a shard.
             draw: what to draw.
             buffers: memory for batches.
-            blank: provides the memory for batches instead; None: ``buffers`` do.
+            blank: provides the memory for batches instead of ``buffers``; None: ``buffers`` does.
             prefetch: number of batches in flight.
             reconnect_timeout_s: seconds to wait if all servers are away.
             random: chooses the shards.
@@ -113,9 +113,9 @@ class ShardedSampler(Sampler):
         self._credit = None if limit is None else Credit(self._name, limit, self._streams)
         self.prefetch = prefetch
         self._away: dict[int, AwayShard] = {}
-        self._counted = [0, 0]  # updated and stale rows on streams that have ended, or in no shard
+        self._counted = [0, 0]  # updated rows and stale keys: of ended streams, and of unknown shards
         self._kept: list[tuple[NDArray[np.int64], NDArray[np.float64]]] = []  # updates for the next request
-        self._updates = False  # whether there was an update: a token may lack the right
+        self._updates = False  # whether priorities were ever updated; a token may lack the right
         self._begin()
 
     @property
@@ -134,7 +134,7 @@ class ShardedSampler(Sampler):
 
     @prefetch.setter
     def prefetch(self, prefetch: Prefetch) -> None:
-        # If batches in flight count as drawn, more of them would not arrive earlier.
+        # A rate limiter counts batches in flight as drawn, so more of them would not arrive earlier.
         self._prefetching = prefetching(prefetch, MOST if self._credit is None else FEWEST)
 
     @property
@@ -144,7 +144,7 @@ class ShardedSampler(Sampler):
 
     @property
     def _left(self) -> int:
-        """Batches that have arrived, and were not returned yet."""
+        """Batches that have arrived but were not returned yet."""
         return 0 if self._bundle is None else self._bundle.left
 
     @property
@@ -159,7 +159,7 @@ class ShardedSampler(Sampler):
 
     @property
     def stale(self) -> int:
-        """Number of stale keys so far, with those of lost shards."""
+        """Number of stale keys so far, including those of lost shards."""
         return self._counted[1] + sum(stream.stale for stream in list(self._streams.values()))
 
     @property
@@ -214,7 +214,7 @@ class ShardedSampler(Sampler):
         self._ask_idle(are_updates_sent=has_begun)
 
     def update_priorities(self, batch_or_keys: BatchOrKeys, priorities: ArrayLike) -> None:
-        """Update priorities; see `Sampler.update_priorities`. Those of a shard that is away are held: 65,536 of them.
+        """Update priorities; see `Sampler.update_priorities`. For each shard that is away, up to 65,536 are held.
 
         Raises:
             InvalidArgumentError: the keys or the priorities are invalid.
@@ -274,7 +274,7 @@ class ShardedSampler(Sampler):
         self._counted[1] += left
 
     def _begin(self) -> None:
-        """Open all streams, and learn the states."""
+        """Open all streams, and wait for the states of the shards."""
         for member in self._members.values():
             try:
                 self._open(member)
@@ -288,16 +288,16 @@ class ShardedSampler(Sampler):
         return stream
 
     def _learn_states(self, shard_ids: Iterable[int]) -> None:
-        """Wait for the replies of these shards, as far as they carry no batches."""
+        """Wait for replies from these shards, up to the next reply with a batch."""
         for shard_id in list(shard_ids):
             while (stream := self._streams.get(shard_id)) and stream.is_asked and not stream.next_is_batch:
                 self._receive_from(shard_id)
 
     def _may_begin(self) -> bool:
-        """Whether the rate limiters allow another batch; wait for it if none is in flight.
+        """Return whether the rate limiters allow another batch. If no batch is in flight, block until they do.
 
         Raises:
-            ReplayError: they do not, and there is none in flight; see `Credit.refusal`.
+            ReplayError: the draw's time limit expired while blocked; see `Credit.refusal`.
         """
         if self._credit is None or self._credit.charge(self._draw.batch_size * (self.in_flight + 1), whole=True):
             return True
@@ -307,7 +307,7 @@ class ShardedSampler(Sampler):
         return True
 
     def _settle(self, credit: Credit) -> None:
-        """Pay for a batch. If other learners were faster, wait for more samples."""
+        """Spend the samples for a batch. If other learners were faster, wait for more."""
         rows = self._draw.batch_size
         while not credit.has(rows):
             charging = next((shard_id for shard_id, stream in self._streams.items() if stream.charging), None)
@@ -345,7 +345,7 @@ class ShardedSampler(Sampler):
                 time.sleep(credit.pause_s(rows))
 
     def _make_room(self, credit: Credit) -> bool:
-        """Make room in a shard where inserts wait, if another has room; return whether that was possible."""
+        """Make room in a shard where inserts wait, if another shard has room; return whether that was possible."""
         found = credit.move()
         if found is None:
             return False
@@ -370,7 +370,7 @@ class ShardedSampler(Sampler):
             self._credit.ended(stream)
 
     def _pursue(self, step: Step) -> None:
-        """Wait for another reply that a step needs."""
+        """Wait for one reply that a step needs."""
         self._receive_from(next(iter(step.asked)))
 
     def _together(self) -> int:
@@ -386,7 +386,7 @@ class ShardedSampler(Sampler):
         Raises:
             ServerUnavailableError: all servers are away.
             TableEmptyError: there is nothing to draw.
-            DeadlineExceededError: there was nothing to draw for the draw's time limit.
+            DeadlineExceededError: there was nothing to draw until the draw's time limit expired.
         """
         chances = self._drawable_chances()
         smallest = {shard_id: self._streams[shard_id].state.smallest_probability for shard_id in chances}
@@ -404,7 +404,7 @@ class ShardedSampler(Sampler):
             self._streams[shard_id].ask_for(draw, step)
 
     def _drawable_chances(self) -> dict[int, float]:
-        """Return the probability of each shard by id, by the last states; wait until there are rows to draw."""
+        """Return the probability of each shard by id, from the last states. Wait until there are rows to draw."""
         began = time.monotonic()
         is_fresh = False
         while True:
@@ -429,10 +429,10 @@ class ShardedSampler(Sampler):
             self._learn_states(ids)
 
     def _await_a_shard(self) -> None:
-        """Wait until a server is there.
+        """Wait until a server is reachable.
 
         Raises:
-            ServerUnavailableError: there is none for `reconnect_timeout_s`.
+            ServerUnavailableError: no server was reachable for `reconnect_timeout_s`.
         """
         deadline = time.monotonic() + self._reconnect_timeout_s
         while not self._streams:
@@ -461,7 +461,7 @@ class ShardedSampler(Sampler):
             step.arrived(shard_id, batch)
 
     def _follow(self) -> None:
-        """Draw from the shards of the newest map, as far as it is known."""
+        """Switch to the shards of the newest map that the roster knows."""
         if self._away:
             self._roster.look(every_s=AWAY_LOOK_S)
         if self._roster.members is self._seen:
@@ -492,7 +492,7 @@ class ShardedSampler(Sampler):
             self._redraw(step, shard_id)
 
     def _lose(self, shard_id: int, error: ReplayError) -> None:
-        """Draw in the other shards from now on, also what was requested from this one."""
+        """Draw from the other shards from now on, including rows already requested from this one."""
         log.warning("%s is away, so its rows are not drawn: %s", self._members[shard_id], error)
         is_replaced = not isinstance(error, ServerUnavailableError)
         away = self._away[shard_id] = AwayShard(self._members[shard_id], is_replaced=is_replaced)
@@ -510,13 +510,13 @@ class ShardedSampler(Sampler):
             self._redraw(step, shard_id)
 
     def _report(self, shard_id: int, stream: ShardStream) -> None:
-        """Tell the other servers what the last reply of a shard said, if there was any."""
+        """Report the last known state of a shard, if any, to the other servers."""
         state = stream.state
         if state.inserted:
             self._roster.report(shard_id, ShardReport(state.inserted, state.size, state.total_mass))
 
     def _redraw(self, step: Step, shard_id: int) -> None:
-        """Draw a step's rows of a shard in the others."""
+        """Draw the rows that a step needs from this shard in the other shards instead."""
         if step not in self._steps:
             return
         missing = step.without(shard_id)
@@ -541,7 +541,7 @@ class ShardedSampler(Sampler):
                 self._learn_states([shard_id])
 
     def _tell_largest(self) -> None:
-        """Tell each shard the largest priority in the others, which its new rows get."""
+        """Tell each shard the largest priority in the others, because new rows get the largest of all shards."""
         if not self._updates:
             return
         largest = {shard_id: stream.state.largest_priority for shard_id, stream in self._streams.items()}
@@ -549,7 +549,7 @@ class ShardedSampler(Sampler):
             stream.hear(max((value for other, value in largest.items() if other != shard_id), default=0.0))
 
     def _ask_idle(self, *, are_updates_sent: bool = True) -> None:
-        """Send updates to shards that got no request with them, and ask for states that have become old."""
+        """Send the updates that no request has carried yet, and request states that have become old."""
         now = time.monotonic()
         for stream in self._streams.values():
             if (are_updates_sent and stream.has_kept) or (

@@ -2,7 +2,7 @@
 
     ask_all(fleet.links_of(shards), operations.list_tables)     # {0: ..., 2: ...}: shard 1 is away
 
-A server that is away, or that hangs, delays the answers of the others by at most `ASK_S`.
+A server that is away or hangs delays the result by at most `ASK_S`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from replay_client.errors import DeadlineExceededError, ServerUnavailableError
 T = TypeVar("T")
 
 ASK_S: Final = 2.0
-"""Time limit for each server, in seconds: the others have most of the answer."""
+"""Time limit for each server, in seconds: short, because the other servers have most of the answer."""
 AWAY: Final = (ServerUnavailableError, DeadlineExceededError)
 """Errors of calls to a server that is down, unreachable or hangs."""
 
@@ -55,10 +55,10 @@ def ask_each(links: Mapping[int, ServerLink], operations: Mapping[int, Callable[
 
     Args:
         links: links to the servers, by shard.
-        operations: create the operations, whose calls may be repeated.
+        operations: create the operation of each shard. Its calls must be idempotent.
 
     Raises:
-        ServerUnavailableError: no server is reachable. Only then are the calls retried.
+        ServerUnavailableError: no server is reachable, even after retries. If any answers, no call is retried.
         ReplayError: a server refused its call.
     """
     try:

@@ -31,7 +31,7 @@ def write_parts(
     """Have all servers write their parts of a checkpoint, at almost the same time.
 
     Raises:
-        ServerUnavailableError: a server is away. If it went away meanwhile, the others have written their parts.
+        ServerUnavailableError: a server is away. If it went away during the call, the others have written their parts.
         ReplayError: as for `ReplayClient.checkpoint`.
     """
     series, names = series or _SERIES, tuple(tables)
@@ -61,7 +61,7 @@ def verify_parts(
     """Have all servers verify their parts of a checkpoint.
 
     Raises:
-        CheckpointNotFoundError: parts are missing, unless ``is_partial``; or there are none.
+        CheckpointNotFoundError: no server has a part or, unless ``is_partial``, a part is missing.
         CheckpointDamagedError: a file is corrupt.
     """
 
@@ -85,7 +85,7 @@ def verify_parts(
 
 
 def joined(parts: Mapping[int, Checkpoint]) -> Checkpoint:
-    """Describe a checkpoint of several servers."""
+    """Join the descriptions of a checkpoint's parts."""
     newest = max((part.shards for part in parts.values() if part.shards), key=_version, default=None)
     tables: dict[str, CheckpointTable] = {}
     for part in parts.values():
@@ -111,7 +111,7 @@ def _of_each(links: Mapping[int, ServerLink], calls: Mapping[int, partial[T]]) -
     """Return the answers of all servers.
 
     Raises:
-        ServerUnavailableError: one of them is away.
+        ServerUnavailableError: a server is away.
     """
     found = answers(calls)
     away = [f"shard {shard_id} at {link.options.address}" for shard_id, link in links.items() if shard_id not in found]

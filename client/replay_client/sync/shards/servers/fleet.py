@@ -3,7 +3,7 @@
 fleet = Fleet(links)
 shards = fleet.find()               # the newest shard map; the first client of several servers creates it
 fleet.link(shards.in_use[0].address)
-fleet.change(new)                   # one writer; raises ShardsChangedError if another was faster
+fleet.change(new)                   # raises ShardsChangedError if another client was faster
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from replay_client.sync.shards.servers.losses import rows_lost_with
 
 _UID_BYTES: Final = 16
 _SPREADING_S: Final = 1.0
-"""Time for another client to send the first map to all servers."""
+"""Seconds to wait while another client sends the first map to all servers."""
 _POLL_S: Final = 0.05
 
 
@@ -38,7 +38,7 @@ class Fleet:
     """See the module. Thread-safe."""
 
     def __init__(self, links: Sequence[ServerLink]) -> None:
-        """``links`` are those to the addresses that the user gave; they are not contacted yet."""
+        """``links`` lead to the addresses that the user gave. No server is contacted yet."""
         self.links = {link.options.address: link for link in links}
         """Links by address, to all servers found so far."""
         self.seeds = tuple(self.links)
@@ -54,7 +54,7 @@ class Fleet:
         return {shard.id: self.link(shard.address) for shard in shards.in_use}
 
     def moved(self, earlier: str, address: str) -> None:
-        """Learn that a server now has another address; its link stays the same."""
+        """Change the address of a server; its link stays the same object."""
         link = self.links.get(earlier)
         if link is not None and link.options.address == earlier:
             link.move(address)
@@ -63,13 +63,13 @@ class Fleet:
             self.seeds = tuple(address if seed == earlier else seed for seed in self.seeds)
 
     def find(self) -> ShardMap:
-        """Return the newest map that any server has. If no server has one, create it with the given addresses.
+        """Return the newest map that any server has. If no server has a map, create one with the given addresses.
 
         Raises:
-            ServerUnavailableError: no server is reachable, or there is no map and not all are.
+            ServerUnavailableError: no server is reachable, or there is no map and a server is unreachable.
             PermissionDeniedError: there is no map, and this client may not create it.
-            InvalidArgumentError: the addresses belong to different services, one is not in the map, two are of one
-                server, or the servers have different versions. Nothing was changed.
+            InvalidArgumentError: the addresses belong to different services, an address is not in the map, two lead to
+                one server, a server has lost the map, or the servers have different versions. Nothing was changed.
         """
         deadline = time.monotonic() + _SPREADING_S
         while True:
@@ -103,12 +103,12 @@ class Fleet:
             return _newest(self._ask())
 
     def change(self, new: ShardMap) -> None:
-        """Send a new version of the map to all its servers, first to the one whose address sorts first.
+        """Send a new map to its servers, in order of address. The first server detects concurrent changes.
 
         Raises:
             ShardsChangedError: the map has changed meanwhile.
             PermissionDeniedError: the token lacks the right ``admin`` on all tables.
-            ServerUnavailableError: no server is reachable. Servers that are not reachable now get the map later.
+            ServerUnavailableError: no server is reachable. If only some are unreachable, they get the map later.
         """
         unreachable: ReplayError | None = None
         is_first = True
@@ -134,7 +134,7 @@ class Fleet:
             raise unreachable
 
     def set_addresses(self, addresses: Sequence[str]) -> ShardMap:
-        """Make these the servers of the service: known ones keep their ids, and new ones get new ids.
+        """Make these the servers of the service. Known servers keep their ids; new servers get new ids.
 
         Raises:
             InvalidArgumentError: a server in use is missing.
@@ -164,7 +164,7 @@ class Fleet:
         """Change the state of a shard.
 
         Raises:
-            InvalidArgumentError: there is no such shard, it is lost or retired, or it is the last one.
+            InvalidArgumentError: the shard does not exist, is lost or retired, or is the last one.
         """
         current = self._with(shard_id)
         if state in ("lost", "retired") and len(current.in_use) == 1:
@@ -183,7 +183,7 @@ class Fleet:
         """Change the address of a shard, whose server now runs elsewhere with the same tables.
 
         Raises:
-            InvalidArgumentError: there is no such shard, it is lost or retired, or another one has this address.
+            InvalidArgumentError: the shard does not exist, is lost or retired, or the address is in use.
         """
         current = self._with(shard_id)
         shards = tuple(replace(each, address=address) if each.id == shard_id else each for each in current.shards)
@@ -192,10 +192,10 @@ class Fleet:
         return changed
 
     def _with(self, shard_id: int) -> ShardMap:
-        """Return the newest map, in which this shard must be in use.
+        """Return the newest map, after checking that this shard is in use.
 
         Raises:
-            InvalidArgumentError: it is not.
+            InvalidArgumentError: the shard is not in use.
         """
         current = self.current()
         by_id = {} if current is None else {shard.id: shard for shard in current.in_use}
@@ -206,9 +206,9 @@ class Fleet:
         return current
 
     def _ask(self, addresses: Sequence[str] = (), *, at_once: bool = False) -> dict[str, ServerShards]:
-        """Ask each reachable server: the client's, those at ``addresses``, and those in the maps.
+        """Ask all reachable servers for their maps: the given ones, those at ``addresses``, and those in the maps.
 
-        ``at_once``: whether a server that refuses connections is away without another attempt.
+        ``at_once``: do not retry servers that refuse connections.
         """
         found: dict[str, ServerShards] = {}
         to_ask, asked = [*self.seeds, *addresses], set[str]()
@@ -255,7 +255,7 @@ class Fleet:
                     self.link(address).connection.run(operations.set_shards(newest, server.map.version))
 
     def _lacking(self, newest: ShardMap, found: dict[str, ServerShards]) -> list[Shard]:
-        """Return reachable servers without a map; check those that have one."""
+        """Return the shards of reachable servers without a map. Check that the newest map has the given addresses."""
         in_use = {shard.address for shard in newest.in_use}
         ever = {shard.address for shard in newest.shards}
         for address in self.seeds:
@@ -266,10 +266,10 @@ class Fleet:
 
 
 def _check_servers(found: dict[str, ServerShards]) -> None:
-    """Check that addresses are those of different servers of the same version.
+    """Check that the addresses lead to different servers of the same version.
 
     Raises:
-        InvalidArgumentError: they are not.
+        InvalidArgumentError: they do not.
     """
     by_uid: dict[bytes, str] = {}
     for address, server in found.items():
@@ -286,7 +286,7 @@ def _newest(found: dict[str, ServerShards]) -> ShardMap | None:
     """Return the newest of the maps.
 
     Raises:
-        InvalidArgumentError: they belong to different services.
+        InvalidArgumentError: the maps belong to different services.
     """
     maps = {address: server.map for address, server in found.items() if server.map is not None}
     if len({shards.uid for shards in maps.values()}) > 1:

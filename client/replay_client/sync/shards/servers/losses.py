@@ -1,4 +1,4 @@
-"""Counts the rows of a server that is given up, as far as the server itself or clients of the others know."""
+"""Counts the rows lost with a server that is given up, from its own statistics or from clients' reports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def rows_lost_with(shard_id: int, links: Mapping[int, ServerLink]) -> tuple[LostRows, ...]:
-    """Return the rows of each table in a shard that is about to be given up, and log their number.
+    """Return the rows of each table that will be lost with a shard, and log their number.
 
     Args:
         shard_id: the shard.
@@ -27,7 +27,7 @@ def rows_lost_with(shard_id: int, links: Mapping[int, ServerLink]) -> tuple[Lost
         found = ask_all(links, operations.stats)
     except AWAY:
         return ()
-    except PermissionDeniedError as error:  # who may give up a server need not be able to read its tables
+    except PermissionDeniedError as error:  # a token may have the right to give up a server, but not to read it
         log.warning("the rows lost with shard %d are not in the shard map: %s", shard_id, error)
         return ()
     own = found.pop(shard_id, None)
@@ -38,7 +38,7 @@ def rows_lost_with(shard_id: int, links: Mapping[int, ServerLink]) -> tuple[Lost
     lost = []
     for name, parts in sorted(others.items()):
         last = newest_reports(parts).get(shard_id)
-        if own is not None and own.shards is not None and name in own.tables:  # it still answers
+        if own is not None and own.shards is not None and name in own.tables:  # the server still answers
             last = ShardReport(own.tables[name].inserted, own.tables[name].size, 0.0)
         if last is not None:
             uids = tuple(part.table.uid for part in parts)

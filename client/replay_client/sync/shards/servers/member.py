@@ -16,13 +16,13 @@ class Member:
     id: int
     """Id of the shard, in the upper bits of its keys."""
     link: ServerLink
-    """The link to its server."""
+    """The link to the shard's server."""
     table: Table
-    """The shard's own table. Its keys are those in the shard."""
+    """The shard's own table. Its keys do not contain the shard's id."""
     description: TableDescription
-    """The description of that table when it was opened."""
+    """The description of the shard's table when it was opened."""
     is_active: bool
-    """Whether it gets new rows."""
+    """Whether the shard gets new rows."""
 
     def __str__(self) -> str:
         """Name the shard in messages."""

@@ -29,14 +29,14 @@ _SAME = ("schema", "steps", "backend", "parameters")
 
 
 def opened(fleet: Fleet, shards: ShardMap, name: str, known: Mapping[int, Member]) -> list[Member]:
-    """Open a table on all servers except ``known`` ones. A server that was added later gets its shard of the table now.
+    """Open the shards of a table that are not ``known``, create missing ones on new servers, and return all.
 
-    Shards of servers that cannot be reached are left out, with a warning, and those that this client may not create.
+    Shards of unreachable servers, and shards that this client may not create, are left out with a warning.
 
     Raises:
         TableNotFoundError: no server has the table.
         ServerUnavailableError: no server is reachable.
-        InvalidArgumentError: the servers have different tables of this name. None was created.
+        InvalidArgumentError: the servers have different tables of this name. No shard was created.
     """
 
     def describe() -> Operation[TableDescription | TableNotFoundError]:
@@ -51,7 +51,7 @@ def opened(fleet: Fleet, shards: ShardMap, name: str, known: Mapping[int, Member
     for shard in shards.in_use:
         answer = known[shard.id].description if shard.id in known else answers.get(shard.id)
         if answer is None:
-            level = logging.DEBUG if known else logging.WARNING  # once, and not at each later attempt
+            level = logging.DEBUG if known else logging.WARNING  # warn once, not at each later attempt
             log.log(level, "shard %d of table %r is left out: %s does not answer", shard.id, name, shard.address)
         elif isinstance(answer, TableNotFoundError):
             lacking[shard] = answer
@@ -76,8 +76,8 @@ def opened(fleet: Fleet, shards: ShardMap, name: str, known: Mapping[int, Member
 def create_missing(fleet: Fleet, shards: ShardMap) -> None:
     """Create the missing shards of all tables.
 
-    So clients without the right to create tables can use new servers. What cannot be created now is logged, and
-    created by a client that may and opens the table.
+    Then clients without the right to create tables can use new servers. Failures are logged. The next client that has
+    the right and opens the table creates the missing shards.
     """
     names: Counter[str] = Counter()
     for tables, _ in ask_all(fleet.links_of(shards), operations.list_tables).values():

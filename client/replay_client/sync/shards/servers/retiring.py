@@ -1,7 +1,7 @@
 """Decides when a draining server is no longer needed.
 
 In a table on one server, the oldest rows are evicted first. So the rows of a draining shard are needed until all other
-shards are full and have only newer rows: in a single table, they would have been evicted by then.
+shards are full and have only newer rows. By then, a single table would have evicted them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _stats(fleet: Fleet, shard: Shard) -> Stats:
 
 
 def _why_needed(draining: TableStats, others: Stats, name: str) -> str:
-    """Say why another server does not yet make the rows of a draining table superfluous; empty: it does."""
+    """Say why the rows of a draining table are still needed, given another server's statistics; empty: they are not."""
     if not draining.size:
         return ""
     other = others.tables.get(name)

@@ -1,11 +1,11 @@
 """The shards of a table while servers are added, drained and given up.
 
-    roster = Roster(fleet, name, members, version)
-    roster.members                      # of the newest map so far
+    roster = Roster(fleet, name, members, shards)
+    roster.members                      # the shards of the newest known map
     roster.heard(version)               # a reply had this version: if it is newer, a thread opens the new shards
-    roster.look(every_s=0.5)            # the same without a reply, because a server is away
+    roster.look(every_s=0.5)            # the same at intervals, because a server is away
 
-Table, samplers and writers share it. None of them waits for it: they compare `members` with what they had.
+The table, its samplers and its writers share a roster. None waits for it: they poll whether `members` has changed.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Roster:
     """See the module. Thread-safe."""
 
     def __init__(self, fleet: Fleet, name: str, members: Sequence[Member], shards: ShardMap) -> None:
-        """``members`` are the shards in ``shards`` of a table that could be opened, at least one."""
+        """``shards`` is the shard map. ``members`` are its shards that could be opened for this table; at least one."""
         self.members = tuple(members)
-        """The shards, ascending by id; another tuple after each change."""
+        """The shards, ascending by id. Each change replaces the tuple."""
         self._map = shards
         self._fleet = fleet
         self._name = name
@@ -62,7 +62,7 @@ class Roster:
         return self._fleet
 
     def report(self, shard_id: int, report: ShardReport) -> None:
-        """Tell the other servers what was last heard of a shard that is away, in a thread: Stats counts its rows."""
+        """In a thread, report the last known state of a shard that is away to the other servers, for `Stats`."""
         others = [member for member in self.members if member.id != shard_id]
         threading.Thread(target=_send, args=(others, shard_id, report), name="replay-report", daemon=True).start()
 
@@ -72,7 +72,7 @@ class Roster:
         return len(self.members) < len(self._map.in_use)
 
     def heard(self, version: int) -> None:
-        """Learn that a server has this version of the map; cheap if it is not new."""
+        """Note that a server has this version of the map. Cheap if the version is not new."""
         if version > self._map.version:
             self.look(every_s=_HEARD_S)
         elif self._is_incomplete:
@@ -89,7 +89,7 @@ class Roster:
     def _look(self) -> None:
         try:
             self._renew()
-        except ReplayError as error:  # such as no server, or a client that was closed meanwhile
+        except ReplayError as error:  # for example, no server answers, or the client was closed
             log.debug("no newer shard map for table %r: %s", self._name, error)
         finally:
             self._looked_at = time.monotonic()
@@ -123,5 +123,5 @@ def _send(others: Sequence[Member], shard_id: int, report: ShardReport) -> None:
         call = operations.report_shard(table.name, table.uid, shard_id, report, timeout_s=_REPORT_S)
         try:
             member.link.connection.run(call)
-        except ReplayError as error:  # such as a server that is away, too
+        except ReplayError as error:  # for example, this server is away, too
             log.debug("%s gets no report of shard %d: %s", member, shard_id, error)

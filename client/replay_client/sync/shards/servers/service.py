@@ -15,13 +15,13 @@ from replay_client.sync.shards.servers.fleet import Fleet
 
 
 def map_of(fleet: Fleet) -> ShardMap:
-    """Return the newest map; before there is one, a map of the given addresses, which no server gets."""
+    """Return the newest map. If there is none yet, return a map of the given addresses, without sending it."""
     given = tuple(Shard(number, address, "active") for number, address in enumerate(sorted(fleet.seeds)))
     return fleet.current() or ShardMap(b"", 0, given)
 
 
 def stats_of_all(fleet: Fleet, shards: ShardMap) -> Stats:
-    """Fetch the statistics of all servers. Servers that have lost their tables and their map count as away.
+    """Fetch the statistics of all servers. A server that has lost its tables and its map counts as away.
 
     Raises:
         ServerUnavailableError: no server is reachable.
@@ -40,13 +40,13 @@ def table_stats_of_all(fleet: Fleet, shards: ShardMap, name: str) -> TableStats:
 
     Raises:
         ServerUnavailableError: no server is reachable.
-        TableNotFoundError: no server has such a table.
+        TableNotFoundError: no server has the table.
     """
 
     def of_shard() -> Operation[TableStats | TableNotFoundError]:
         try:
             stats = yield from operations.stats(name)
-        except TableNotFoundError as error:  # a server that was added just now
+        except TableNotFoundError as error:  # the server was added just now
             return error
         return stats.tables[name]
 

@@ -3,10 +3,10 @@
     writers = ShardWriters(roster, options, reconnect_timeout_s, random)
     shard = writers.choose()                # the emptier of two shards that get new rows
     writers[shard].append(...)
-    writers.follow()                        # uses new shards; what a lost one has not acknowledged goes elsewhere
+    writers.follow()                        # uses new shards, and moves unacknowledged rows of lost ones
 
-A shard that the map no longer has is given up. Rows that it has not acknowledged are inserted into another shard as new
-rows, each exactly once, because the lost server never returns with this shard.
+A shard that is no longer in the map is given up. Its unacknowledged rows are inserted into another shard as new rows.
+This does not duplicate rows, because the lost server never returns with this shard.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ log = logging.getLogger(__name__)
 
 _POLL_S: Final = 0.02
 _RETRY_S: Final = 30.0
-"""Seconds until the next attempt to reach a server that could not be reached when its writer was to be opened."""
+"""Seconds between attempts to open the writer of an unreachable server."""
 _FLUSH_S: Final = 0.1
-"""Seconds to wait for one shard before a look whether the map has changed."""
+"""Seconds that `flush` waits before it checks again whether the map has changed."""
 
 
 class ShardWriters:
@@ -51,7 +51,7 @@ class ShardWriters:
 
         Raises:
             ServerUnavailableError: no server can be reached.
-            InvalidArgumentError: all shards are draining, or an option is out of range.
+            InvalidArgumentError: an option is out of range.
         """
         self._roster = roster
         self._seen: tuple[Member, ...] = ()
@@ -60,8 +60,8 @@ class ShardWriters:
         self._random = random
         self._by_id: dict[int, Writer] = {}
         self._active: list[int] = []  # shards that get new rows
-        self._orphans: list[RowBlock] = []  # rows of lost shards that have no shard yet
-        self._retry_at = math.inf  # when to try again to open the writers that could not be opened
+        self._orphans: list[RowBlock] = []  # rows of lost shards, until another shard adopts them
+        self._retry_at = math.inf  # when to retry opening the writers of unreachable servers
         self._opened: dict[int, TableDescription] = {}  # of each shard when the table was opened
         self._reported: dict[int, int] = {}  # rows ever inserted into each shard that went away
         self._given_up = 0  # rows that lost shards have acknowledged
@@ -84,7 +84,7 @@ class ShardWriters:
 
     @property
     def acknowledged(self) -> int:
-        """Acknowledged rows, also of shards that were lost since."""
+        """Acknowledged rows, including those of shards that were lost since."""
         return self._given_up + sum(writer.acknowledged for writer in self)
 
     @property
@@ -99,7 +99,7 @@ class ShardWriters:
 
     @property
     def has_changed(self) -> bool:
-        """Whether there is something to follow; cheap."""
+        """Whether the roster has changed since the last `follow`; cheap."""
         return self._roster.members is not self._seen
 
     def is_away(self, shard_id: int) -> bool:
@@ -108,7 +108,7 @@ class ShardWriters:
         return writer.is_failing or writer.is_table_gone
 
     def follow(self) -> None:
-        """Use the shards of the newest map, as far as it is known; never waits for a server."""
+        """Switch to the shards of the newest map that the roster knows. Never waits for a server."""
         self._roster.heard(max((writer.shards_version for writer in self), default=0))
         away = self.away
         if away:
@@ -136,7 +136,7 @@ class ShardWriters:
         return self._emptier(there)
 
     def flush(self, deadline: float) -> None:
-        """Wait until all rows are acknowledged, also those for servers that are away.
+        """Wait until all rows are acknowledged, including those for servers that are away.
 
         Raises:
             DeadlineExceededError: timed out.
@@ -157,7 +157,7 @@ class ShardWriters:
             time.sleep(max(0.0, min(_POLL_S, until - time.monotonic())))
 
     def abort(self) -> None:
-        """Close all without a flush."""
+        """Close all writers without a flush."""
         with ExitStack() as closing:  # closes all, even if one raises
             for writer in self:
                 closing.callback(writer.abort)
@@ -172,7 +172,7 @@ class ShardWriters:
         return self._roster.members[0].table.name
 
     def _adapt(self) -> None:
-        """Open writers for new shards, and give up those of lost ones."""
+        """Open writers for new shards, and give up the writers of lost shards."""
         with self._guard:
             members, self._retry_at = self._roster.members, math.inf
             for member in members:
@@ -182,7 +182,7 @@ class ShardWriters:
             for shard_id in set(self._by_id).difference(member.id for member in members):
                 self._give_up(shard_id)
             if self._orphans and (there := self._there()):
-                # All to the same shard, because an episode may be in several blocks.
+                # All blocks go to the same shard, because an episode may be in several blocks.
                 self._by_id[self._emptier(there)].adopt(self._orphans)
                 self._orphans = []
             self._seen = members
@@ -196,7 +196,7 @@ class ShardWriters:
             self._retry_at = time.monotonic() + _RETRY_S
 
     def _report(self, shard_id: int) -> None:
-        """Tell the other servers how many rows a shard had when it last acknowledged any, unless they know."""
+        """Report a shard's last known number of rows to the other servers, unless that was reported already."""
         inserted = self._by_id[shard_id].inserted
         if not self._opened[shard_id].inserted <= inserted or self._reported.get(shard_id) == inserted:
             return

@@ -1,9 +1,9 @@
-"""Writes rows of actors to a distributed table: each episode to one shard, and each new one to the emptier of two.
+"""Writes rows of actors to a distributed table. Each episode goes to the emptier of two random shards.
 
-Rows that a server has not acknowledged stay bound to it, and are sent again when it returns. Meanwhile, new episodes
-go to the other shards. In a table of steps, the current episode is abandoned and continues as a new one elsewhere. In
-other tables, streams also change the shard after `ROWS_PER_SHARD` rows, because such rows need not belong together.
-If an operator gives the server up, its unacknowledged rows are inserted into another shard.
+If a server goes away, its unacknowledged rows wait, and are sent again when it returns. Meanwhile, new episodes go to
+the other shards. In a table of steps, the current episode is abandoned, and a new one continues it in another shard.
+In other tables, rows of an episode need not be together, so streams also switch shards every `ROWS_PER_SHARD` rows.
+If an operator gives up the server, its unacknowledged rows are inserted into another shard.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from replay_client.sync.shards.writing.shard_writers import ShardWriters
 from replay_client.sync.writer import Writer
 
 ROWS_PER_SHARD: Final = 256
-"""Rows after which a stream of a table without steps changes the shard, also within an episode."""
+"""Rows after which a stream switches shards, even within an episode; only in tables without steps."""
 
 
 class ShardedWriter(Writer):
@@ -54,8 +54,8 @@ class ShardedWriter(Writer):
         self._table = first.description
         self._writers = ShardWriters(roster, options, reconnect_timeout_s=reconnect_timeout_s, random=random)
         self._shard = np.zeros(options.streams, np.int64)  # the shard of each stream's current episode
-        self._rows = np.zeros(options.streams, np.int64)  # rows of each stream since it changed the shard
-        self._is_moved = np.zeros(options.streams, bool)  # whether it changed the shard within its current episode
+        self._rows = np.zeros(options.streams, np.int64)  # rows of each stream since it switched shards
+        self._is_moved = np.zeros(options.streams, bool)  # whether it switched shards within its current episode
         self._sharded = [ShardedWriterStream(self, stream) for stream in range(options.streams)]
         self._is_closed = False
         for stream in range(options.streams):
@@ -135,7 +135,7 @@ class ShardedWriter(Writer):
 
         Raises:
             InvalidArgumentError: the rows do not match the table or the streams. No row was appended.
-            ReplayError: an earlier row could not be sent. Rows of the streams of other shards may have been appended.
+            ReplayError: an earlier row could not be sent. Rows of streams in other shards may have been appended.
         """
         self._check()
         values = columns if rows is None else {**rows, **columns}
@@ -150,7 +150,7 @@ class ShardedWriter(Writer):
             checked = replace(checked, which=np.sort(np.concatenate(left)))
 
     def _append_part(self, shard_id: int, part: VectorRows) -> NDArray[np.intp]:
-        """Append rows of streams that are in one shard; return the streams that have to try again."""
+        """Append rows of streams that are in one shard; return the streams whose rows are left."""
         with suppress(ServerUnavailableError):  # it went away just now, with too many blocks in flight
             self._writers[shard_id].append_checked(part)
         done, left = part.which[: part.appended], part.which[part.appended :]
@@ -178,7 +178,7 @@ class ShardedWriter(Writer):
             self.end(end.stream, end.values, terminated=end.is_terminated, priorities=None)
 
     def flush(self, *, timeout_s: float | None = None) -> None:
-        """Wait until all appended rows are acknowledged, also those for a server that is away; see `Writer.flush`."""
+        """Wait until all appended rows are acknowledged, even by servers that are away; see `Writer.flush`."""
         self._check()
         self._writers.flush(self._connection.deadline("timeout_s", timeout_s))
 
@@ -206,16 +206,16 @@ class ShardedWriter(Writer):
         return self
 
     def current(self, stream: int) -> WriterStream:
-        """Return the stream of the shard that has the current episode of a stream of this writer."""
+        """Return the shard's stream that has the current episode of a stream of this writer."""
         return self._writers[int(self._shard[stream])][stream]
 
     def append_row(self, stream: int, values: Mapping[str, Any], priority: float | None) -> None:
-        """Append a row to a stream, in another shard if its server goes away."""
+        """Append a row to a stream. If its server goes away, switch it to another shard."""
         self._check()
         while True:
             self._before_row(stream)
             if priority is not None and self._is_moved[stream] and not self._due(stream):
-                priority = None  # the step that it belongs to is in another shard
+                priority = None  # its anchor is in another shard
             try:
                 self.current(stream).append(values, priority=priority)
             except ServerUnavailableError:
@@ -224,7 +224,7 @@ class ShardedWriter(Writer):
             return
 
     def end(self, stream: int, values: Mapping[str, Any], *, terminated: bool, priorities: ArrayLike | None) -> None:
-        """End a stream's episode, or abandon it if its server is away; choose the shard of the next one."""
+        """End a stream's episode, or abandon it if its server is away. Choose the shard of the next episode."""
         self._check()
         self._follow()
         shard_id = int(self._shard[stream])
@@ -241,13 +241,13 @@ class ShardedWriter(Writer):
         self._choose(stream)
 
     def abandon(self, stream: int) -> None:
-        """Abandon a stream's episode, and choose the shard of the next one."""
+        """Abandon a stream's episode, and choose the shard of the next episode."""
         self._check()
         self._leave(stream)
         self._is_moved[stream] = False
 
     def _before_row(self, stream: int) -> None:
-        """Change the shard of a stream if its server is away or, without steps, if it has got enough rows."""
+        """Switch a stream to another shard if its server is away or, without steps, after `ROWS_PER_SHARD` rows."""
         self._follow()
         shard_id = int(self._shard[stream])
         is_away = shard_id not in self._writers or self._writers.is_away(shard_id)
@@ -274,7 +274,7 @@ class ShardedWriter(Writer):
         return self.steps is None or self._streams_of(stream).completes(stream)
 
     def _due_at_end(self, stream: int) -> int:
-        """How many windows the end of a stream's episode completes."""
+        """Number of windows that the end of a stream's episode completes."""
         return self._streams_of(stream).completed_by_end(stream)
 
     def _streams_of(self, stream: int) -> Streams:
@@ -302,7 +302,7 @@ class ShardedWriterStream(WriterStream):
 
     @property
     def number(self) -> int:
-        """uint64: random number, stored with every row, of this stream in the shard of its current episode."""
+        """uint64: random number of this stream in its current shard, stored with every row."""
         return self._writer.current(self._stream).number
 
     @property
