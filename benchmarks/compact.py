@@ -75,7 +75,7 @@ def some_steps(table: Table, count: int) -> dict[str, NDArray[Any]]:
 
 
 def write_steps(table: Table, rows: int, streams: int = STREAMS) -> None:
-    """Write about so many rows, in episodes of `EPISODE` steps."""
+    """Write about this many rows, in episodes of `EPISODE` steps."""
     steps = some_steps(table, streams)
     done = np.ones(streams, bool)
     with table.writer(streams=streams) as writer:
@@ -222,7 +222,7 @@ def measure_memory() -> Section:
     with running_server() as (address, pid), ReplayClient(address) as client:
         process = psutil.Process(pid)
         empty = resident_bytes(process)
-        # One row more per episode closes it; a few rows at the ring's end have no complete window.
+        # Each episode has an additional row that closes it; a few rows at the ring's end have no complete window.
         capacity = _MILLION + _MILLION // EPISODE + 100 * STREAMS
         table = client.create_table(
             "million", columns=columns_of(ATARI), capacity=capacity, steps=Transitions(n_step=1)
@@ -265,7 +265,7 @@ def _about_reverb(facts: Mapping[str, float]) -> str:
 
 
 def _kilobytes_per_step(window: Window) -> float:
-    """Kilobytes that the loopback interface carries per step, in a second."""
+    """Kilobytes that the loopback interface carries per step, measured for a second."""
     before = psutil.net_io_counters(pernic=True)["lo"].bytes_sent
     us = window(1.0)
     sent = psutil.net_io_counters(pernic=True)["lo"].bytes_sent - before
@@ -313,7 +313,7 @@ def _sequence_steps(table: Table) -> Window:
 
 
 def _takes(table: Table) -> Window:
-    """Copies the frames of as many sequences from the places where they are in the table's ring."""
+    """Copies the frames of as many sequences directly from the table's ring."""
     frames = np.ones((table.slots, 84 * 84), np.uint8)
     in_order = np.concatenate([rows.row_keys for rows in table.rows(order="episode")]) % table.slots
     length = SEQUENCE.burn_in + SEQUENCE.length

@@ -3,8 +3,8 @@
     python -m benchmarks.fleet
 
 The writers are coroutines of another process, each with its own connection. They speak the protocol directly, because
-400 clients of the library would need more than the two cores. Like the library, they send a message as often as the
-server asks for, at most every 0.1 s and at least every second.
+400 clients of the library would need more than the two cores. Like the library, they send messages at the interval that
+the server asks for, from 0.1 to 1 s.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _MOST_BYTES: Final = 8_000_000
 
 @functools.cache
 def _values_of(workload: Workload) -> list[NDArray[Any]]:
-    """Columns of rows, as many as a block may have."""
+    """Columns with as many rows as a block may have."""
     count = min(_MOST_ROWS, _MOST_BYTES // workload.row_bytes)
     return list(workload.rows(count, np.random.default_rng(3)).values())
 
@@ -60,7 +60,7 @@ class LeanWriter:
     def __init__(self, address: str, workload: Workload = CARTPOLE) -> None:
         """Connect to a server with the full table of a workload."""
         self.delay_s = SHORTEST_DELAY_S
-        """What the server has asked for, within the bounds of a writer."""
+        """Interval that the server has asked for, within a writer's bounds."""
         self._channel = grpc.aio.insecure_channel(address, options=_OWN_CONNECTION)
         stream: Any = self._channel.stream_stream(_WRITE)
         self._stream = stream()
@@ -116,7 +116,7 @@ async def run_fleet(address: str, count: int) -> None:
 
 @contextmanager
 def fleet(address: str, count: int = WRITERS) -> Iterator[None]:
-    """Run so many writers in another process."""
+    """Run this many writers in another process."""
     command = [sys.executable, "-m", "benchmarks.fleet", "--write", address, str(count)]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
         time.sleep(_SETTLE_S)

@@ -2,8 +2,8 @@
 
     python -m benchmarks.live_page [--tables 3] [--pages 10] [--seconds 20]
 
-Each table is full and has a learner with an open stream, which is idle. The costs of a page follow from the
-number of tables and clients, not from their rates.
+Each table is full and has a learner with an open stream, which is idle. The cost of a page depends on the
+number of tables and clients, not on their rates.
 """
 
 from __future__ import annotations

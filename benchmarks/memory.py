@@ -1,4 +1,4 @@
-"""Memory of a full table over that of an empty server, and whether it grows under a million learner steps.
+"""Memory that a full table adds to an empty server, and whether it grows during a million learner steps.
 
 python -m benchmarks.memory [--steps 1000000]
 """

@@ -94,7 +94,7 @@ def one_start(trees: Sequence[Path], order: Sequence[int], workload: str) -> dic
 
 
 def compared(medians: Sequence[Sequence[float]]) -> list[str]:
-    """Both medians over all starts, and the geometric mean of the first over the second, with its standard error."""
+    """Both medians over all starts, and the geometric mean of the ratio first / second, with its standard error."""
     ours, theirs = zip(*medians, strict=True)
     logs = [math.log(mine / other) for mine, other in medians]
     error = statistics.stdev(logs) / math.sqrt(len(logs))

@@ -31,7 +31,7 @@ from benchmarks.workloads import CARTPOLE
 from tests.support.server_process import ServerProcess
 
 SETTINGS: tuple[tuple[int, Prefetch], ...] = ((1, 3), (3, 3), (1, 16), (4, 16))
-"""Servers, and batches in flight; each setting is compared with the one server before it."""
+"""Servers, and batches in flight. Each setting with several servers is compared with the one-server setting before."""
 WINDOW_S = 1.0
 _ROWS = 1 << 16
 _WORKLOAD = replace(CARTPOLE, capacity=_ROWS)

@@ -60,7 +60,7 @@ def load_rows(address: str, path: str) -> Cost:
 
 
 def measure(rounds: int = ROUNDS) -> Section:
-    """Measure exports and loads in turns."""
+    """Measure exports and loads in turn."""
     with (
         running_server() as (address, _),
         ReplayClient(address) as client,
@@ -101,7 +101,7 @@ def _alone(transfer: Callable[[str, str], Cost], address: str, path: str) -> Cos
 
 @contextmanager
 def _writing(table: Table) -> Iterator[None]:
-    """Write up to 20,000 rows per second meanwhile."""
+    """Write up to 20,000 rows per second inside the block."""
     stop = Event()
     rows = ROWS.rows(_BURST, np.random.default_rng(1))
     burst = [{name: values[place] for name, values in rows.items()} for place in range(_BURST)]

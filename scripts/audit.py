@@ -1,8 +1,9 @@
-"""Asks whether a vulnerability is known of any version pinned in constraints.txt, in bounded time.
+"""Checks the versions pinned in constraints.txt for known vulnerabilities, within a time limit.
 
 python scripts/audit.py
 
-Exit status 1 if there is one; 0 if there is none, or nobody could be asked, which it says. Needs pip-audit.
+Exits with 1 if it finds any, with 0 if not. If the database is unreachable, it says so and exits with 0. Needs
+pip-audit.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ COMMAND = [
 
 
 def main() -> int:
-    """Ask and show what came of it."""
+    """Run the audit, and print the result."""
     answers = ask()
     asked = [each for each in answers if "skip_reason" not in each]
     if not asked:
@@ -39,7 +40,7 @@ def main() -> int:
 
 
 def ask() -> list[dict[str, Any]]:
-    """Known vulnerabilities of each version; empty if pip-audit cannot connect."""
+    """Return the known vulnerabilities of each version; empty if pip-audit cannot connect."""
     try:
         done = subprocess.run(COMMAND, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:

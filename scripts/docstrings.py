@@ -1,4 +1,4 @@
-"""Docstrings for Sphinx: code and tables in them, which the project writes as in Markdown, become reStructuredText."""
+"""Converts code and tables in docstrings from Markdown, which this project uses, to reStructuredText for Sphinx."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def generate(destination: Path) -> None:
 
 
 def differences(fresh: Path) -> list[str]:
-    """Names of the generated files that are missing, superfluous or not what ``fresh`` holds."""
+    """Return the names of generated files that are missing, superfluous or different from those in ``fresh``."""
     names = {path.name for folder in (fresh, GENERATED) for path in folder.glob("*_pb2*.py*") if path.is_file()}
     _, changed, missing = filecmp.cmpfiles(fresh, GENERATED, sorted(names), shallow=False)
     return sorted(changed + missing)

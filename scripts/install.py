@@ -1,4 +1,4 @@
-"""Installs packages with uv, from where pip is configured to: uv reads neither pip's variables nor its files.
+"""Installs packages with uv, using pip's configuration: uv itself reads neither pip's variables nor its files.
 
 .venv/bin/python scripts/install.py --python .venv/bin/python PACKAGE
 """

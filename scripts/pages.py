@@ -1,17 +1,17 @@
 """Runs the blocks of documentation pages: `python -m scripts.pages PAGE ...`, within `namespaces`.
 
-Each page runs from its first block to its last in a fresh folder, with the commands of this environment on the path and
-in a network of its own, so that commands stay as they are printed: ports are free, and `buffer` and `learner` are names
-of this machine. What still runs at the end of a page is ended with it. The first block that fails ends the run.
+The blocks of a page run in order, in a fresh folder and a separate network, with this environment's commands on the
+path. So commands can run exactly as printed: ports are free, and the host names `buffer` and `learner` refer to this
+machine. Programs that still run at the end of a page are stopped. The first block that fails ends the run.
 
-Every block names its language. `bash` and `python` are run; variables that a shell exports hold for the blocks below.
-`toml` has to be readable, and `text` is only shown. A comment in the line above says what is different:
+Every block names its language. `bash` and `python` blocks are run; variables that a shell exports apply to all later
+blocks. `toml` blocks must be valid, and `text` blocks are only shown. A comment in the line above a block changes this:
 
-    <!-- not run: REASON -->       it cannot run here
+    <!-- not run: REASON -->       the block cannot run here
     <!-- run by: PAGE -->          another page has the same lines, and runs them
-    <!-- file: NAME -->            it is the content of this file
-    <!-- background: TEXT -->      it goes on until the end of the page, and is ready once it has printed TEXT
-    <!-- output -->               it is what the block before printed; numbers may differ
+    <!-- file: NAME -->            the block is the content of this file
+    <!-- background: TEXT -->      the block runs until the end of the page, and is ready once it has printed TEXT
+    <!-- output -->               the block is the output of the previous block; numbers may differ
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from typing import Final, Protocol
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PATIENCE_S: Final = 180.0
-"""For a block to end, or to be ready."""
+"""Time limit for a block to end, or to be ready."""
 STOP_S: Final = 30.0
-"""For a program in the background to end."""
+"""Time limit for a background program to end."""
 PAGES: Final = (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))
 """All pages."""
 HOSTS: Final = "127.0.0.1 localhost buffer learner\n::1 localhost\n"
@@ -53,7 +53,7 @@ class Block:
     """A fenced block of a page."""
 
     line: int
-    """Of the page, where it begins."""
+    """Line of the page where the block begins."""
     language: str
     """Its language."""
     mark: str
@@ -68,7 +68,7 @@ def blocks_of(page: Path) -> list[Block]:
     """All blocks of a page in order.
 
     Raises:
-        BlockError: one names no language, or has a mark that is none.
+        BlockError: a block names no language, or has an unknown mark.
     """
     content = page.read_text("utf-8")
     found = []
@@ -84,30 +84,30 @@ def blocks_of(page: Path) -> list[Block]:
 
 
 class Process(Protocol):
-    """A running block: `subprocess.Popen`, or what stands in for it."""
+    """A running block: `subprocess.Popen` or a substitute."""
 
     @property
     def pid(self) -> int:
-        """Its process, which leads a session."""
+        """Id of the process, which leads a session."""
 
     def poll(self) -> int | None:
         """Exit status; None while it runs."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end, and return its exit status."""
+        """Wait until the process ends, and return its exit status."""
 
 
 class Page:
     """Runs the blocks of a page in a folder."""
 
     def __init__(self, path: Path, folder: Path, logs: Path, running: ExitStack) -> None:
-        """Begin with a page.
+        """Prepare to run a page.
 
         Args:
             path: the page.
-            folder: empty; what the blocks work in.
-            logs: empty; for what they print, and the variables they set.
-            running: ends what they leave running.
+            folder: empty working directory for the blocks.
+            logs: empty directory for the blocks' output and variables.
+            running: stops the programs that blocks leave running.
         """
         self._path = path
         self.folder = folder
@@ -118,10 +118,10 @@ class Page:
         self._output = ""
 
     def run(self) -> Iterator[tuple[Block, str]]:
-        """Run block by block; yields what became of each.
+        """Run block by block, and yield the outcome of each.
 
         Raises:
-            BlockError: one did not do what the page says.
+            BlockError: a block did not do what the page says.
         """
         for block in blocks_of(self._path):
             try:
@@ -204,14 +204,14 @@ class Page:
 
     @staticmethod
     def _look_for(block: Block, other: Path) -> None:
-        """Check that a page runs all lines of a block."""
+        """Check that another page runs all lines of a block."""
         run = {line for found in blocks_of(other) if not found.mark.endswith("run") for line in lines_of(found.text)}
         if missing := [line for line in lines_of(block.text) if line not in run]:
             raise BlockError(f"expected the same line in {other}, found none: {missing[0]}")
 
 
 def end(process: Process) -> None:
-    """End a block and what it started; they are a session of their own."""
+    """Stop a block and all programs that it started: its session."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)
@@ -221,15 +221,15 @@ def end(process: Process) -> None:
 
 
 def lines_of(text: str) -> list[str]:
-    """The lines of a block, without comments and the space around them."""
+    """Return the lines of a block, without comments and surrounding space."""
     return [line for line in (line.partition("  #")[0].strip() for line in text.splitlines()) if line]
 
 
 def compare(expected: str, printed: str) -> None:
-    """Check that lines were printed in this order, with others between them or not; numbers may differ.
+    """Check that these lines were printed in this order. Other lines may occur between them; numbers may differ.
 
     Raises:
-        BlockError: one was not.
+        BlockError: a line was not printed.
     """
     remaining = iter([_loose(line) for line in printed.splitlines()])
     for line in filter(None, map(str.strip, expected.splitlines())):
@@ -242,7 +242,7 @@ def _loose(line: str) -> str:
 
 
 def environment() -> dict[str, str]:
-    """The variables that every block begins with."""
+    """Return the environment variables that every block starts with."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("REPLAY_")}
     commands = str(Path(sys.executable).parent)
     folders = inherited.get("PATH", os.defpath).split(os.pathsep)
@@ -251,13 +251,13 @@ def environment() -> dict[str, str]:
 
 
 def namespaces() -> list[str]:
-    """The command that runs another one with a network, mounts and processes of its own."""
+    """Return a command prefix that runs a command in separate network, mount and process namespaces."""
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     return ["unshare", *user, "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
 
 
 def run_pages(pages: Sequence[Path], kind: type[Page] = Page) -> int:
-    """Run pages in the namespaces that this process is in; returns 1 if a block failed, or else 0."""
+    """Run pages in the namespaces of this process; return 1 if a block failed, otherwise 0."""
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     with tempfile.TemporaryDirectory(prefix="docs-") as name:
         hosts = Path(name) / "hosts"

@@ -32,15 +32,15 @@ from scripts.pages import environment, namespaces
 DOCS: Final = Path(__file__).resolve().parents[1] / "docs"
 COLUMNS, LINES = 80, 24
 LONGEST_LINES: Final = 200
-"""Of a command that prints and ends."""
+"""Maximum output lines of a command that prints and exits."""
 TRAINING: Final = ("replay-train", "--server", "localhost:50051", "--name", "cartpole", "--solved-return", "none")
 BAR_AT: Final = re.compile(r"1[1-9],\d{3} of [\d,]+ steps(?!.*(?:validating|no step))", re.S)
-"""The bar when its picture is taken."""
+"""Matches the progress bar at the moment when its picture is taken."""
 SPARKLINE: Final = re.compile("[▁-█]{6}")
-"""The rates of six seconds."""
+"""Matches the rates of six seconds."""
 PATIENCE_S: Final = 300.0
 _COLORS: Final = {"brown": "yellow", "brightbrown": "bright_yellow"}
-"""What `pyte` names differently."""
+"""Colors for which `pyte` has other names."""
 
 
 class Terminal:
@@ -60,7 +60,7 @@ class Terminal:
         os.close(inner)
 
     def wait(self, until: Callable[[str], object]) -> None:
-        """Wait until the screen has a text.
+        """Wait until ``until`` accepts the text on the screen.
 
         Raises:
             RuntimeError: the command ended first, or it takes too long.
@@ -76,7 +76,7 @@ class Terminal:
             pass
 
     def _read(self) -> bool:
-        """Show what the command prints within a second; returns whether it still runs."""
+        """Show what the command prints within a second; return whether it still runs."""
         if select.select([self._end], [], [], 1.0)[0]:
             try:
                 self._stream.feed(os.read(self._end, 1 << 16))
@@ -99,7 +99,7 @@ class Terminal:
         for row in rows:
             console.print(row, no_wrap=True)
         picture = console.export_svg(title=self.title, unique_id=path.stem)
-        # Without fonts from elsewhere, and without space at the ends of lines.
+        # Remove web fonts and trailing spaces.
         path.write_text(re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.S), "utf-8")
 
     def _row(self, number: int) -> Text:
@@ -131,7 +131,7 @@ def shoot(*command: str) -> None:
 
 
 def take() -> None:
-    """Take all pictures, in a network of this process."""
+    """Take all pictures, in this process's network namespace."""
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
@@ -151,7 +151,7 @@ def take() -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Take the pictures in namespaces, where the default port is free; returns an exit status."""
+    """Take the pictures in separate namespaces, where the default port is free; return an exit status."""
     if arguments:
         take()
         return 0

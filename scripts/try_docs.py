@@ -1,6 +1,6 @@
 """Runs every command and program of the documentation: `make try-docs`, or `python -m scripts.try_docs [PAGE ...]`.
 
-Each block is started like a user would start it, in a fresh process; see `scripts.pages`.
+Each block is started in a fresh process, as a user would start it; see `scripts.pages`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from replay_proto.command_line import new_app, run_app
 from scripts.pages import PAGES, ROOT, namespaces
 
 NO_NAMESPACE: Final = 77
-"""Exit status where this machine allows no network of one's own, as test harnesses use it for `skipped`."""
+"""Exit status if this machine does not allow namespaces; test harnesses use it for `skipped`."""
 
 
 def main(*pages: Path) -> int:

@@ -22,7 +22,7 @@ from benchmarks.workloads import ATARI, CARTPOLE, Workload
 
 _WRITERS: Final = 50
 _MESSAGES_PER_S: Final = 500.0
-"""As many as a server asks for, because a server that is often idle needs more time for each message."""
+"""The rate that a server asks for. At lower rates, a server is often idle, and needs more time per message."""
 _BLOCKS: Final = (
     (CARTPOLE, 1, 1500),
     (CARTPOLE, 64, 1500),
@@ -49,11 +49,11 @@ class Cost:
     """CPU time of a request, which is linear in its rows and bytes."""
 
     message_us: float
-    """Of a message without rows."""
+    """CPU time of a message without rows."""
     row_us: float
-    """Of each row."""
+    """CPU time per row."""
     byte_ns: float
-    """Of each byte of rows."""
+    """CPU time per byte of rows."""
 
     def seconds(self, rows: float, row_bytes: float, messages: float = 1) -> float:
         """CPU time of messages with this many rows altogether."""
@@ -63,7 +63,7 @@ class Cost:
     def fitted(cls, points: Sequence[tuple[int, int, float]]) -> Self:
         """Fit to measured points: rows of a message, bytes of a row, seconds.
 
-        Relative errors count, or the largest messages alone would decide.
+        The fit minimizes relative errors. Otherwise, the largest messages would dominate.
         """
         seconds = np.array([point[2] for point in points])
         design = np.array([[1e-6, rows * 1e-6, rows * row_bytes * 1e-9] for rows, row_bytes, _ in points])
@@ -76,13 +76,13 @@ class Costs:
     """All costs that the formula and the simulation need."""
 
     machine: str
-    """Where they were measured."""
+    """Where the costs were measured."""
     write: Cost
-    """Of a writer's message, in the server."""
+    """Cost of a writer's message in the server."""
     draw: Cost
-    """Of a learner's message, which draws rows and updates as many priorities, in the server."""
+    """Cost in the server of a learner's message, which draws rows and updates as many priorities."""
     learner: Cost
-    """Of the same message in the learner, over the network."""
+    """Cost of the same message in the learner, over the network."""
 
     @classmethod
     def load(cls, path: Path) -> Self:

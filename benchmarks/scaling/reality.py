@@ -56,7 +56,7 @@ def load(path: Path) -> list[Measured]:
 
 
 def simulated_core(costs: Costs, measured: Measured) -> float:
-    """Simulate the same fleet, whose writers send as many messages; return the server's share of its core."""
+    """Simulate the same fleet at the measured message rate; return the server's share of its core."""
     of = Fleet(
         measured.writers,
         measured.writers * ROWS_PER_S,

@@ -1,7 +1,7 @@
 """A simulation of writers, servers and learners by discrete events, with measured costs.
 
-Each server has three resources: its core, and its network in both directions. So has each learner: its core, and what
-it receives. A resource serves one request after another, in order of arrival.
+Each server has three resources: its core, and its network in both directions. Of a learner, only the core and the
+incoming network matter. A resource serves one request after another, in order of arrival.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from benchmarks.scaling.sizing import Fleet, Machine, delay_s
 PREFETCH: Final = 2
 """Batches in flight per learner."""
 ROWS_PER_EPISODE: Final = 256
-"""After so many rows, a writer takes the emptier of two servers."""
+"""After this many rows, a writer switches to the emptier of two random servers."""
 MOST_BYTES: Final = 8_000_000
-"""A message carries at most this many bytes of rows."""
+"""Maximum bytes of rows per message."""
 WARM_UP_S: Final = 2.0
 
 Then = Callable[[], None]
@@ -41,7 +41,7 @@ class Clock:
         heapq.heappush(self._events, (time, next(self._order), then))
 
     def run(self, until: float) -> None:
-        """Let time pass."""
+        """Process all events up to a time."""
         while self._events and self._events[0][0] <= until:
             self.now, _, then = heapq.heappop(self._events)
             then()
@@ -52,7 +52,7 @@ class Resource:
     """Serves requests in order of arrival."""
 
     def __init__(self, clock: Clock) -> None:
-        """Nothing is waiting."""
+        """Start idle."""
         self._clock = clock
         self._free_at = self._promised_s = 0.0
 
@@ -64,7 +64,7 @@ class Resource:
 
     @property
     def busy_s(self) -> float:
-        """Seconds for which it has served until now."""
+        """Seconds spent on serving requests so far."""
         return self._promised_s - max(0.0, self._free_at - self._clock.now)
 
 
@@ -79,7 +79,7 @@ class Node:
 
     @classmethod
     def on(cls, clock: Clock) -> Node:
-        """Create an idle one."""
+        """Create an idle node."""
         return cls(Resource(clock), Resource(clock), Resource(clock))
 
 
@@ -123,7 +123,7 @@ class Simulation:
     machine: Machine
     servers: int
     delay: float | None = None
-    """Seconds between two messages of a writer; None: as the servers ask for."""
+    """Seconds between two messages of a writer; None: the interval that the servers ask for."""
     clock: Clock = field(default_factory=Clock)
     rng: random.Random = field(default_factory=lambda: random.Random(1))
     inserted: int = 0
@@ -142,7 +142,7 @@ class Simulation:
             _Learner(self, node).start()
 
     def run(self, seconds: float) -> Outcome:
-        """Simulate so many seconds after the warm-up."""
+        """Simulate this many seconds after the warm-up."""
         self.clock.run(WARM_UP_S)
         before = self._counts()
         self.clock.run(WARM_UP_S + seconds)
@@ -171,7 +171,7 @@ class Simulation:
 
 
 class _Writer:
-    """Sends its rows in blocks, the next one when the last one is acknowledged."""
+    """Sends its rows in blocks, and waits for the acknowledgement of each block before it sends the next."""
 
     def __init__(self, of: Simulation, delay: float) -> None:
         self._of, self._delay = of, delay
@@ -201,7 +201,7 @@ class _Writer:
         def acknowledge() -> None:
             of.inserted += count
             of.messages += 1
-            # A writer with further rows ready does not wait for more.
+            # After a full block, a writer sends the next block immediately.
             of.clock.at(of.clock.now + (0 if count == self._most else self._delay), self._write)
 
         seconds = of.costs.write.seconds(count, row_bytes)
@@ -211,7 +211,7 @@ class _Writer:
 
 
 class _Learner:
-    """Draws batches from all servers, a few ahead of the one that it learns from."""
+    """Draws batches from all servers, a few batches ahead of learning."""
 
     def __init__(self, of: Simulation, node: Node) -> None:
         self._of, self._node = of, node
@@ -225,7 +225,7 @@ class _Learner:
             self._of.clock.at(self._of.rng.random() * self._compute_s, self._ask)
 
     def _ask(self) -> None:
-        """Ask each server for its rows of a batch, whose updates of earlier rows come along."""
+        """Ask each server for its share of a batch; the requests also carry the updates of earlier rows."""
         waiting = [self._of.servers]
 
         def arrive() -> None:

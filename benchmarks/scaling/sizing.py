@@ -10,15 +10,15 @@ from replay_server.flow.pace import MESSAGES_PER_S
 from benchmarks.scaling.costs import Costs
 
 BUSY: Final = 0.6
-"""Share of a core or of the network that a server should use at most, or its queues become long."""
+"""Maximum share of a core or of the network that a server should use. Above it, queues become long."""
 SHORTEST_DELAY_S: Final = 0.1
 LONGEST_DELAY_S: Final = 1.0
-"""A writer sends at most and at least so often, unless told otherwise."""
+"""Bounds of the interval between two messages of a writer, unless configured otherwise."""
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """What a training run asks of its table."""
+    """The load that a training run puts on its table."""
 
     writers: int
     """Actors with a writer each."""
@@ -71,33 +71,33 @@ MACHINE: Final = Machine(network_bytes_per_s=10e9 / 8, memory_bytes=64e9)
 
 
 def delay_s(fleet: Fleet, servers: int) -> float:
-    """Seconds for which writers collect rows, as the servers ask them to; see `WriterPace`."""
+    """Seconds for which the servers ask writers to collect rows; see `WriterPace`."""
     return min(LONGEST_DELAY_S, max(SHORTEST_DELAY_S, fleet.writers / servers / MESSAGES_PER_S))
 
 
 @dataclass(frozen=True)
 class Load:
-    """Shares that a fleet uses of each of its servers."""
+    """Shares of each server's resources that a fleet uses."""
 
     copied_in: float
-    """Of a core, for inserted rows."""
+    """Share of a core, for inserted rows."""
     messages_in: float
-    """Of a core, for writers' messages."""
+    """Share of a core, for writers' messages."""
     drawn: float
-    """Of a core, for learners' messages and their rows."""
+    """Share of a core, for learners' messages and their rows."""
     network: float
-    """Of the network, in the busier direction."""
+    """Share of the network, in the busier direction."""
     memory: float
-    """Of the memory."""
+    """Share of the memory."""
 
     @property
     def cpu(self) -> float:
-        """Of a core."""
+        """Share of a core, altogether."""
         return self.copied_in + self.messages_in + self.drawn
 
     @property
     def bound(self) -> str:
-        """What comes first to its limit."""
+        """The resource that reaches its limit first."""
         shares = {"CPU": self.cpu / BUSY, "network": self.network / BUSY, "memory": self.memory}
         return max(shares, key=shares.__getitem__)
 
@@ -108,7 +108,7 @@ class Load:
 
 
 def load(fleet: Fleet, costs: Costs, machine: Machine, servers: int, delay: float | None = None) -> Load:
-    """Compute the load of each of so many servers; writers send every ``delay`` seconds, or as they are told."""
+    """Compute the load per server. Writers send every ``delay`` seconds; None: at the interval that servers ask for."""
     steps = fleet.learners * fleet.steps_per_s  # each step asks each server
     messages = fleet.writers / servers / (delay_s(fleet, servers) if delay is None else delay)
     busier = max(fleet.bytes_in_per_s, fleet.bytes_out_per_s)
@@ -125,7 +125,7 @@ def servers_needed(fleet: Fleet, costs: Costs, machine: Machine, most: int = 102
     """Return the smallest number of servers whose loads are within their limits.
 
     Raises:
-        ValueError: not even ``most`` servers suffice, because each step asks each of them.
+        ValueError: not even ``most`` servers suffice, because each step sends a request to every server.
     """
     for servers in range(1, most + 1):
         if load(fleet, costs, machine, servers).fits:

@@ -98,7 +98,7 @@ class QLearner:
         return td_error
 
     def loss_growth(self, transition: Transition) -> float:
-        """By how much an update with this transition would increase the total squared error to the true values."""
+        """Return the increase of the total squared error to the true values if this transition updated them."""
         return self._growth(transition.state, transition.action, self._step_size * self.td_error(transition))
 
     def _growth(self, state: int, action: int, step: float) -> float:

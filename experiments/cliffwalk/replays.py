@@ -158,9 +158,9 @@ class PrioritizedReplay:
 class OracleReplay:
     """Picks the transition that lowers the global loss most, in hindsight (section 3.1), and reads it by key.
 
-    The global loss is the total squared error to the true values. If values share parameters, it may happen that no
-    update lowers the loss noticeably. Then the oracle picks the transition with the largest TD error until updates
-    lower the loss again.
+    The global loss is the total squared error to the true values. If values share parameters, sometimes no update
+    lowers the loss noticeably. Then the oracle picks the transition with the largest TD error, until updates lower the
+    loss again.
     """
 
     def __init__(

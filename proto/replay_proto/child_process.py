@@ -69,8 +69,8 @@ def log_tail(log_path: Path) -> str:
 def when_parent_dies(stop: Callable[[], object]) -> None:
     """Call ``stop`` from another thread when the parent process dies, or closes this process's standard input.
 
-    The thread also watches the id of the parent, because the pipe stays open while any process that the parent has
-    forked still has the other end.
+    The thread also watches the parent's process id, because the pipe stays open as long as another process forked by
+    the parent holds the other end.
     """
     parent, stdin = os.getppid(), sys.stdin.fileno()
 

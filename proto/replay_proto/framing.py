@@ -161,7 +161,7 @@ def column_views(
         columns: dtype and shape of each column, by name.
         rows: the bytes.
         row_count: number of rows.
-        windows: number of drawn windows: columns at the start have one value for each. None: one for each row.
+        windows: number of drawn windows. Columns with ``at="start"`` have one value per window; None: one per row.
 
     Returns:
         Views by column name, ``dtype[n, *shape]``, writable if ``rows`` is.
@@ -187,7 +187,7 @@ class Carried:
         self._row_bytes = sum(column.row_bytes for column in columns.values()) - self._window_bytes
 
     def size(self, row_count: int, windows: int | None = None) -> int:
-        """Return the bytes of so many rows; for ``windows``, see `column_views`."""
+        """Return the bytes of this many rows; for ``windows``, see `column_views`."""
         return self._row_bytes * row_count + self._window_bytes * (row_count if windows is None else windows)
 
 

@@ -1,7 +1,7 @@
 """The stored columns of a table: names, dtypes, shapes and sizes in bytes.
 
-Rows may leave out an optional column. A schema has a bool column beside each of them, its mask: `goal_present` says
-which rows have a `goal`. Rows without one have zeros.
+Rows may leave out an optional column. For each optional column, a schema has a bool column, its mask: `goal_present`
+says which rows have a `goal`. Rows without a value have zeros.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Column:
             at: ``"start"``, only in a table of sequences: a drawn sequence has only the value of its first row, such as
                 the state of a recurrent network.
             optional: whether rows may leave the column out. The table then also has a bool column with the same name
-                and the suffix `PRESENT`, which says which rows have a value; the others have zeros.
+                and the suffix `PRESENT`, which says which rows have a value. Rows without a value have zeros.
 
         Raises:
             InvalidArgumentError: for another dtype, a dimension that is not a whole number of at least 1, more than

@@ -1,4 +1,4 @@
-"""Spans of OpenTelemetry, and the context that connects those of a client and its server.
+"""OpenTelemetry spans, and the context that connects the spans of a client with those of its server.
 
 Does nothing unless the program has configured OpenTelemetry's SDK, for example by running under
 ``opentelemetry-instrument``. OpenTelemetry is neither required nor imported.
@@ -20,9 +20,9 @@ def span(name: str, metadata: Iterable[tuple[str, str | bytes]] | None = None) -
     """Return a context that records a span, and an error that ends it.
 
     Args:
-        name: of the span.
-        metadata: of the call that the span answers, whose client may have sent its context; None: the span answers no
-            call, but belongs to the current one, if any.
+        name: name of the span.
+        metadata: metadata of the call that the span handles, which may contain the client's span as the parent. None:
+            the parent is the current span, if any.
     """
     if _SDK not in sys.modules:
         return _NOTHING
@@ -37,7 +37,7 @@ def span(name: str, metadata: Iterable[tuple[str, str | bytes]] | None = None) -
 
 
 def context_metadata() -> Metadata:
-    """Metadata of a call that tells the server the current span."""
+    """Metadata that passes the current span to the server with a call."""
     if _SDK not in sys.modules:
         return ()
     from opentelemetry import propagate

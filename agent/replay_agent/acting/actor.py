@@ -91,7 +91,7 @@ class EpsilonGreedyPolicy:
         return state
 
     def look(self, obs: NDArray[Any]) -> NDArray[np.float32]:
-        """Return the action values of the next observation to act on, float32[actions]; computed once, until `choose`.
+        """Return the action values of the observation to act on next, float32[actions]; cached until `choose`.
 
         Args:
             obs: any[*observation_shape].
@@ -130,8 +130,8 @@ class Actor:
             network: computes the action values.
             actor_id: recorded in finished episodes.
             device: the network's device; None: the CPU.
-            estimates: estimate the values of actions and next observations, for priorities; not with a recurrent
-                network, whose states belong to the steps taken.
+            estimates: whether to estimate the values of actions and next observations, for priorities. Not supported
+                with a recurrent network, whose states belong to the steps taken.
         """
         self._env: Environment = make_environment(env_id)
         info = describe_environment(self._env, env_id)

@@ -69,7 +69,7 @@ class EnvironmentInfo:
 
 
 def make_environment(env_id: str) -> Environment:
-    """Create an environment; one whose id begins with ``ALE/``, with the usual preprocessing of Atari games.
+    """Create an environment. Those whose ids begin with ``ALE/`` get the usual preprocessing of Atari games.
 
     Raises:
         UnsupportedEnvironmentError: Gymnasium does not know it, or a dependency is missing.
@@ -120,7 +120,7 @@ def describe_environment(env: Environment, env_id: str) -> EnvironmentInfo:
 
 
 def _frame_stack(env: Environment) -> FrameStackObservation | None:
-    """Find the wrapper that stacks frames; None if there is none, or if single frames do not suffice for its stacks."""
+    """Find the wrapper that stacks frames; None if there is none, or if its stacks cannot be rebuilt from frames."""
     while isinstance(env, _TRANSPARENT):
         env = env.env
     if isinstance(env, FrameStackObservation) and env.stack_size > 1 and env.padding_type in _PADDINGS:

@@ -62,7 +62,7 @@ class PublishedWeights:
         self._newest = _Version(self.version + 1, weights)
 
     def newer_than(self, version: int) -> tuple[int, bytes]:
-        """Return the newest version and its data. The data is empty at the rate limit, and if ``version`` is newest."""
+        """Return the newest version and its data: empty if ``version`` is the newest, or the rate limit is reached."""
         newest = self._newest
         if version == newest.number:
             return newest.number, b""

@@ -17,7 +17,7 @@ MAX_RETURN: Final = 1e30
 
 
 class DivergedError(RuntimeError):
-    """Training diverged; the message names the non-finite quantities and the gradient step that first had them."""
+    """Training diverged; the message names the non-finite quantities and their first gradient step, or the return."""
 
 
 def require_finite(learner: Learner[Any, Any]) -> None:

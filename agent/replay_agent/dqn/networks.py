@@ -284,7 +284,7 @@ def _convolutions(layout: ImageLayout) -> nn.Sequential:
 
 
 def _dense(features: int, hidden_sizes: Sequence[int]) -> tuple[nn.Sequential, int]:
-    """Build dense layers, and return their number of outputs, too."""
+    """Return dense layers and the size of the last one's output."""
     layers: list[nn.Module] = []
     for units in hidden_sizes:
         layers += [nn.Linear(features, units), nn.ReLU()]

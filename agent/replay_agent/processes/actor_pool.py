@@ -23,7 +23,7 @@ STOP_TIMEOUT_S = 10.0
 
 
 class ActorsFailError(RuntimeError):
-    """Actors repeatedly fail right after they start."""
+    """Actors cannot start, or repeatedly fail right after they start."""
 
 
 class Pool(Protocol):
@@ -33,7 +33,7 @@ class Pool(Protocol):
         """Restart dead actors; the trainer calls this periodically.
 
         Raises:
-            ActorsFailError: an actor repeatedly failed to start.
+            ActorsFailError: an actor repeatedly failed to start, or Ray cannot place it.
         """
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 As in Kapturowski et al. (2019, "Recurrent Experience Replay in Distributed Reinforcement Learning"), sequences begin
 with a stored state and a burn-in, values are rescaled, and a sequence's priority combines the largest and the mean TD
-error. Unlike in that paper, the network sees only observations, and neither the last action nor the last reward.
+error. Unlike in that paper, observations are the network's only input: it does not see the last action and reward.
 """
 
 from __future__ import annotations

@@ -35,10 +35,10 @@ RELAY_START_S: Final = 60.0
 
 
 class RemoteActor:
-    """An actor of the run, in a process of Ray."""
+    """An actor of the run, in a Ray process."""
 
     def __init__(self, settings: ActorSettings, access: Path, service: str) -> None:
-        """Read the token of the run on this node, and find the servers, which may have moved since others started.
+        """Read the run's token on this node, and look up the servers' current addresses.
 
         Raises:
             OSError: the token cannot be read.
@@ -68,7 +68,7 @@ class RemoteActor:
         try:
             run_actor(self._settings, self._stop, address)
         except FAILURES as error:
-            raise RuntimeError(str(error)) from None  # which can be pickled
+            raise RuntimeError(str(error)) from None  # not all client errors can be pickled
 
     def stop(self) -> None:
         """Stop acting."""
@@ -89,16 +89,16 @@ class _Slot:
     number: int
     actor: Any = None
     placed: Any = None
-    """pending call that returns the actor's node; None once it has"""
+    """pending call that returns the actor's node; None after its reply"""
     acting: Any = None
-    """pending call that ends with the actor"""
+    """pending call that runs until the actor ends"""
     began_at: float = 0.0
     failed_starts: int = 0
     start_at: float = 0.0
 
 
 class RayActorPool:
-    """Keeps ``count`` actors running on the nodes of the cluster. They end when this process does."""
+    """Keeps ``count`` actors running on the nodes of the cluster. The actors end when this process ends."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class RayActorPool:
             count: number of actors.
             service: name of the replay servers.
             learner: HOST:PORT of the learner's service.
-            access: directory with the run's token, which all nodes see.
+            access: directory with the run's token, shared by all nodes.
             reconnect_timeout_s: seconds that actors wait for unreachable replay servers.
             cpus: CPUs that each actor reserves.
             placement_timeout_s: seconds to wait for free resources at the start.
@@ -140,10 +140,10 @@ class RayActorPool:
         return list(self._relays)
 
     def supervise(self) -> None:
-        """Begin to act where Ray has placed an actor, and restart dead ones.
+        """Let newly placed actors act, and restart dead actors.
 
         Raises:
-            ActorsFailError: not all actors were placed in time, or one repeatedly failed.
+            ActorsFailError: initial actors were not placed in time, or an actor repeatedly failed to start.
         """
         for slot in self._slots:
             try:
@@ -191,7 +191,7 @@ class RayActorPool:
             slot.acting = slot.actor.act.remote(self._relay(node))
 
     def _expect_places(self) -> None:
-        """Raise if some actors of the start are still not placed; later ones may wait for nodes to come back."""
+        """Raise if initial actors cannot be placed in time. Restarted actors may wait for nodes to come back."""
         if self._place_until is None:
             return
         waiting = sum(slot.placed is not None for slot in self._slots)
@@ -201,7 +201,7 @@ class RayActorPool:
             raise ActorsFailError(not_placed(waiting, len(self._slots), "actors", each, self._placement_timeout_s))
 
     def _relay(self, node: str) -> Any:
-        """Return the relay of a node; its first actor starts it."""
+        """Return the relay of a node. The relay is started for the node's first actor."""
         if node not in self._relays:
             here = NodeAffinitySchedulingStrategy(node, soft=False)
             remote = ray.remote(NodeRelay).options(num_cpus=0, scheduling_strategy=here)

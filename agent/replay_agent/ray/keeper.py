@@ -1,4 +1,4 @@
-"""Keeps the server of one shard running. Does not import Ray, which makes it an actor."""
+"""Keeps the server of one shard running. Does not import Ray; `service` makes it a Ray actor."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHORT_LIFE_S: Final = 10.0
 FIRST_BACKOFF_S: Final = 0.25
 MAX_BACKOFF_S: Final = 10.0
 STARTS_ON_PORT: Final = 3
-"""After this many failed starts in a row, the server gets another port: its own may be taken."""
+"""After this many failed starts in a row, the server gets another port: the old one may be taken."""
 
 
 @dataclass(frozen=True)
@@ -31,24 +31,24 @@ class KeeperReport:
     """State of a keeper."""
 
     address: str | None
-    """where clients reach the server; None: it is not ready"""
+    """where clients reach the server; None: the server is not ready"""
     shard_id: int | None
     """id in the shard map; None: not in the map yet"""
     pid: int | None
     """process id of the server, if it runs"""
     failure: str | None
-    """why the last start failed, if it did"""
+    """why the server last ended; None: it is ready again, or never ended"""
 
 
 class ShardKeeper:
     """Runs `replay-server` as a child process, which ends with this one, and restarts it on the same port.
 
-    A file beside the tables keeps the port and the shard's id, so that they outlive this process, too: a keeper that
-    finds this file continues the shard. Without it, the server begins with empty tables, as a new shard.
+    A file next to the tables stores the port and the shard's id. A keeper that finds this file, for example after a
+    restart, continues the shard. Without the file, the server is a new shard with empty tables.
     """
 
     def __init__(self, folder: Path, host: str, tokens: Path, config: Path | None = None) -> None:
-        """Start the server, and return while it starts.
+        """Start the server, but do not wait until it is ready.
 
         Args:
             folder: directory of the shard; created if missing.
@@ -87,7 +87,7 @@ class ShardKeeper:
             self._notes.store(shard_id=shard_id)
 
     def renew(self) -> None:
-        """Restart with empty tables, because the shard was given up. The folder keeps its rows under another name."""
+        """Restart with empty tables, because the shard was given up. Its old tables are renamed within the folder."""
         self.stop()
         with self._guard:
             lost = self._folder / f"tables.lost-{self._notes.shard_id}"
@@ -129,7 +129,7 @@ class ShardKeeper:
                 [*self._flags, f"--port={port}"],
                 self._log,
                 pipe_output=True,
-                # Python must not import from the working directory, in which Ray may have put the files of a job.
+                # Python must not import from the working directory, because Ray may have put a job's files there.
                 environment={**os.environ, "PYTHONSAFEPATH": "1"},
             )
             self._pid = process.pid
@@ -150,7 +150,7 @@ class ShardKeeper:
 
 
 class _Notes:
-    """What a later keeper of the shard must know, in a file."""
+    """The port and the shard's id, stored in a file for later keepers of the shard."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

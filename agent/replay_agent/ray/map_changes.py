@@ -1,4 +1,4 @@
-"""What to change in the shard map, given what the keepers report. Without Ray and I/O."""
+"""Determines from the keepers' reports what to change in the shard map. Uses neither Ray nor I/O."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Seen(NamedTuple):
     shard_id: int | None
     """id in the shard map, if the keeper has stored one beside the tables"""
     is_empty: bool
-    """whether its server knows of no shard map"""
+    """whether neither its keeper has a shard id nor its server a shard map"""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Assign:
 
 @dataclass(frozen=True)
 class Renew:
-    """Let a keeper begin with empty tables, because its shard was given up."""
+    """Let a keeper restart with empty tables, because its shard was given up."""
 
     number: int
 
@@ -46,7 +46,7 @@ class Lose:
 
 @dataclass(frozen=True)
 class Move:
-    """Tell clients the new address of a shard, whose storage another node has found."""
+    """Record the new address of a shard, so that clients find it."""
 
     shard_id: int
     address: str
@@ -68,7 +68,7 @@ def changes(shards: ShardMap, seen: Sequence[Seen], expired: Collection[int]) ->
     Args:
         shards: the newest map.
         seen: keepers whose servers are ready.
-        expired: ids of shards that have been away for too long.
+        expired: ids of shards that have been unreachable for too long.
     """
     states = {shard.id: shard.state for shard in shards.shards}
     by_address = {shard.address: shard.id for shard in shards.in_use}
@@ -82,7 +82,7 @@ def changes(shards: ShardMap, seen: Sequence[Seen], expired: Collection[int]) ->
                 yield Move(keeper.shard_id, keeper.address)
         elif known is None:
             yield Add(keeper.address)
-        elif keeper.is_empty:  # Its storage is gone, and it got the same port again.
+        elif keeper.is_empty:  # The storage is gone, but the new server has the old address.
             yield Lose(known)
         else:
             yield Assign(keeper.number, known)

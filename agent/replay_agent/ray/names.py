@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 NAMESPACE: Final = "replay"
-"""Ray's namespace of the actors, which other jobs find by their names."""
+"""Ray namespace of the actors, in which other jobs find them by name."""
 
 
 @dataclass(frozen=True)
@@ -21,13 +21,13 @@ class Service:
     folder: Path
     """directory with the token; all nodes must see it"""
     data_dir: Path
-    """directory with the tables of the servers on a node; their rows survive a node only if others see it, too"""
+    """directory with the servers' tables on each node; rows survive the loss of a node only if other nodes share it"""
     config: Path | None
     """TOML file of settings for the servers"""
     lost_after_s: float
-    """seconds after which a shard that is away is given up"""
+    """seconds after which an unreachable shard is given up"""
     host: str | None
-    """address to listen on; None: that of the node"""
+    """address to listen on; None: the node's address"""
 
     @property
     def access(self) -> Path:

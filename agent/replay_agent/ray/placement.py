@@ -1,4 +1,4 @@
-"""Waits until Ray has placed what was asked for, and says which resource is short if it cannot."""
+"""Waits until Ray has placed actors. If Ray cannot, the error names the resource that is short."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def wait_for_room(demand: Mapping[str, float], timeout_s: float) -> None:
     """Wait until the cluster as a whole has these resources, in use or not.
 
     Raises:
-        PlacementError: it still has not.
+        PlacementError: the cluster does not have them in time.
     """
     deadline = time.monotonic() + timeout_s
     while True:
@@ -46,29 +46,29 @@ def wait_until_placed(refs: Sequence[Any], what: str, each: Mapping[str, float],
     Args:
         refs: a pending call of each actor.
         what: names the actors in the message.
-        each: resources that one of them reserves.
+        each: resources that each actor reserves.
         timeout_s: time limit in seconds.
 
     Raises:
-        PlacementError: some have not.
+        PlacementError: some actors did not answer in time.
     """
     _, waiting = ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s)
     if waiting and shortage(each):
         raise PlacementError(not_placed(len(waiting), len(refs), what, each, timeout_s))
-    # They have room, so their processes are starting, which takes long on a busy machine.
+    # There is room for these actors, so their processes are starting, which takes long on a busy machine.
     _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=START_TIMEOUT_S) if waiting else ([], [])
     if waiting:
         raise PlacementError(not_placed(len(waiting), len(refs), what, each, timeout_s + START_TIMEOUT_S))
 
 
 def shortage(each: Mapping[str, float]) -> list[str]:
-    """Return the resources of which the cluster has less free than one actor needs."""
+    """Return the resources of which less is free in the whole cluster than one actor needs."""
     free = ray.available_resources()
     return [name for name, amount in each.items() if free.get(name, 0) < amount]
 
 
 def not_placed(waiting: int, count: int, what: str, each: Mapping[str, float], timeout_s: float) -> str:
-    """Say which resource is short."""
+    """Return a message that says which resource is short."""
     there, free = ray.cluster_resources(), ray.available_resources()
     short = shortage(each)
     figures = ", ".join(

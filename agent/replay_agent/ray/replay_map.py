@@ -1,6 +1,6 @@
-"""Keeps the shard map of a service up to date: an actor of Ray, the only writer of the map.
+"""A Ray actor that keeps the shard map of a service up to date. It is the only writer of the map.
 
-It stores nothing: the map is on the servers, and each keeper knows the id of its shard. So a restarted one continues.
+The actor stores nothing, so it can be restarted: the map is on the servers, and each keeper knows its shard's id.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ReplayMap:
     """See the module."""
 
     def __init__(self, service: Service) -> None:
-        """Start to look at the keepers.
+        """Start watching the keepers.
 
         Raises:
             OSError: the service's token cannot be read on this node.
@@ -52,11 +52,11 @@ class ReplayMap:
         return self._service
 
     def addresses(self) -> list[str]:
-        """Return the addresses of all shards in the map, of which one is enough for a client; empty: not ready."""
+        """Return the addresses of all shards in use; a client needs only one. Empty: the service is not ready."""
         return [] if self._map is None else [shard.address for shard in self._map.in_use]
 
     def failures(self) -> dict[int, str]:
-        """Return why servers failed to start, by the number of their keeper."""
+        """Return why servers ended that are not ready again, by the number of their keeper."""
         return {number: report.failure for number, report in self._reports.items() if report.failure is not None}
 
     def _keep(self) -> None:
@@ -78,7 +78,7 @@ class ReplayMap:
         shards = client.shards()
         if shards is None:
             if len(ready) < self._service.shards:
-                return  # The first map has all shards.
+                return  # The first map must have all shards.
             shards = client.set_shards(client.address.split(","))
         for change in changes(shards, [self._seen(*each) for each in ready.items()], self._expired(shards, ready)):
             shards = self._apply(change, shards, client)
@@ -90,7 +90,7 @@ class ReplayMap:
             if number not in self._keepers:
                 try:
                     self._keepers[number] = ray.get_actor(self._service.keeper(number), NAMESPACE)
-                except ValueError:  # It is not created yet.
+                except ValueError:  # The keeper does not exist yet.
                     continue
         asked = {keeper.report.remote(): number for number, keeper in self._keepers.items()}
         answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=ASK_S) if asked else ([], [])
@@ -122,7 +122,7 @@ class ReplayMap:
             return client.shards() is None
 
     def _expired(self, shards: ShardMap, ready: dict[int, KeeperReport]) -> Collection[int]:
-        """Return the ids of shards that no ready server has had for ``lost_after_s``."""
+        """Return the ids of shards that have been without a ready server for ``lost_after_s``."""
         there = {report.address for report in ready.values()} | {report.shard_id for report in ready.values()}
         away = [shard.id for shard in shards.in_use if shard.address not in there and shard.id not in there]
         now = time.monotonic()

@@ -18,7 +18,7 @@ from replay_agent.ray.placement import wait_for_room, wait_until_placed
 from replay_agent.ray.replay_map import ReplayMap
 
 START_TIMEOUT_S: Final = 300.0
-"""Time limit for the servers, whose first start compiles kernels."""
+"""Time limit for the start of the servers. The first start compiles kernels."""
 _POLL_S: Final = 0.1
 _FOR_EVER: Final = -1
 _SERVER_RESOURCE: Final = "replay"
@@ -30,7 +30,7 @@ class ServiceError(RuntimeError):
 
 
 class NodeKeeper(ShardKeeper):
-    """A keeper on any node, which listens on the node's address unless the service has one."""
+    """A keeper on any node. Its server listens on the node's address, unless the service specifies an address."""
 
     def __init__(self, service: Service, number: int) -> None:
         host = service.host or ray.util.get_node_ip_address()
@@ -49,22 +49,22 @@ def start(
     placement_timeout_s: float = 60.0,
     host: str | None = None,
 ) -> ReplayClient:
-    """Start replay servers, or find those of this name, and return a client of them.
+    """Start replay servers, or find running servers of this name, and return a client.
 
-    Ray restarts servers that die, on another node if their node died, until `stop` is called, even after this program
-    has ended. The program must have called `ray.init`.
+    Until `stop` is called, Ray restarts servers that die, even after this program has ended. The servers of a dead node
+    are restarted on other nodes. The program must have called `ray.init`.
 
     Args:
         name: names the service in the cluster.
         shards: number of servers.
         folder: directory that all nodes share, for the token and, by default, the tables.
         data_dir: directory for the tables on each node, such as a local disk; None: in `folder`. If a node dies and
-            others do not see its tables, their rows are lost, and an empty shard replaces them.
+            other nodes cannot read its tables, their rows are lost, and an empty shard replaces them.
         server_config: TOML file with settings of `replay-server`, which all nodes can read.
-        lost_after_s: seconds after which a shard that is away is given up.
-        placement_timeout_s: seconds to wait for free resources: each server takes one CPU and, if nodes of the cluster
-            have the resource ``replay``, one of these.
-        host: address that servers listen on; None: that of their node.
+        lost_after_s: seconds after which an unreachable shard is given up.
+        placement_timeout_s: seconds to wait for free resources. Each server reserves one CPU and, if nodes of the
+            cluster have the custom resource ``replay``, one unit of it.
+        host: address that servers listen on; None: their node's address.
 
     Raises:
         PlacementError: the resources are not free; the message names the one that is short.
@@ -101,9 +101,9 @@ def connect(name: str, **options: Any) -> ReplayClient:
     """Return a client of the servers that `start` or `replay-train --ray` has started under a name.
 
     Args:
-        name: name of the service; that of a run of `replay-train` is the run's.
-        **options: options of `ReplayClient`, such as ``timeout_s``. TLS is set by the variables REPLAY_TLS... unless
-            given.
+        name: name of the service; for `replay-train`, the name of the run.
+        **options: options of `ReplayClient`, such as ``timeout_s``. By default, the variables REPLAY_TLS_... determine
+            ``tls``.
 
     Raises:
         ServiceError: there is no such service, it is not ready, or its token cannot be read.
@@ -125,7 +125,7 @@ def stop(name: str) -> None:
     """Stop the servers of a service; their tables remain on disk. Does nothing if there is no such service."""
     prefix = f"{name}/"
     found = [each["name"] for each in ray.util.list_named_actors(all_namespaces=True) if each["namespace"] == NAMESPACE]
-    # The map goes first, or it would give up servers.
+    # Stop the map first: otherwise, it would give up the stopped servers.
     ours = sorted((each for each in found if each.startswith(prefix)), key=lambda each: each != map_name(name))
     folder = None
     stopping = []
@@ -158,7 +158,7 @@ def _start_keeper(service: Service, number: int, resources: Mapping[str, float])
 
 
 def _remote(kind: type[Any], name: str, resources: Mapping[str, float]) -> Any:
-    """Return a detached actor of this kind, or the one of this name; Ray restarts it wherever there is room."""
+    """Return a class whose ``remote`` starts a detached actor, which Ray restarts, or finds the one of this name."""
     custom = {resource: amount for resource, amount in resources.items() if resource != "CPU"}
     return ray.remote(kind).options(
         name=name,

@@ -31,7 +31,7 @@ log = logging.getLogger("replay_agent")
 
 LEARNER_RESTARTS: Final = 3
 OBJECT_STORE_BYTES: Final = 100 << 20
-"""For a Ray that this command starts: no rows pass through Ray, so little is enough."""
+"""Size of Ray's object store if this command starts Ray. It can be small, because no rows pass through Ray."""
 _LOOPBACK: Final = "127.0.0.1"
 _LOOK_S: Final = 0.2
 AUTO: Final = "auto"
@@ -46,7 +46,7 @@ RAY_FAILURES: Final = (*FAILURES, ConnectionError, LearnerFailedError, Placement
 
 
 class RemoteLearner:
-    """The learner of a run, in a process of Ray, which restarts it."""
+    """The learner of a run, in a Ray process. Ray restarts it."""
 
     def __init__(self, settings: TrainSettings, run: Path, host: str | None) -> None:
         self._settings = settings
@@ -55,7 +55,7 @@ class RemoteLearner:
         self._stop = StopRequest()
 
     def ready(self) -> None:
-        """Return as soon as Ray has placed the learner."""
+        """Do nothing: the reply shows that Ray has placed the learner."""
 
     def train(self) -> TrainingReport:
         """Train, from the newest checkpoint if there is one.
@@ -105,18 +105,18 @@ class RemoteLearner:
 def train_on_ray(settings: TrainSettings, stop_request: StopRequest) -> TrainingReport:
     """Start or resume a run on a Ray cluster, and return its report.
 
-    The learner's log and progress appear in this process's log. Tables and checkpoints are in the run's directory,
-    which all nodes must share, and from which Ray restarts the learner.
+    The learner's log and progress appear in this process's log. Checkpoints and, without ``ray_data_dir``, tables are
+    in the run's directory, which all nodes must share. A restarted learner continues from the newest checkpoint.
 
     Raises:
-        PlacementError: the cluster has not enough resources; the message names the one that is short.
+        PlacementError: the cluster lacks resources; the message names the one that is short.
         ConnectionError: there is no Ray cluster at the address.
         ServiceError: the replay servers do not start.
         LearnerFailedError: training failed, or the learner died too often.
     """
     gpus = 1.0 if settings.device == "cuda" else 0.0
     cpus = settings.shards + 1 + settings.actors * settings.actor_cpus
-    # Ray has installed signal handlers of its own, so those of the stop request are installed again.
+    # Ray installs its own signal handlers, so install those of the stop request after Ray has started.
     with _ray(settings, math.ceil(cpus)) as host, stop_request:
         wait_for_room({"CPU": cpus, **({"GPU": gpus} if gpus else {})}, settings.placement_timeout_s)
         run = open_run_directory(settings)
@@ -171,7 +171,7 @@ def _ray(settings: TrainSettings, cpus: int) -> Iterator[str | None]:
     """Connect to Ray, or start it on this machine with room for the run.
 
     Yields:
-        The address on which the run's processes listen; None: that of their node.
+        The address that the run's processes bind to; None: each uses its node's address.
     """
     assert settings.ray is not None
     common = {"logging_level": logging.WARNING}

@@ -1,4 +1,4 @@
-"""Fetches the weights of a learner once for all actors of a node. Does not import Ray, which makes it an actor."""
+"""Fetches a learner's weights once for all actors of a node. Does not import Ray; `actor_pool` makes it a Ray actor."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from replay_agent.distributed.learner_server import LearnerServer, Method
 from replay_agent.processes.own_access import OwnAccess
 
 MAX_AGE_S: Final = 0.2
-"""Actors get weights that are at most this much older than the learner's."""
+"""After this time, the relay asks the learner again before it serves its weights."""
 LEARNER_TIMEOUT_S: Final = 4.0
-"""Time limit for the learner; then actors ask it themselves."""
+"""Time limit for the learner's reply. After a timeout, actors ask the learner directly."""
 
 
 class RelayedWeights:
     """Weights of one run of the learner at a time. Thread-safe."""
 
     table: Final = "*"
-    """Actors need the right to write to any table, which the run's own token has."""
+    """Actors need the right to write to all tables; the run's own token grants it."""
 
     def __init__(self, learner: str, token: str) -> None:
         """Open a channel to the learner, at ``host:port``.
@@ -53,7 +53,7 @@ class RelayedWeights:
         Raises:
             RefusedError: the learner refuses the request, or cannot be reached.
         """
-        with self._lock:  # Others wait for the one that asks the learner.
+        with self._lock:  # One thread asks the learner; the others wait for it.
             is_old = time.monotonic() - self._fetched_at > MAX_AGE_S
             if request.run_id != self._run_id or self._newest.version <= request.have_version or is_old:
                 self._fetch(request.run_id)

@@ -50,8 +50,8 @@ class _StepRecorder:
     The last frame of an episode is appended in the row that closes it. In a table of sequences, each row also contains
     the state of the recurrent network before the step.
 
-    If the actor estimates values, a step has its priority once its transition is complete. The table takes the priority
-    with the row that completes the window of the step: the next one.
+    If the actor estimates values, the priority of a step is known once its transition is complete. It is sent with the
+    next row, which completes the step's window.
     """
 
     def __init__(self, writer: Writer, steps: Steps, n_step: NStep) -> None:

@@ -1,7 +1,7 @@
 """Defines the columns of the replay table, and converts transitions and batches.
 
 A compact table is a table of steps: it stores each step once, and each frame of a stacked observation once. Batches of
-transitions have the same columns from both kinds of tables.
+transitions have the same columns in both kinds of tables.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ def check_table(settings: TrainSettings, env: EnvironmentInfo) -> None:
         return
     window = Steps.of(columns, item).window
     actors = max(1, settings.actors + settings.acts)
-    # Of each actor, the windows of the newest steps may be incomplete, and those of the oldest may be broken. A closing
-    # row between them cannot be drawn, and of the other steps, only one per period is an anchor.
+    # For each actor, windows of the newest steps may be incomplete, and windows of the oldest steps may be broken. In
+    # between, a closing row cannot be drawn, and only one step per period is an anchor.
     expected = actors * (window.rows + window.period)
     if settings.capacity < expected:
         of_sequences = f"burn_in {settings.burn_in}, sequence_length {settings.sequence_length}, "

@@ -42,7 +42,7 @@ class MetricsPort(ProgressView, Collector):
         """Listen, and show each status in ``shown``, too.
 
         Raises:
-            ValueError: the address cannot be listened on.
+            ValueError: the port cannot be bound.
         """
         self._shown = shown
         self._status: Status | None = None
@@ -67,7 +67,7 @@ class MetricsPort(ProgressView, Collector):
         self._shown.show(status)
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the metrics; no samples for what is not known yet."""
+        """Yield the metrics. Those with unknown values have no samples."""
         for kind, specified in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
             for name, meaning, field in specified:
                 yield kind(name, meaning, value=getattr(self._status, field, None))

@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 LINE_INTERVAL_S = 10.0
 REFRESH_INTERVAL_S = 0.2
 STANDSTILL_S = 2.0
-"""The bar says so when there was no step for this long."""
+"""After this time without a step, the bar says so."""
 SPEED_WINDOW_S = 60.0
-"""Seconds whose speed determines the time left; validations are part of it."""
+"""Window, including validations, whose mean speed determines the estimate of the time left."""
 UNKNOWN = "-"
 FIGURES = (
     "  {steps}  [cyan]{speed}[/] steps/s  return [green]{recent}[/]  best [green]{best}[/]",

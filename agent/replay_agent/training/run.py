@@ -91,7 +91,7 @@ def train(
         LocalServerError: the embedded server did not start, or died.
         CheckpointError: there is no usable checkpoint to resume from.
         DivergedError: training diverged; earlier checkpoints are kept.
-        ActorsFailError: actors repeatedly fail, or cannot connect to the learner.
+        ActorsFailError: actors repeatedly fail, cannot connect to the learner, or cannot be placed by Ray.
         ReplayError: the server is unreachable, or refuses a call.
     """
     check_exposure(

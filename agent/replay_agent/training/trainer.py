@@ -147,9 +147,10 @@ class Trainer:
         """Train until the environment is solved, all steps are taken, or a stop is requested.
 
         Raises:
-            DivergedError: a number in the learner, or a return, is not finite.
+            DivergedError: a network parameter, action value, optimizer value or figure of a gradient step is not
+                finite; or a return is not finite, or its magnitude is above `divergence.MAX_RETURN`.
             ReplayError: the server is unreachable, or refuses a call.
-            ActorsFailError: actors repeatedly fail to start.
+            ActorsFailError: actors repeatedly fail to start, or Ray cannot place them.
         """
         if not checkpoints(self._run.checkpoints):
             self.save()  # Every run can be resumed.
@@ -199,7 +200,7 @@ class Trainer:
 
         Raises:
             EvaluationStoppedError: a stop was requested.
-            DivergedError: a return is not finite.
+            DivergedError: a return is not finite, or its magnitude is above `divergence.MAX_RETURN`.
         """
         network = self.learner.online
         if self.selector.best_weights is not None:

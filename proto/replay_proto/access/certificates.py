@@ -18,8 +18,8 @@ from replay_proto.access.watched import UnusableFileError, Watched, exposure_of
 log = logging.getLogger(__name__)
 
 RENEWAL_S: Final = 60.0
-"""Maximum age of resumable TLS sessions if clients need certificates. A resumed session does not check the certificate,
-which may have expired."""
+"""Maximum age of resumable TLS sessions if clients need certificates. Resuming a session does not check the client's
+certificate, which may have expired."""
 _Pem = tuple[bytes, bytes, bytes | None]
 """The private key, its certificate, and the authority for client certificates."""
 
@@ -80,7 +80,7 @@ class ServerCertificates:
         )
 
     def ssl_context(self) -> ssl.SSLContext:
-        """TLS for a port that gRPC does not serve. The files are checked whenever a client connects."""
+        """TLS context for a port without gRPC. The files are checked whenever a client connects."""
         current = self._new_context()
 
         def select(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
@@ -120,7 +120,7 @@ class ServerCertificates:
         self._version += 1
 
     def _configuration(self) -> grpc.ServerCertificateConfiguration:
-        """Create a new configuration, because gRPC frees each one it gets."""
+        """Create a new configuration for gRPC, which frees every configuration after use."""
         key, certificate, client_ca = self._files.value
         return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=client_ca)
 

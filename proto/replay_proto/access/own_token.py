@@ -15,6 +15,6 @@ def new_token() -> str:
 
 
 def token_entry(token: str) -> str:
-    """Return the content of a token file in which this token has all rights; it has only the token's hash."""
+    """Return the content of a token file that grants this token all rights. It contains only the token's hash."""
     digest = hashlib.sha256(token.encode()).hexdigest()
     return f'[[tokens]]\nname = "own"\ntoken_sha256 = "{digest}"\nrights = ["read", "write", "admin"]\n'

@@ -43,12 +43,12 @@ _BACKLOG: Final = 64
 """Maximum connections that wait to be accepted; their clients retry within a second. Without this limit, clients that
 connect thousands of times per second keep gRPC's threads busy with handshakes, and all other clients wait."""
 SEND_BUFFER_BYTES: Final = 1 << 19
-"""Send buffer of a connection; Linux doubles it. By default it grows to 4 MiB, more than a core caches, and batches of
-1.8 MB take 15 % more CPU time of the server. A connection sends at most 1 MiB per round trip: 50 MB/s between hosts
-that are 20 ms apart."""
+"""Send buffer of a connection; Linux doubles it. By default, it grows to 4 MiB, more than a core's cache: batches of
+1.8 MB then take 15 % more CPU time of the server. A connection sends at most 1 MiB per round trip: 50 MB/s between
+hosts that are 20 ms apart."""
 _READ_BUFFER_BYTES: Final = 1 << 17
-"""Maximum bytes that gRPC reads from a connection before it processes them. More does not make large inserts faster,
-and 200 connections could use it at the same time."""
+"""Maximum bytes that gRPC reads from a connection before it processes them. A higher limit does not make large inserts
+faster, and 200 connections could reach it at the same time."""
 _CONNECTIONS_SHARE: Final = 0.75
 """Fraction of file descriptors for connections; the rest is for tables and for rereading tokens."""
 _SILENT_S: Final = 600
@@ -57,8 +57,8 @@ _LESS_JITTER: Final = 0.9
 """Factor for the maximum age of connections. gRPC changes the age at random by up to a tenth, so that clients do not
 reconnect all at once."""
 _MOST_PENDING: Final = 500
-"""Maximum calls received but not started, of one gRPC server. gRPC cancels further ones, and clients try again. Each
-takes up to 20 KiB, before its token is checked."""
+"""Maximum calls of one gRPC server that are received but not started. gRPC cancels further calls, and clients retry.
+A pending call takes up to 20 KiB, before its token is checked."""
 _LONGEST_BYTES: Final = (1 << 31) - 1
 """gRPC stores message sizes in 31 bits."""
 
@@ -86,7 +86,7 @@ def server_options(
         receive_bytes: longer messages are rejected without being received.
         send_bytes: maximum length of sent messages; -1: unlimited.
         calls_per_connection: maximum number of concurrent calls and streams per connection. gRPC clients hold back
-            further ones until some have ended.
+            further calls until some have ended.
         keepalive_s: seconds of silence after which a client is pinged.
         connection_s: maximum age of a connection, in seconds: new calls may start in the first half, and running calls
             may finish in the second. None: unlimited.
@@ -102,8 +102,8 @@ def server_options(
         # Between the two limits, gRPC would refuse calls at random.
         ("grpc.max_metadata_size", _METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", _METADATA_BYTES),
-        # Otherwise, gRPC reads as much at once as last time, or twice as much if more has arrived: a client that floods
-        # a busy server can make it read hundreds of megabytes.
+        # Without a limit, gRPC doubles the size of a read as long as more has arrived: a client that floods a busy
+        # server could make it read hundreds of megabytes at once.
         ("grpc.experimental.tcp_max_read_buffer_size", _READ_BUFFER_BYTES),
         # Between the two limits, gRPC would cancel calls at random.
         ("grpc.server.max_pending_requests", _MOST_PENDING),
@@ -132,12 +132,12 @@ def connections_that_fit() -> int:
 
 
 def configure_listeners(port: int) -> None:
-    """Set options of a port's connections for which gRPC has no settings.
+    """Set socket options that gRPC does not expose.
 
-    The kernel holds back new connections: silent ones, if it supports that, and those beyond `_BACKLOG`. Connections
-    are silent until the client sends data, which gRPC clients do immediately. Meanwhile, they use no memory or
-    descriptor of this process, and do not count as `connections`. Accepted connections get a send buffer of
-    `SEND_BUFFER_BYTES`.
+    Where supported, the kernel delays handing a new connection to this process until the client sends data, which gRPC
+    clients do immediately. At most `_BACKLOG` connections wait to be accepted. Until accepted, a connection uses no
+    memory or descriptor of this process, and does not count towards `connections`. Accepted connections get a send
+    buffer of `SEND_BUFFER_BYTES`.
     """
     for found in listeners(port):
         found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
@@ -146,7 +146,7 @@ def configure_listeners(port: int) -> None:
 
 
 def hold_back_silent(listener: socket.socket) -> None:
-    """Have the kernel hold back new connections until their clients send something, if it supports that."""
+    """Make the kernel hold back each new connection until its client sends data, where supported."""
     option = getattr(socket, "TCP_DEFER_ACCEPT", None)
     if option is not None:
         listener.setsockopt(socket.IPPROTO_TCP, option, _SILENT_S)
@@ -163,7 +163,7 @@ def listeners(port: int) -> Iterator[socket.socket]:
 
 
 def _open_sockets() -> list[int]:
-    """Return the descriptors of this process that are sockets; `socket.fromfd` would leak a duplicate of any other."""
+    """Return this process's socket descriptors. Given any other descriptor, `socket.fromfd` would leak a duplicate."""
     found = []
     for number in map(int, os.listdir("/proc/self/fd")):
         with suppress(OSError):

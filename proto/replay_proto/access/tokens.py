@@ -3,11 +3,11 @@
     [[tokens]]
     name = "actors"                       # identifies the token in logs and messages
     token = "8Yp0J...at least 16 characters"
-    rights = ["write"]                    # from "read", "write" and "admin"; each is separate
+    rights = ["write"]                    # from "read", "write" and "admin"; none includes another
     tables = ["cartpole*", "acrobot"]     # names, with wildcards * and ?; default: all tables
     expires = 2027-01-01T00:00:00Z        # default: never
-    max_tables = 10                       # tables it may own; default: the server's limit
-    max_bytes = 20_000_000_000            # size of its tables when full; default: the server's limit
+    max_tables = 10                       # tables that the token may own; default: the server's limit
+    max_bytes = 20_000_000_000            # size of these tables when full; default: the server's limit
 
 Instead of `token`, an entry may have `token_sha256`, its SHA-256 in hexadecimal; then the file alone grants no access.
 The file is reloaded when it changes. If it is missing or has no tokens, all calls are refused. Only hashes are kept in
@@ -99,17 +99,17 @@ class Grant:
     """Whether the file contains the token itself."""
 
     def allows(self, one_of: Right, table: str | None) -> bool:
-        """Whether it grants one of these rights on a table; None: on at least one table."""
+        """Whether the token grants one of these rights on a table; None: on at least one table."""
         if not self.rights & one_of:
             return False
         return table is None or any(fnmatchcase(table, pattern) for pattern in self.tables)
 
     def allows_on_all(self, one_of: Right) -> bool:
-        """Whether it grants one of these rights on all tables, existing or future."""
+        """Whether the token grants one of these rights on all tables, existing or future."""
         return bool(self.rights & one_of) and ALL_TABLES in self.tables
 
     def has_expired(self, now_s: float) -> bool:
-        """Whether it has expired, at a time in seconds since 1970."""
+        """Whether the token has expired at this time, in seconds since 1970."""
         return self.expires is not None and now_s >= self.expires.timestamp()
 
 

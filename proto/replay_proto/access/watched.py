@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _OPEN: Final = stat.S_IRWXO | stat.S_IWGRP
-"""Permissions that are reported: any for other users, and writing for the group, which may read files."""
+"""Permissions that are reported: all permissions of other users, and the group's write permission."""
 Stamp = tuple[tuple[int, int, int, int] | None, ...]
 """For each file: inode, size, mtime and ctime; None if the file is missing.
 
@@ -34,8 +34,8 @@ class Watched(Generic[T]):
         Args:
             paths: the files.
             read: reads the files; raises `UnusableFileError`.
-            if_gone: the value after a file was missing at two checks in a row; None: the last value. One check is not
-                enough, because a program may remove a file just before it writes the new one.
+            if_gone: the value once a file was missing at two checks in a row; None: keep the last value. A single
+                check does not count, because programs may remove a file just before they write the new one.
         """
         self._paths = tuple(paths)
         self._read = read

@@ -33,7 +33,7 @@ class Caller:
         self.identity = identity
 
     def grant(self) -> Grant | None:
-        """The rights of its token; None: all rights."""
+        """The rights of the caller's token; None: all rights."""
         return None
 
     def check_valid(self) -> None:
@@ -41,7 +41,7 @@ class Caller:
         self.grant()
 
     def may(self, one_of: Right, table: str | None = None) -> bool:
-        """Whether it has one of these rights on a table; None: on at least one table."""
+        """Whether the caller has one of these rights on a table; None: on at least one table."""
         grant = self.grant()
         return grant is None or grant.allows(one_of, table)
 
@@ -57,7 +57,7 @@ class Caller:
             raise errors.permission_denied(grant.name, one_of.words(), on, table or "")
 
     def may_on_all(self, one_of: Right) -> bool:
-        """Whether it has one of these rights on all tables, including future ones."""
+        """Whether the caller has one of these rights on all tables, including future ones."""
         grant = self.grant()
         return grant is None or grant.allows_on_all(one_of)
 

@@ -123,7 +123,7 @@ class PriorityIndex(ABC):
 
     @abstractmethod
     def draw(self, fractions: Floats, live: LiveRows) -> Drawn:
-        """Map points of the total mass, given as fractions, to rows.
+        """Inverse-CDF lookup: map each fraction of the total mass to the row whose interval of mass contains it.
 
         Args:
             fractions: float64[batch] in [0, 1), in any order.

@@ -165,7 +165,7 @@ class RankIndex(PriorityIndex):
         return keys, ranks + 1
 
     def count_larger(self, priorities: Floats) -> Integers:
-        """Return the numbers of rows, int64[n], with larger priorities than these, float64[n], which are finite."""
+        """Return int64[n]: how many rows have a larger priority than each of these. priorities: float64[n], finite."""
         return np.asarray(rank_tree.count_larger(self._order, as_kernel_input(priorities)))
 
     def _drawn(self, fractions: Floats) -> tuple[Integers, Floats, Integers]:

@@ -71,7 +71,7 @@ class TableManifest:
     state: TableState
     """The table's counters. The keys of its rows are ``range(state.floor, state.inserted)``."""
     left_out: int
-    """Number of rows, the oldest ones, that were overwritten before they could be copied."""
+    """Number of the oldest rows that were overwritten before they could be copied."""
     files: Sequence[FileManifest]
 
     @property

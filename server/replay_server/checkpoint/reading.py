@@ -82,7 +82,7 @@ def restore(folder: Path, tables: Path, *, checked: bool = False) -> CheckpointM
             made.append(directory.folder)
             directory.close()
     except BaseException:
-        # All or none: leftover tables would block the next attempt.
+        # Remove all tables restored so far: they would block the next attempt.
         for path in made:
             shutil.rmtree(path, ignore_errors=True)
         raise

@@ -3,7 +3,7 @@
     <checkpoint-dir>/lock                   held by the server that writes here
     <checkpoint-dir>/<series>-000001/       see docs/checkpoints.md
 
-A checkpoint gets its final name once all of it is on disk, and another name before it is removed.
+A checkpoint gets its final name once it is completely on disk. It is renamed again before it is removed.
 """
 
 from __future__ import annotations
@@ -211,10 +211,10 @@ class Checkpoints:
         self._catalog.bounds.check_checkpoint({series, *map(_series_of, there)}, others + size)
 
     def _checked_number(self, series: str, wanted: int) -> int:
-        """Return the number of the next checkpoint of a series, or the wanted one, unless it is 0.
+        """Return the number for a new checkpoint of a series: ``wanted`` or, if that is 0, the next number.
 
         Raises:
-            FieldError: the wanted one is used, or less than one that is used.
+            FieldError: ``wanted`` is not above the number of the last checkpoint.
         """
         last = max((number for _, number in self._of(series)), default=0)
         if wanted and wanted <= last:

@@ -53,7 +53,7 @@ def check_entries(entries: Iterable[Path], *, owners: Collection[int] = ()) -> N
     """Check entries of a checked directory; skip missing ones.
 
     Raises:
-        UntrustedError: one is a link or special file, or belongs to another user.
+        UntrustedError: an entry is a link or special file, or belongs to another user.
     """
     trusted = {os.geteuid(), *owners}
     for path in entries:

@@ -45,7 +45,7 @@ ABOUT_A_BATCH_BYTES = 128
 
 @dataclass(frozen=True)
 class Bounds:
-    """Limits; see the settings with the same names in `ServerSettings`. None: only the file system limits it."""
+    """Limits; see the settings with the same names in `ServerSettings`. None: limited only by the file system."""
 
     max_request_bytes: int = 8 << 20
     """Maximum bytes of a request. gRPC blocks the event loop for up to 1 ms per MiB. The client sends at most 4 MiB, or

@@ -1,4 +1,4 @@
-"""How often writers should send, so that many of them do not occupy the server with small messages."""
+"""Advises writers how often to send, so that many writers do not flood the server with small messages."""
 
 from __future__ import annotations
 

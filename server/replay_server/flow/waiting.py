@@ -1,4 +1,4 @@
-"""Calls waiting for a table: draws wait for rows or the gate, inserts wait for the gate.
+"""Calls waiting for a table: draws for rows or the gate (`replay_server.table.gates`), inserts for the gate.
 
 Draws and inserts wait in separate lines, first come, first served. After every change that may let a waiting call
 proceed, `Waiters.changed` must be called. It serves the waiting calls immediately, so no later call can overtake them.
@@ -217,7 +217,7 @@ class Waiters:
             del self._lines[table.uid]
 
     def waits(self, table: Table) -> Iterator[Wait]:
-        """Yield what draws wait for, and what inserts wait for, if any do."""
+        """Yield a `Wait` for the waiting draws and one for the waiting inserts, if there are any."""
         lines = self._lines.get(table.uid, _Lines())
         draws = [draw for draw in lines.draws if not draw.admitted.done()]
         if draws:

@@ -13,13 +13,13 @@ class Wait(NamedTuple):
     """Calls waiting in one line of a table."""
 
     lack: Lack
-    """What the first of them lacks."""
+    """What the first call lacks."""
     calls: int
-    """How many they are."""
+    """Number of calls."""
     waited_s: float
-    """Seconds that the first of them has waited."""
+    """Seconds that the first call has waited."""
     expected_s: float | None
-    """Seconds that it will still wait if rows are inserted and drawn as fast as lately; None: there was no progress."""
+    """Seconds that the first call will still wait at recent rates of inserts and draws; None: no recent progress."""
 
     @classmethod
     def of(cls, table: Table, lack: Lack, calls: int, since: float) -> Wait:

@@ -15,14 +15,14 @@ from replay_server.http.feed import Feed
 from replay_server.http.serving import Connection, connection_of
 
 LONGEST_S: Final = 600.0
-"""After this time, a stream ends. Pages connect again, and show their certificate again."""
+"""Maximum duration of a stream. Then the page reconnects, and shows its certificate again."""
 SLOW_S: Final = 10.0
-"""A page whose buffers are full for this time is disconnected."""
+"""A page is disconnected if its send buffer stays full for this long."""
 _START: Final = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
 
 
 class EventStream(Response):
-    """Sends each new frame. A slow page misses frames, and is disconnected if it stops reading: nothing piles up."""
+    """Sends each new frame. Frames never queue up: slow pages miss some; pages that stop reading are disconnected."""
 
     def __init__(self, feed: Feed, caller: Caller, longest_s: float = LONGEST_S) -> None:
         """Stream what the caller may see, for up to ``longest_s`` seconds."""

@@ -1,4 +1,4 @@
-"""The figures of the live page: read once per second while a page is open, whatever the number of pages."""
+"""The figures of the live page: read at most once per second while any page is open, and shared by all pages."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from replay_server.http.snapshot import View
 from replay_server.table.table import Table
 
 PERIOD_S: Final = 1.0
-"""Time between two frames."""
+"""Minimum time between two frames."""
 MOST_PAGES: Final = 32
 """Maximum pages open at the same time."""
 _REST: Final = 50
-"""After a frame, the next one waits for this multiple of its CPU time: with many tables, frames come less often."""
+"""Minimum time between two frames, as a multiple of a frame's CPU time: with many tables, frames are less frequent."""
 _DISTRIBUTIONS_S: Final = 5.0
 _CHECKPOINTS_S: Final = 10.0
-"""Minimum age at which distributions and the list of checkpoints are read again."""
+"""Minimum ages at which distributions and the list of checkpoints are read again."""
 
 
 class Frame:
@@ -91,7 +91,7 @@ class Feed:
 
     @property
     def next_frame(self) -> asyncio.Future[Frame]:
-        """The next frame, when it is made."""
+        """Future of the next frame."""
         return self._next
 
     @contextmanager

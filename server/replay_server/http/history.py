@@ -53,7 +53,7 @@ class History:
         self._tables: dict[bytes, _Recorded] = {}
 
     def tick(self, tables: Iterable[Table]) -> None:
-        """Record the rates since the last tick, and set marks for the rates of clients."""
+        """Record the rates since the last tick, and mark the counts of all clients."""
         clock_s = self._clock()
         passed_s, self._last_s = max(clock_s - self._last_s, 1e-9), clock_s
         slot = self._ticks % POINTS

@@ -1,7 +1,7 @@
 """Metrics in Prometheus's text format, made from a snapshot.
 
-Labels of RPCs are those of the usual gRPC interceptors. `table` is the only label whose values callers choose; the
-number of tables is limited, and a dropped table disappears.
+RPC labels are those of the usual gRPC interceptors. `table` is the only label with values chosen by callers. Its
+cardinality is bounded: the number of tables is limited, and dropped tables disappear.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _COUNTERS: Final[Sequence[tuple[str, str, _Read]]] = (
 
 
 class _One(Collector):
-    """A single metric, because the library renders collectors."""
+    """Wraps a single metric, because the library renders only collectors."""
 
     def __init__(self, metric: Metric) -> None:
         self._metric = metric

@@ -24,17 +24,17 @@ _BARS: Final = 32
 _LOGARITHMIC: Final = 10.0
 """Bars have logarithmic widths if the largest value is at least this many times the smallest."""
 _EQUAL: Final = 1e-3
-"""Values are shown as one if they differ by less than this fraction: ages have a limited resolution."""
+"""Values that differ by less than this fraction are shown as one value, because ages have a limited resolution."""
 _AGE_DIGITS: Final = 2
 _NARROWEST: Final = float(np.finfo(np.float64).tiny)
-"""Values with a smaller range are shown as one, because there may be fewer numbers between them than bars."""
+"""Values in a smaller range are shown as one value: the range may contain fewer float64 numbers than bars."""
 _CLIENTS: Final = 20
 """Maximum clients of a table to name."""
 _CHECKPOINTS: Final = 10
 """Maximum checkpoints to name."""
 _MS_PER_S: Final = 1000.0
 _UNBOUNDED: Final = 1e15
-"""A rate limiter's bound beyond this value is none."""
+"""A rate limiter's bound of at least this magnitude is shown as unbounded."""
 
 
 def to_json(figures: object) -> str:
@@ -107,16 +107,16 @@ def checkpoint_figures(checkpoints: Sequence[Checkpoint]) -> list[dict[str, Any]
 
 
 def shard_figures(shards: ShardMap | None) -> list[dict[str, Any]]:
-    """Return the servers over which tables are distributed, without those that have gone; none if there are no others.
+    """Return the active and draining servers of the shard map; empty without a map.
 
-    The server cannot tell which of them it is: it has no address of its own.
+    The server cannot tell which of them it is, because it does not know its own address.
     """
     in_use = () if shards is None else [shard for shard in shards.shards if shard.state in ("active", "draining")]
     return [{"id": shard.id, "address": shard.address, "state": shard.state} for shard in in_use]
 
 
 def distributions_of(table: Table, random: np.random.Generator) -> dict[str, Any]:
-    """Return histograms of priorities and ages; None for those without values."""
+    """Return histograms of priorities and ages; None instead of a histogram without values."""
     priorities, ages_s = some_priorities(table, random), some_ages_s(table)
     return {
         "priorities": _of_priorities(table, priorities) if len(priorities) else None,
@@ -125,13 +125,13 @@ def distributions_of(table: Table, random: np.random.Generator) -> dict[str, Any
 
 
 def _of_ages(ages_s: NDArray[np.float64]) -> dict[str, Any]:
-    """Return a histogram of ages. Tables with few rows for their capacity know few different ages: one bar for each."""
+    """Return a histogram of ages, with at most one bar per distinct age: nearly empty tables know few of them."""
     known = len(np.unique(ages_s.round(_AGE_DIGITS)))
     return {"median": _short(float(np.median(ages_s))), **_histogram(ages_s, bars=min(_BARS, known))}
 
 
 def _of_priorities(table: Table, sample: NDArray[np.float64]) -> dict[str, Any]:
-    """Return a histogram with exact extremes. If its scale is logarithmic, zeros have no bar."""
+    """Return a histogram with exact minimum and maximum. On a logarithmic scale, zeros have no bar."""
     above_zero = sample[sample > 0]
     logarithmic = len(above_zero) > 0 and bool(above_zero.max() >= _LOGARITHMIC * above_zero.min())
     shown = above_zero if logarithmic else sample
@@ -145,7 +145,7 @@ def _of_priorities(table: Table, sample: NDArray[np.float64]) -> dict[str, Any]:
 
 
 def _histogram(values: NDArray[np.float64], *, bars: int = _BARS, logarithmic: bool = False) -> dict[str, Any]:
-    """Return the fractions of values in equally wide bars, or in one if all values are about equal."""
+    """Return the fraction of values in each of several equally wide bars; one bar if all values are about equal."""
     low, high = float(values.min()), float(values.max())
     if high - low <= max(_EQUAL * high, _NARROWEST):
         return {"low": _short(high), "high": _short(high), "logarithmic": False, "fractions": [1.0]}

@@ -1,7 +1,7 @@
-"""Identifies readers of the HTTP port: by a token, as for gRPC, or by a password that is a token.
+"""Identifies readers of the HTTP port by a token, sent as a bearer token, as for gRPC, or as a password.
 
-Browsers ask for a user name and a password if a server wants them (RFC 7617). A token in the address would end up in
-histories and logs, so it is not accepted.
+Browsers prompt for a user name and a password if the server requests them (RFC 7617). Tokens in URLs are not accepted,
+because URLs end up in histories and logs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from starlette.requests import Request
 from replay_server.auth.caller import Authenticator, Caller
 
 CHALLENGES: Final = ("Bearer", 'Basic realm="replay-server: any name, and a token as the password", charset="UTF-8"')
-"""What a reader without a valid token is asked for. Browsers understand one challenge per header."""
+"""Challenges for a reader without a valid token, each in its own header: browsers understand one per header."""
 _BASIC: Final = "basic "
 
 
@@ -30,8 +30,9 @@ class Readers:
 
         Args:
             authenticator: identifies callers.
-            on_this_host: whether all readers are on this host and need no token. Then a request must name this host:
-                otherwise, any web page could have its own host name lead here, and read what this server shows.
+            on_this_host: whether all readers are on this host and need no token. If so, the Host header must be
+                ``localhost`` or an IP address. This prevents DNS rebinding: a web page could point its own host name
+                at this server, and read the replies.
         """
         self._authenticator = authenticator
         self._on_this_host = on_this_host
@@ -41,7 +42,7 @@ class Readers:
 
         Raises:
             RequestError: UNAUTHENTICATED.
-            HTTPException: 421 if the request names another host.
+            HTTPException: 421 if the Host header must name this host, but does not.
         """
         host = request.headers.get("host", "")
         if self._on_this_host and not _names_this_host(host):
@@ -58,7 +59,7 @@ def _names_this_host(authority: str) -> bool:
 
 
 def _bearer(header: str) -> str:
-    """Convert a password to the header of a token; return other headers as they are."""
+    """Convert a header with a password to a bearer header; return other headers unchanged."""
     if not header.lower().startswith(_BASIC):
         return header
     try:

@@ -1,7 +1,7 @@
 """The routes of the HTTP port.
 
-/metrics and the live page require a token if the server has tokens, and show the tables that the token may read, as
-Stats does. The probes and the files of the page require none.
+/metrics and the live page require a token if the server has tokens. Like Stats, they show the tables that the token may
+read. The probes and the files under /page require no token.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from replay_server.http.readers import CHALLENGES, Readers
 from replay_server.http.snapshot import View
 
 _REST: Final = 4
-"""After each scrape, the next one waits for this multiple of its CPU time: scrapes use at most a fifth of a core."""
+"""Pause after each scrape, as a multiple of the scrape's CPU time: scrapes use at most a fifth of a core."""
 _STATUSES: Final = {
     replay_pb2.ERROR_REASON_UNAUTHENTICATED: 401,
     replay_pb2.ERROR_REASON_PERMISSION_DENIED: 403,
@@ -58,7 +58,7 @@ class Routes:
         return PlainTextResponse("alive\n")
 
     async def _readyz(self, _request: Request) -> Response:
-        """Tell whether calls are served: the kernels are loaded and the tables open."""
+        """Return the server's state: 200 if calls are served, because kernels are loaded and tables open; else 503."""
         return PlainTextResponse(f"{self._view.state}\n", 200 if self._view.state == "ready" else 503)
 
     async def _metrics(self, request: Request) -> Response:

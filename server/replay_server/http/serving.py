@@ -1,8 +1,8 @@
 """Serves an ASGI application on the server's event loop, to peers that may be hostile.
 
-Uvicorn parses HTTP. What it lacks is here: connections have a time limit and a maximum number, and the loop accepts
-them one at a time, so that a flood of them delays gRPC calls only a little. A reply may lift the limits for its
-connection.
+Uvicorn parses HTTP. This module adds limits on the time and number of connections, which Uvicorn lacks. The event loop
+accepts one connection at a time, so that a flood of connections delays gRPC calls only a little. A reply may lift the
+limits for its connection.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from uvicorn.server import ServerState
 from replay_server.errors import FatalError
 
 MOST_CONNECTIONS: Final = 64
-"""Maximum connections; each further one closes the oldest, because that of an honest reader is short."""
+"""Maximum connections. A further connection closes the oldest one: connections of honest readers are short."""
 LONGEST_S: Final = 10.0
-"""Time limit for a connection, from accepting it to the end of the only reply."""
+"""Time limit for a connection, from its acceptance to the end of its only reply."""
 _HEAD_BYTES: Final = 16 << 10
 """Maximum size of a request's head."""
 _BACKLOG: Final = 64
 """Maximum connections that wait to be accepted."""
 _END_S: Final = 2.0
-"""Time limit for requests that are being answered when the server stops; nobody reads their replies."""
+"""Time limit for running requests when the server stops. Their connections are already closed."""
 _RETRY_S: Final = 0.1
-"""Pause when a connection cannot be accepted, because there is no file descriptor left."""
+"""Pause after a connection could not be accepted, for example because no file descriptor is left."""
 _CONNECTION: Final = "connection"
 _HEADERS: Final = [(b"connection", b"close"), (b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
 """Headers of all replies."""
@@ -58,7 +58,7 @@ class HttpServer:
         """
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            # Like gRPC, listen on all IPv4 addresses, too, if the host is ``::``.
+            # As for gRPC, host ``::`` includes all IPv4 addresses.
             dualstack = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
             self._listener = socket.create_server(
                 (host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=dualstack
@@ -95,7 +95,7 @@ class HttpServer:
         self._accepting = asyncio.create_task(self._accept(), name="http")
 
     async def stop(self) -> None:
-        """Close the port and all connections, and wait for requests that are being answered."""
+        """Close the port and all connections, and wait for running requests."""
         ending = [*self._open, *self._kept, *([self._accepting] if self._accepting is not None else [])]
         for task in ending:
             task.cancel()
@@ -117,7 +117,7 @@ class HttpServer:
             task.add_done_callback(self._forget)
             if len(self._open) > MOST_CONNECTIONS:
                 next(iter(self._open)).cancel()
-            await asyncio.sleep(0)  # even if further connections wait
+            await asyncio.sleep(0)  # let other tasks run, even if more connections wait
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._open.pop(task, None)
@@ -127,7 +127,7 @@ class HttpServer:
         loop = asyncio.get_running_loop()
         task = asyncio.current_task()
         assert task is not None
-        # The handshake may fail in any way, which is the peer's business.
+        # A handshake that fails or takes too long is the peer's problem.
         with suppress(TimeoutError, OSError):
             async with asyncio.timeout(LONGEST_S) as limit:
                 connection = Connection(self._config, self._state, partial(self._keep, task, limit))
@@ -138,7 +138,7 @@ class HttpServer:
                     connection.abort()
 
     def _keep(self, task: asyncio.Task[None], limit: asyncio.Timeout) -> None:
-        """Let a connection stay open, and no longer count."""
+        """Exempt a connection from the limits on time and number."""
         limit.reschedule(None)
         if task in self._open:
             del self._open[task]
@@ -153,7 +153,7 @@ class Connection(H11Protocol):
         # A weak reference, so that memory is freed without the garbage collector.
         super().__init__(config, state, {_CONNECTION: weakref.ref(self)}, loop)
         self.keep_open = keep
-        """Lifts the limits on the time and number of connections for this one."""
+        """Exempts this connection from the limits on time and number."""
         self.lost: asyncio.Future[None] = loop.create_future()
         """Done when the connection is closed."""
 

@@ -1,4 +1,4 @@
-"""What readers over HTTP see of the server: a snapshot of figures that are recorded anyway."""
+"""Snapshots of the server for readers over HTTP, taken from figures that are recorded anyway."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Limiter(NamedTuple):
     """State of a rate limiter."""
 
     difference: float
-    """The value that it keeps within bounds; see `LimiterGate.difference`."""
+    """The value that the limiter keeps within bounds; see `LimiterGate.difference`."""
     least: float
-    """Lower bound; draws wait for it."""
+    """Lower bound: draws wait rather than fall below it."""
     most: float
-    """Upper bound; inserts wait for it."""
+    """Upper bound: inserts wait rather than exceed it."""
 
 
 @dataclass(frozen=True)
@@ -78,12 +78,12 @@ class Storage(NamedTuple):
 
 @dataclass(frozen=True)
 class ServerSnapshot:
-    """The server at one moment. Each table is read at once; other calls run between two tables."""
+    """The server at one moment. Each table is read atomically, but other calls run between two tables."""
 
     tables: Sequence[TableSnapshot]
     """The tables that the reader may read, sorted by name."""
     endpoints: Mapping[str, AnyEndpoint]
-    """The RPCs that were ever called, with their figures, by name."""
+    """The RPCs called so far, with their figures, by name."""
     storage: Storage
 
 
@@ -112,7 +112,7 @@ class View:
         return _read(table, tuple(self.catalog.waiters.waits(table)))
 
     def endpoints(self) -> dict[str, AnyEndpoint]:
-        """The RPCs that were ever called, by name."""
+        """The RPCs called so far, by name."""
         return {name: endpoint for name, endpoint in sorted(self._endpoints.items()) if endpoint.figures.is_used}
 
     def storage(self) -> Storage:

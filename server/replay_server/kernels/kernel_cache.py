@@ -50,7 +50,7 @@ _COMPLETE = "complete-"
 _REMOVED = ".removed-"
 _TEMPORARY = "replay-kernels-"
 _DECORATOR = re.compile(r"^@(part_of_)?kernel$", re.MULTILINE)
-"""Occurs in every file that defines kernels. Other compiled functions are not cached, see `compile`."""
+"""Matches in every file that defines kernels. Other compiled functions are not cached; see `compile`."""
 _ROOT = Path(__file__).parents[1]
 _BESIDE_CODE = Path(__file__).parent / "__pycache__"
 

@@ -11,8 +11,8 @@ from typing import Final
 
 _LEAST_INTERVAL_S: Final = 0.5
 _INTERVAL_PER_SQUARE: Final = 8000.0
-"""Seconds between full collections, per square second that one takes: 0.8 s after 10 ms, 12 minutes after 0.3 s. So
-long collections do not affect the 99th percentile of calls."""
+"""Seconds until the next full collection, divided by the squared duration of the last one: 0.8 s after 10 ms,
+12 minutes after 0.3 s. So long collections do not affect the 99th percentile of calls."""
 _NEVER: Final = (1 << 31) - 1
 
 

@@ -23,8 +23,8 @@ from replay_server.rpc.over_grpc.methods import grpc_handler
 _CUT_OFF = 2
 """gRPC rejects messages that exceed the limit by this factor."""
 _OTHER_CALLS = 32
-"""Maximum calls per connection besides streams. The more calls it may have, the longer a client that keeps opening and
-canceling calls can delay others."""
+"""Maximum calls per connection besides streams. A higher limit would allow a client that keeps opening and canceling
+calls to delay others for longer."""
 
 
 class ReplayServer:

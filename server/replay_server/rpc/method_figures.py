@@ -19,17 +19,17 @@ _BARS_PER_DECADE = 24
 _BARS = 220
 """Number of buckets, enough for durations of up to 20 minutes."""
 _STEP = 8
-"""Buckets that `MethodFigures.histogram` joins to one."""
+"""Number of buckets that `MethodFigures.histogram` merges into one."""
 _FIRST, _LAST = _BARS_PER_DECADE, 8 * _BARS_PER_DECADE
-"""Its shortest and longest duration: 10 us and 100 s."""
+"""Buckets that begin at the shortest and longest duration in that histogram: 10 us and 100 s."""
 _PERIOD_S = 10
 _PERIODS = 6
-"""Recent calls are those of the current period and of the periods before it: of the last minute."""
+"""Number of periods before the current one whose calls count as recent: a minute."""
 
 
 @dataclass
 class Answered:
-    """Calls answered over some time."""
+    """Calls answered in an interval."""
 
     calls: int = 0
     """Number of calls; on a stream, of messages."""
@@ -38,7 +38,7 @@ class Answered:
     bars: Sequence[int] = (0,) * _BARS
     """Histogram of the durations."""
     covered_s: float = 0.0
-    """Length of the time."""
+    """Length of the interval in seconds."""
 
     @property
     def calls_per_s(self) -> float:
@@ -87,7 +87,7 @@ class MethodFigures:
         self.total_s = 0.0
         """Total time of answered calls."""
         self.ended: Counter[grpc.StatusCode] = Counter()
-        """Unary calls and streams by the status they ended with, without answered unary calls; see `handled`."""
+        """Ended unary calls and streams by status, except unary calls that were answered; see `handled`."""
         self._clock = clock
         self._bars = [0] * _BARS
         self._period_ends_s = _period_end(clock())
@@ -139,7 +139,7 @@ class MethodFigures:
         )
 
     def _advance(self) -> float:
-        """Mark the begin of every period that began since the last call, and return the current time."""
+        """Mark the beginning of every period that began since the last call, and return the current time."""
         now = self._clock()
         ends_s = _period_end(now)
         first_s = max(self._period_ends_s, ends_s - _PERIODS * _PERIOD_S)

@@ -24,7 +24,7 @@ STEP_LINK = Column("uint64", (3,))
 
 
 _LONG_ROW_BYTES = 1 << 12
-"""A view of a row this long takes less time than a copy."""
+"""For rows of at least this size, a view takes less time than a copy."""
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class LostRows(NamedTuple):
     table: str
     """Name of the table."""
     table_uids: tuple[str, ...]
-    """Uids of its other shards' tables at that time, in hexadecimal digits."""
+    """Hexadecimal uids that the table had on the other shards at that time."""
     size: int
     """Rows that the shard had."""
     inserted: int
@@ -54,7 +54,7 @@ class Shard(NamedTuple):
     """One server of a service."""
 
     id: int
-    """Names this server with its current tables; never used for another."""
+    """Identifies this server with its current tables; never reused."""
     address: str
     """Where clients reach it."""
     state: str
@@ -64,7 +64,7 @@ class Shard(NamedTuple):
 
 
 class ShardMap(NamedTuple):
-    """All servers of a service, checked."""
+    """All servers of a service. The map has been validated."""
 
     uid: bytes
     """16 random bytes that distinguish services."""
@@ -124,7 +124,7 @@ class ShardMap(NamedTuple):
         """Check that this map may replace an older one of the service.
 
         Raises:
-            FieldError: it is of another service, it is not newer, or an id that was used has gone or another meaning.
+            FieldError: the map is of another service or not newer, lacks a used id, or changes a lost or retired shard.
         """
         if old.uid != self.uid:
             raise FieldError("map.uid", f"that of this service ({old.uid.hex()})", self.uid.hex())

@@ -77,7 +77,7 @@ class TableConfig:
     steps: Steps | None = None
     """What the table draws and derives, if it is a table of steps; None: not a table of steps."""
     whole_capacity: int = 0
-    """Capacity of the whole table of which this is a shard, as its creator gave it; 0: not a shard."""
+    """If this table is a shard, the capacity of the whole table, as its creator specified it; 0: not a shard."""
 
     def __post_init__(self) -> None:
         """Check every field and fill in the backend's defaults.
@@ -153,7 +153,7 @@ class TableConfig:
     def index_backend(self) -> str:
         """The backend that stores the priorities.
 
-        A queue stores priorities but ignores them in draws. Uniform draws of some of the rows need a sum tree.
+        A queue stores priorities but ignores them in draws. Uniform draws from only some of the rows need a sum tree.
         """
         if self.is_queue:
             return UniformIndex.name

@@ -19,9 +19,9 @@ from replay_server.backends.index import DEAD_PRIORITY, LiveRows
 MOST_ROWS = 1 << 20
 """Maximum number of priorities to copy and sort; larger tables are sampled."""
 LARGEST_ROWS = 10
-"""How many of the rows with the largest priorities to report, unless the caller wants another number."""
+"""Number of rows with the largest priorities to report, unless the caller requests another number."""
 MOST_LARGEST_ROWS = 100
-"""Maximum number that a caller may want."""
+"""Maximum number that a caller may request."""
 _CANDIDATES = 160
 """Candidates to keep per piece: more than the `MOST_LARGEST_ROWS`, because some may be evicted meanwhile."""
 _PIECE_ROWS = 1 << 18

@@ -53,8 +53,8 @@ def samples_allowed(limit: RateLimit, counters: Counters, wanted: int) -> int:
 def insert_allowed(limit: RateLimit, counters: Counters, rows: int) -> bool:
     """Whether this many rows may be inserted. If the last row is allowed, so are the rows before it.
 
-    An insert that takes the table past ``min_size`` is allowed if it has at most `RateLimit.largest_insert` rows. It
-    cannot wait for draws, because draws wait for ``min_size`` rows.
+    An insert that takes the table past ``min_size`` is allowed if it has at most `RateLimit.largest_insert` rows.
+    Blocking it would deadlock, because draws wait for ``min_size`` rows.
     """
     if limit.largest_insert is None or counters.size + rows <= limit.min_size:
         return True
@@ -100,7 +100,7 @@ class LimiterGate(Gate):
     def check_draw(self, rows: int) -> None:
         """Refuse a draw that would have to wait for more inserts than the table has room for.
 
-        It would succeed eventually, because samples are granted one by one, but it would block the draws behind it.
+        Samples are granted one by one, so the draw would succeed eventually, but it would block the draws behind it.
         """
         limit = self.limit
         if limit.samples_per_insert is None:
@@ -127,10 +127,10 @@ class LimiterGate(Gate):
         """Do nothing: the samples stay counted."""
 
     def charge(self, samples: int) -> int:
-        """Count samples of a distributed table as drawn, or fewer of them if the bounds do not allow all.
+        """Count samples of a distributed table as drawn, as many as the bounds allow.
 
         Args:
-            samples: negative: count so many fewer, because another shard was charged instead.
+            samples: number to count. If negative, take back that many, because another shard was charged instead.
 
         Returns:
             Number of samples counted, from 0 to ``samples``.

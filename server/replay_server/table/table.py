@@ -76,7 +76,7 @@ def memory_bytes(config: TableConfig) -> int:
 
 
 class ShardReport(NamedTuple):
-    """What a client last heard of another shard of a distributed table."""
+    """The last state of another shard of a distributed table that a client knows."""
 
     inserted: int
     """Rows ever inserted."""
@@ -119,7 +119,7 @@ class Table:
         self.others_largest_priority = 0.0
         """Largest priority in the other shards of a distributed table, as of a learner's last request."""
         self.reports: dict[int, ShardReport] = {}
-        """What clients last heard of other shards, by id, when they found their servers away."""
+        """Reports by clients on shards whose servers they could not reach, by shard id."""
 
     @property
     def name(self) -> str:
@@ -247,7 +247,7 @@ class Table:
         return None
 
     def priorities_of(self, row_count: int, runs: Runs | None) -> int:
-        """Number of priorities that an insert of these rows must have, if it has any."""
+        """Number of priorities that an insert of these rows must give, if it gives any."""
         return self._items.priorities_of(row_count, runs)
 
     @property
@@ -357,7 +357,7 @@ class Table:
         )
 
     def draw_ranks(self, count: int) -> DrawnRanks:
-        """Draw rows by rank, independently; none if there are none to draw. The backend must be ``rank``."""
+        """Draw rows by rank, independently; empty if no row can be drawn. The backend must be ``rank``."""
         assert isinstance(self.draws, PriorityDraws)
         if not self.drawable:
             return DrawnRanks(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
@@ -365,7 +365,7 @@ class Table:
         return DrawnRanks(keys, ranks, self.priorities(keys))
 
     def count_larger(self, priorities: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return the numbers of rows, int64[n], with larger priorities than these. The backend must be ``rank``."""
+        """Return int64[n]: how many rows have a larger priority than each of these. The backend must be ``rank``."""
         assert isinstance(self.draws, PriorityDraws)
         assert self.draws.ranked is not None
         return self.draws.ranked.count_larger(priorities)

@@ -32,7 +32,7 @@ RANKS_PER_CELL = 64
 """Average number of ranks per cell of the guide, which then takes an eighth of a byte per rank."""
 
 LEAST_CELLS = 1024
-"""Minimum number of cells: the fewer ranks there are, the more their masses differ, and the more cells each needs."""
+"""Minimum number of cells. The masses of the first ranks differ most, so few ranks need more cells per rank."""
 
 
 class PowerSums(NamedTuple):

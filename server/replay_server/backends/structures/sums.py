@@ -91,9 +91,9 @@ def prefetch_above(sums: Floats, starts: Integers, slot: int) -> None:
 def descend(sums: Floats, starts: Integers, points: Floats, nodes: Integers) -> None:
     """Store in ``nodes`` the slots at these points of the total mass, which must be positive. Overwrite ``points``.
 
-    At every binary node, go right if the point is at least the left sum. A point that was rounded up may be too large
-    for the node that it enters. It then goes right at every node below, up to a slot without mass or even past the
-    last one, so the nearest slot with mass on the left gets it.
+    At every binary node, go right if the point is at least the left sum. Rounding can make a point too large for the
+    node that it enters. Then the descent goes right at every node below, and may end at a slot without mass, or past
+    the last slot. In this case, it returns the nearest slot with mass to the left.
     """
     nodes[:] = 0
     for level in range(len(starts) - 3, -1, -1):

@@ -96,7 +96,7 @@ def priorities(value: bytes, count: int, limit: float) -> NDArray[np.float64]:
 
 
 def runs(insertion: replay_pb2.Insertion, row_count: int, *, of_steps: bool) -> Runs | None:
-    """Convert and check the runs of an insert; None if the caller sent none."""
+    """Convert and check the runs of an insert; None if it has none, which a table of steps refuses."""
     if not insertion.HasField("runs"):
         if of_steps:
             raise FieldError("runs", "the runs of these rows, in a table of steps", "none")

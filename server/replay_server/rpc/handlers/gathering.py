@@ -22,8 +22,8 @@ from replay_server.table.items.items import Windows
 from replay_server.table.table import Table
 
 INLINE_BYTES = 1 << 22
-"""Maximum bytes gathered on the event loop, which takes about 0.3 ms. More are gathered in a worker thread; switching
-there and back blocks the loop for 0.1 ms."""
+"""Maximum bytes gathered on the event loop, which takes about 0.3 ms. Larger replies are gathered in a worker thread;
+switching there and back blocks the loop for 0.1 ms."""
 _ATTEMPTS_BESIDE = 3
 """Maximum attempts in a worker thread. If inserts overwrite the rows each time, they are gathered on the event loop."""
 
@@ -149,7 +149,7 @@ def _gather_batch(table: Table, columns: Mapping[str, Column], batch: Gathered, 
 
 
 def _keys_of(table: Table, column: Column, batch: Gathered) -> NDArray[np.int64]:
-    """Return the keys, int64[n], of the rows whose values in a column a reply carries."""
+    """Return the keys, int64[n], of the rows whose values of this column go into the reply."""
     steps = table.config.steps
     if batch.windows is None or column.at != "start" or steps is None or not isinstance(steps.item, Sequences):
         return batch.rows

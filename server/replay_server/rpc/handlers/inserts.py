@@ -44,7 +44,7 @@ class InsertHandlers:
         client = stream.client(table, call.caller, "writer")
         inserted = table.inserted
         keys = await self._insert(call, table, request, writer_id)
-        if keys.start >= inserted:  # Otherwise it repeats an insert that was counted then.
+        if keys.start >= inserted:  # Otherwise, this is a retry, and the rows were counted the first time.
             client.rows += len(keys)
         return replay_pb2.WriteResponse(
             keys=[_key_range(keys)],

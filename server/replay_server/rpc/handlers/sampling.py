@@ -164,7 +164,7 @@ class SamplingHandlers:
             raise FieldError("draw", "neither keys nor charged_apart in a queue", "one of them")
 
     def _check_shard_request(self, table: Table, message: replay_pb2.LearnRequest) -> None:
-        """Check the fields for clients of several servers."""
+        """Check the fields that clients of several servers use."""
         if message.charge and not isinstance(table.gate, LimiterGate):
             raise FieldError("charge", "0 for a table without a rate limiter", str(message.charge))
         query = message.ranks
@@ -176,7 +176,7 @@ class SamplingHandlers:
     def _answer_shard_request(
         self, table: Table, message: replay_pb2.LearnRequest, response: replay_pb2.LearnResponse
     ) -> None:
-        """Answer the fields for clients of several servers, which were checked."""
+        """Answer the fields that `_check_shard_request` has checked."""
         if message.charge:
             response.charged = self._charge(table, message.charge)
         if message.HasField("ranks"):
@@ -222,7 +222,7 @@ class SamplingHandlers:
         return self._same_host and table.draws.copyable and hmac.compare_digest(same_host.nonce, table.directory.nonce)
 
     def _replaces_batch(self, table: Table, same_host: replay_pb2.SameHost) -> bool:
-        """Whether a draw replaces an earlier one, already counted, whose rows the caller could not copy in time."""
+        """Whether a draw replaces one that is already counted, but whose rows were overwritten during the copy."""
         return same_host.overtaken and table.drawable > 0 and self._may_copy(table, same_host)
 
     async def _admit(self, call: Call, wanted: _Wanted) -> Table:
@@ -252,9 +252,9 @@ class SamplingHandlers:
             raise
 
     async def _handed_out(self, table: Table, wanted: _Wanted, reply: Reply, carried: Carried | None) -> bytes:
-        """Draw and build the reply; if ``carried`` is None, without rows: the caller copies them.
+        """Draw and build the reply. If ``carried`` is None, it has no rows, because the caller copies them.
 
-        Retried draws count once.
+        Draws that are repeated because rows were overwritten count once.
         """
         resets = table.resets
         draw = _drawing(table, wanted)
@@ -301,7 +301,7 @@ def _wanted(
 
 
 def _drawing(table: Table, wanted: _Wanted) -> Callable[[], list[DrawnBatch]]:
-    """Return a function that draws the batches; it draws the same each time, unless the table has changed."""
+    """Return a function that draws the batches: the same ones at each call, unless the table has changed."""
     keys = wanted.keys
     if keys is not None:
         return lambda: [table.rows_at(wanted.draw, keys)]

@@ -36,7 +36,7 @@ class ShardHandlers:
         ).SerializeToString()
 
     async def set(self, request: Framed[replay_pb2.SetShardsRequest], _call: Call) -> bytes:
-        """Replace the map, if the caller knows the current one."""
+        """Replace the map, if the caller knows its current version."""
         new = ShardMap.from_proto(request.head.map)
         expected = fields.at_least("expected_version", 0, request.head.expected_version)
         current = self._kept.current
@@ -53,7 +53,7 @@ class ShardHandlers:
         return replay_pb2.SetShardsResponse().SerializeToString()
 
     async def report(self, request: Framed[replay_pb2.ReportShardRequest], _call: Call) -> bytes:
-        """Keep what a client last heard of another shard; of several reports, the one with the most inserts."""
+        """Store a client's report on another shard, unless an earlier report has more inserts."""
         table = self._catalog.find(request.head.table, fields.table_uid(request.head.table_uid))
         given = request.head.report
         if not 0 <= given.shard_id <= MOST_ID:

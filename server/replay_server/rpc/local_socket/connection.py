@@ -99,7 +99,7 @@ class LocalConnection(asyncio.BufferedProtocol):
 
     @property
     def is_silent(self) -> bool:
-        """Whether the client has not sent a hello."""
+        """Whether the client has not sent its hello yet."""
         return self._admitted is None
 
     def stop(self) -> None:
@@ -261,7 +261,7 @@ class LocalConnection(asyncio.BufferedProtocol):
         self._admitted.endpoint.figures.ended[status] += 1
 
     def _read_if_there_is_room(self) -> None:
-        """Pause reading while the receive buffer is full; the current request is still running."""
+        """Pause reading while the receive buffer is full, because the current request is still running."""
         if self._is_closed:
             return
         wants = self._parser.has_space and not self._is_stopping

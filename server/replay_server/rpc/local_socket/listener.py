@@ -1,7 +1,7 @@
 """A unix-domain socket, without HTTP/2, for clients on this host that can read a table's directory.
 
-For a learner step of a few kilobytes, gRPC in Python takes several times as long as the table's own work.
-`FrameHello` in the protocol documents the format.
+For a learner step of a few kilobytes, gRPC in Python takes several times as long as the table's own work. This socket
+avoids that cost. `FrameHello` in the protocol documents the format.
 """
 
 from __future__ import annotations

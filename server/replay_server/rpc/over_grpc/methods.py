@@ -94,7 +94,7 @@ async def _answer_each(endpoint: AnyEndpoint, caller: Caller, context: Context) 
 
 
 class _Reader:
-    """Reads a stream, which other tasks may end. It ends only between replies, so that its status can be sent."""
+    """Reads a stream that other tasks may end. The stream ends only between replies, so that its status can be sent."""
 
     def __init__(self, context: Context) -> None:
         self._context = context

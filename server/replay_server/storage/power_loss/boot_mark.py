@@ -32,7 +32,7 @@ class BootMark:
         self._path = root / BOOT_FILE
         self._boot_id = _BOOT_ID.read_text("ascii").strip()
         self.is_there = self._path.exists()
-        """Whether there is a mark. A new root has none, nor has one that only versions without marks have used."""
+        """Whether there is a mark. A new root has none, and neither has a root used only by versions without marks."""
         self.was_clean = self._was_clean()
         """Whether all stores of the last server are reliable: it shut down cleanly, or ran during this boot."""
         self._has_begun = False

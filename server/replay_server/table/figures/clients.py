@@ -4,7 +4,7 @@
     client.rows += 64                                   # it sends rows
     clients.leave(client)                               # it ends
 
-Counting costs little, because every message counts. Rates come from marks that whoever shows them sets regularly.
+Counting is cheap, because it happens for every message. Rates are computed from marks, which `History.tick` sets.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Snapshot:
     batches: int = 0
     """Batches that learners drew on streams."""
     batches_ahead: int = 0
-    """For each of these batches, the number of earlier batches whose updates had not arrived yet, added up."""
+    """Sum over these batches of the number of earlier batches whose updates had not arrived at the time of the draw."""
     failed_syncs: int = 0
     """Failed syncs of the table to disk."""
     waiting: int = 0

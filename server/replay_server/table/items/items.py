@@ -1,8 +1,8 @@
 """The interface that decides which rows of a table can be drawn, and what a draw returns for each.
 
-An item is what one draw returns: a row, or in a table of steps a window of rows. Each item belongs to one row, whose
-key and priority it has. As rows arrive and leave, the table asks an `Items` which items become complete, and which are
-gone.
+An item is what one draw returns: a row, or in a table of steps a window of rows. Each item belongs to one row, and has
+that row's key and priority. As rows arrive and leave, the table asks an `Items` which items became complete, and which
+can no longer be drawn.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Windows(NamedTuple):
     """uint8[batch]: whether the last row of each window closes its episode, and how, as in `Runs.ends`."""
 
     def firsts(self, before: int) -> NDArray[np.int64]:
-        """Return the indices in `keys`, int64[batch], of the rows ``before`` positions before each anchor.
+        """Return int64[batch]: for each anchor, the index in `keys` of the row ``before`` positions earlier.
 
-        If a window begins later than that, the index is that of its first row.
+        If the window begins later, this is the index of its first row.
         """
         anchors = np.cumsum(self.before + self.after + 1, dtype=np.int64) - 1 - self.after
         firsts: NDArray[np.int64] = anchors - np.minimum(self.before, before)
@@ -62,7 +62,7 @@ class StepCounts(NamedTuple):
 
 
 class Items(ABC):
-    """The items of a table, each identified by the key of its row. Other rows have no priority and cannot be drawn."""
+    """The items of a table, each identified by the key of its row. Rows without an item have no priority."""
 
     @abstractmethod
     def count(self, live_rows: int) -> int:
@@ -73,12 +73,12 @@ class Items(ABC):
         """Check that rows with these runs may be inserted next.
 
         Raises:
-            FieldError: a run does not continue the current episode of its stream, or begin another one.
+            FieldError: a run neither continues the current episode of its stream nor begins another episode.
         """
 
     @abstractmethod
     def priorities_of(self, row_count: int, runs: Runs | None) -> int:
-        """Number of priorities that an insert of these rows must have, if it has any."""
+        """Number of priorities that an insert of these rows must give, if it gives any."""
 
     @abstractmethod
     def arrive(self, first: int, row_count: int, runs: Runs | None, oldest: int) -> NewItems:

@@ -6,7 +6,7 @@
 
 An item has the key and priority of its anchor, which is one step of its window. The window begins ``backward`` rows
 before the anchor, or at the first step of the episode. It ends ``forward`` rows after the anchor, or at the row that
-closes the episode. Rows of a window are evicted oldest first, so it breaks when its first row is evicted.
+closes the episode. Rows are evicted oldest first, so a window breaks when its first row is evicted.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class StepWindows(Items):
             newest[stream] = _Newest(0, episode, step + rows - 1, end != GOES_ON)
 
     def priorities_of(self, row_count: int, runs: Runs | None) -> int:
-        """Number of priorities: one per anchor whose window these rows complete. Missing earlier rows do not matter."""
+        """Number of priorities: one per anchor whose window these rows complete, even if earlier rows are missing."""
         assert runs is not None
         return int(_completed(runs, self._shape).sum())
 
@@ -143,7 +143,7 @@ class StepWindows(Items):
         )
 
     def _distance(self, first: int, stream: int, episode: int, step: int, oldest: int) -> int:
-        """Distance between the keys of a run's first row and of the episode's previous step; 0 if that is not live."""
+        """Key of a run's first row minus the key of the episode's previous step; 0 if that step is not live."""
         last = self._newest.get(stream)
         if last is None or last.key < oldest or last.is_closing or (last.episode, last.step + 1) != (episode, step):
             return 0

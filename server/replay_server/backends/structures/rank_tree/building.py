@@ -48,7 +48,7 @@ def fill(tree: RankTree, priorities: Floats, keys: Integers) -> None:
 
 @kernel
 def _fill_level(tree: RankTree, priorities: Floats, keys: Integers, children: Integers) -> Integers:
-    """Distribute sorted entries evenly over new nodes, and return these. If ``children`` is empty, they are leaves."""
+    """Distribute sorted entries evenly over new nodes, and return the nodes: leaves if ``children`` is empty."""
     entries = len(keys)
     count = max(1, -(-entries // FILLED_ENTRIES))
     nodes = np.empty(count, dtype=np.int64)

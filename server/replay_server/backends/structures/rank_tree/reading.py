@@ -35,7 +35,7 @@ _NEWEST = np.iinfo(np.int64).max
 
 @kernel
 def count_larger(tree: RankTree, priorities: Floats) -> Integers:
-    """Return the numbers of rows, int64[n], with larger priorities than these, float64[n], which are finite."""
+    """Return int64[n]: how many rows have a larger priority than each of these. priorities: float64[n], finite."""
     counts = np.zeros(len(priorities), dtype=np.int64)
     nodes = np.full(len(priorities), tree.state[ROOT])
     for _ in range(tree.state[HEIGHT]):
