@@ -85,7 +85,7 @@ class ServiceReplayBuffer(ReplayBuffer):
         address: str | ReplayClient,
         table: str,
         n_steps: int = 1,
-        gamma: float = 0.99,
+        gamma: float | None = None,
         beta: float = 0.4,
         prefetch: int = 2,
         seed: int | None = None,
@@ -107,7 +107,8 @@ class ServiceReplayBuffer(ReplayBuffer):
             table: name of the table.
             n_steps: number of steps of returns. `PrioritizedDQN` and `PrioritizedQRDQN` set it to their own; for other
                 algorithms, put it into ``replay_buffer_kwargs``.
-            gamma: discount factor of returns over more than one step; must be that of the algorithm.
+            gamma: the algorithm's discount factor. Required if `n_steps` is above 1, because the table then computes
+                the returns; `PrioritizedDQN` and `PrioritizedQRDQN` set it to their own.
             beta: initial value of `beta`, the exponent of the importance-sampling weights.
             prefetch: batches in flight. With 1, each batch reflects all earlier steps and priorities, so runs with the
                 same seeds give the same results. With 2, a batch is requested one call of `sample` in advance, and
@@ -137,6 +138,9 @@ class ServiceReplayBuffer(ReplayBuffer):
         self.optimize_memory_usage = False
         self.handle_timeout_termination = handle_timeout_termination
         self.n_steps = checked_count("n_steps", n_steps)
+        if gamma is None and self.n_steps > 1:
+            expected = f"that of the algorithm, for returns over {n_steps} steps"
+            raise InvalidArgumentError.of_field("gamma", expected, "None")
         self._beta = checked_beta(beta)
         self._prefetch = checked_count("prefetch", prefetch)
         self._observed = [name for name in columns if name != "action"]
@@ -148,12 +152,13 @@ class ServiceReplayBuffer(ReplayBuffer):
             **({} if self.n_steps == 1 else {"n_return": Return("reward")}),
             "discount": Discount(),
         }
-        self._item = Transitions(n_step=self.n_steps, gamma=gamma)
+        self._item = Transitions(n_step=self.n_steps, gamma=1.0 if gamma is None else gamma)
         Steps.of(self._columns, self._item)  # raises for invalid names, dtypes and numbers
         self._address = address
         self._config: dict[str, Any] = {"name": table, "backend": backend, "seed": seed, **parameters}
         self._going_on = np.zeros(streams, bool)  # which environments have a running episode
         self._final: dict[str, NDArray[Any]] = {}  # observations after the last step, by column: [n_envs, *shape]
+        self._is_flushed = True  # whether the server has stored all added steps
         self._sampler: Sampler | None = None
         self._batch_size = 0  # batch size of the sampler
 
@@ -211,14 +216,17 @@ class ServiceReplayBuffer(ReplayBuffer):
             ReplayError: the steps do not match the spaces, or could not be sent.
         """
         before, after = self._observations(obs), self._observations(next_obs)
-        self._end(self._going_on & ~self._continues(before))
+        if not self._all_continue(before):
+            self._end(self._going_on & ~self._continues(before))
         actions = np.asarray(action).reshape(self.n_envs, self.action_dim)
         self._writer.append_all({**before, "action": actions, "reward": np.asarray(reward, np.float32)})
+        self._is_flushed = False
         self._going_on[:] = True
         self._final = {name: values.copy() for name, values in after.items()}
-        is_done = np.asarray(done).astype(bool)
-        is_timeout = np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos])
-        self._end(is_done, is_done & ~(is_timeout & self.handle_timeout_termination))
+        is_done = np.asarray(done, bool)
+        if is_done.any():
+            is_timeout = np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos])
+            self._end(is_done, is_done & ~(is_timeout & self.handle_timeout_termination))
         self.pos = (self.pos + 1) % self.buffer_size
         self.full = self.full or self.pos == 0
 
@@ -289,6 +297,7 @@ class ServiceReplayBuffer(ReplayBuffer):
         self._close_sampler()
         if "_writer" in self.__dict__:
             self._writer.close()
+            self._is_flushed = True
             self._finish.detach()
             del self._writer, self._finish
 
@@ -325,13 +334,19 @@ class ServiceReplayBuffer(ReplayBuffer):
             sampler.close()
 
     def _flush(self) -> None:
-        if "_writer" in self.__dict__:
+        if not self._is_flushed:
             self._writer.flush()
+            self._is_flushed = True
 
     def _end(self, which: NDArray[np.bool_], terminated: NDArray[np.bool_] | None = None) -> None:
         if which.any():
+            self._is_flushed = False
             self._writer.end_episodes(which, self._final, terminated=terminated)
             self._going_on &= ~which
+
+    def _all_continue(self, before: Mapping[str, NDArray[Any]]) -> bool:
+        """Whether all observations before this step equal those after the last step: the usual case, found quickly."""
+        return all(bool((before[name] == final).all()) for name, final in self._final.items())
 
     def _continues(self, before: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_]:
         """bool[n_envs]: whether the observations before this step equal those after the last step."""

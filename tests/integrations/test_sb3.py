@@ -138,7 +138,7 @@ def test_samples_are_those_of_the_buffers_of_sb3(
 
 
 def test_each_observation_is_stored_once(new_buffer: NewBuffer) -> None:
-    buffer = new_buffer(n_envs=2, n_steps=3)
+    buffer = new_buffer(n_envs=2, n_steps=3, gamma=0.99)
     episodes = 0
     for step in steps(2, 20, seed=0):
         buffer.add(*step)
@@ -150,7 +150,7 @@ def test_each_observation_is_stored_once(new_buffer: NewBuffer) -> None:
 
 
 def test_an_interrupted_episode_ends_with_its_own_observation(new_buffer: NewBuffer) -> None:
-    buffer = new_buffer(n_steps=2)
+    buffer = new_buffer(n_steps=2, gamma=0.99)
     for first in (0.0, 50.0):  # the environment is reset in between, as `learn` does
         for number in (first, first + 1, first + 2):
             obs = np.full((1, 2), number, np.float32)
@@ -164,7 +164,7 @@ def test_an_interrupted_episode_ends_with_its_own_observation(new_buffer: NewBuf
 
 @pytest.mark.parametrize("prefetch", [1, 2])
 def test_the_newest_steps_are_drawn_if_there_are_no_others(new_buffer: NewBuffer, prefetch: int) -> None:
-    buffer = new_buffer(n_steps=5, prefetch=prefetch)
+    buffer = new_buffer(n_steps=5, gamma=0.99, prefetch=prefetch)
     with pytest.raises(TableEmptyError):
         buffer.sample(4)
     obs = np.ones((1, 2), np.float32)
@@ -256,7 +256,8 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("buffer_size", {"buffer_size": 0}),
     ("n_envs", {"n_envs": 0}),
     ("n_steps", {"n_steps": 0}),
-    ("steps.n_step", {"n_steps": 10_000_000}),
+    ("gamma", {"n_steps": 3}),
+    ("steps.n_step", {"n_steps": 10_000_000, "gamma": 0.9}),
     ("steps.gamma", {"gamma": 1.5}),
     ("beta", {"beta": -1.0}),
     ("prefetch", {"prefetch": 0}),
@@ -305,7 +306,7 @@ def test_a_table_with_another_config_is_left_alone(new_buffer: NewBuffer) -> Non
     first = new_buffer()
     first.add(*next(steps(1, 5, seed=0)))
     with pytest.raises(TableExistsError):
-        new_buffer(n_steps=2).add(*next(steps(1, 5, seed=0)))
+        new_buffer(n_steps=2, gamma=0.99).add(*next(steps(1, 5, seed=0)))
 
 
 def test_a_saved_buffer_goes_on_with_the_same_rows(
@@ -490,3 +491,21 @@ def test_plain_dqn_takes_the_buffer(in_table: dict[str, Any], client: ReplayClie
     model.learn(40)
     model.learn(10)  # another episode
     assert client[name].stats().sampled >= 32 * 49
+
+
+@pytest.mark.parametrize("algorithm", ["SAC", "TD3", "DDPG", "TQC", "CrossQ"])
+def test_every_algorithm_for_continuous_actions_takes_the_buffer(
+    in_table: dict[str, Any], client: ReplayClient, name: str, algorithm: str
+) -> None:
+    library = pytest.importorskip("sb3_contrib" if algorithm in ("TQC", "CrossQ") else "stable_baselines3")
+    model = getattr(library, algorithm)(
+        "MlpPolicy",
+        "Pendulum-v1",
+        learning_starts=10,
+        batch_size=16,
+        replay_buffer_class=ServiceReplayBuffer,
+        replay_buffer_kwargs=in_table,
+        policy_kwargs={"net_arch": [8]},
+    )
+    model.learn(30)
+    assert client[name].stats().sampled >= 16 * 19

@@ -13,7 +13,7 @@ from tests.packaging.project import metadata, pinned, required_by
 
 PROJECT = metadata()["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-OPTIONAL = ("arrow", "atari", "minari", "ray", "sb3", "tianshou", "torchrl")
+OPTIONAL = ("arrow", "atari", "minari", "ray", "sb3", "sb3-contrib", "tianshou", "torchrl")
 """Extras that development environments may lack."""
 REQUIRED = [
     *PROJECT["dependencies"],

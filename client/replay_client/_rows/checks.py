@@ -50,7 +50,9 @@ def checked_rows(schema: Schema, given: Mapping[str, Any], *, is_partial: bool =
     flat = flattened(schema, given, is_partial=is_partial)
     columns: dict[str, Array] = {}
     row_count: int | None = None
-    for name, column in ((name, column) for name, column in schema.items() if name in flat):
+    for name, column in schema.columns.items():  # the dict itself: actors call this at every step
+        if name not in flat:
+            continue
         array = checked_array(f"columns.{name}", column, flat[name])
         if row_count is None and array.ndim:
             row_count = len(array)
@@ -146,12 +148,12 @@ def flattened(schema: Schema, given: Mapping[str, Any], *, is_partial: bool = Fa
     flat: dict[str, Any] = {}
     for name, value in given.items():
         _flatten_into(flat, schema, name, value)
-    missing = [] if is_partial else [name for name in schema if name not in flat]
+    missing = [] if is_partial else [name for name in schema.columns if name not in flat]
     if schema.masks:
         optional = {*schema.masks, *schema.masks.values()}
         flat = {name: value for name, value in flat.items() if value is not None or name not in optional}
         missing = [name for name in missing if name not in optional]
-    if missing or not flat.keys() <= schema.keys():
+    if missing or not flat.keys() <= schema.columns.keys():
         unknown = [str(name) for name in flat if name not in schema]
         got = "; ".join(
             f"{what}: {', '.join(names)}" for what, names in (("missing", missing), ("unknown", unknown)) if names

@@ -91,7 +91,7 @@ def test_spawned_workers_have_the_token(start_server: Callable[..., ServerProces
         table = client.create_table(f"{MINE}table", columns=COLUMNS, capacity=1000)
         table.insert(rows(range(1000)))
         dataset = TableDataset(table, BATCH, beta=0.4, device="meta")  # not the device of workers
-        learn(table, loader_of(dataset, num_workers=1, multiprocessing_context="spawn"))
+        learn(table, loader_of(dataset, num_workers=2, multiprocessing_context="spawn"))
 
 
 def test_the_exponent_may_change_while_batches_are_drawn(table: Table) -> None:
