@@ -74,8 +74,10 @@ class RelayedWeights:
         except grpc.RpcError as error:
             raise RefusedError(error.code(), str(error.details())) from error
         self._fetched_at = time.monotonic()
-        if found.safetensors or run_id != self._run_id:
+        if found.safetensors:
             self._run_id, self._newest = run_id, found
+        elif run_id != self._run_id:  # the learner has sent too much recently; ask for the same version again
+            self._run_id, self._newest = run_id, learner_pb2.GetWeightsResponse()
 
 
 class WeightsRelay:

@@ -32,9 +32,12 @@ class CountedWeights(PublishedWeights):
     """Counts how often the weights are sent."""
 
     sent = 0
+    are_limited = False
+    """Whether too many bytes were sent recently."""
 
     def newer_than(self, version: int) -> tuple[int, bytes]:
         number, data = super().newer_than(version)
+        data = b"" if self.are_limited else data
         self.sent += bool(data)
         return number, data
 
@@ -96,6 +99,15 @@ def test_the_relay_hands_out_what_the_learner_has_published_since(run: Run) -> N
     assert version == 2
     assert all(torch.equal(weights[name], tensor) for name, tensor in changed.items())
     assert client.newer_weights(assignment, have_version=2) is None
+
+
+def test_the_relay_asks_again_for_weights_that_the_learner_did_not_send(run: Run) -> None:
+    client = run.client()
+    assignment = client.join("some")
+    run.weights.are_limited = True
+    assert client.newer_weights(assignment, have_version=0) is None
+    run.weights.are_limited = False
+    assert client.newer_weights(assignment, have_version=0) is not None
 
 
 def test_without_the_relay_weights_come_from_the_learner(run: Run) -> None:
