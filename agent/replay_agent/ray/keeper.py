@@ -91,7 +91,8 @@ class ShardKeeper:
         self.stop()
         with self._guard:
             lost = self._folder / f"tables.lost-{self._notes.shard_id}"
-            (self._folder / "tables").rename(lost)
+            if not lost.exists():  # otherwise this process's predecessor was killed here, after renaming them
+                (self._folder / "tables").rename(lost)
             log.warning("shard %s was given up; its rows remain in %s", self._notes.shard_id, lost)
             self._notes.store(shard_id=None)
         self._stopped.clear()

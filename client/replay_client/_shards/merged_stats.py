@@ -74,7 +74,7 @@ def merged_table_stats(found: Mapping[int, TableStats], shards: ShardMap) -> Tab
         **{name: sum(getattr(part, name) for part in parts) for name in _SUMMED},
         lost=sum(part.lost for part in parts) + _lost_with_shards(parts, reports, shards),
         rates=_merged_rates([part.rates for part in parts]),
-        waits=_merged_waits([wait for part in parts for wait in part.waits]),
+        waits=merged_waits([wait for part in parts for wait in part.waits]),
         largest_priority=max(part.largest_priority for part in parts),
         smallest_priority=min((part.smallest_priority for part in drawable), default=0.0),
         priorities=mixed_quantiles([(part.priorities, part.size) for part in parts]),
@@ -149,19 +149,19 @@ def _merged_rates(parts: Sequence[Rates]) -> Rates:
     )
 
 
-def _merged_waits(waits: Iterable[WaitStats]) -> tuple[WaitStats, ...]:
-    """Join waits for the same thing. A waiting learner has one call per shard, so calls are not added."""
+def merged_waits(waits: Iterable[WaitStats]) -> tuple[WaitStats, ...]:
+    """Add up calls that wait for the same thing in different shards."""
     by_what: dict[str, list[WaitStats]] = {}
     for wait in waits:
         by_what.setdefault(wait.waited_for, []).append(wait)
-    return tuple(_longest_wait(same) for same in by_what.values())
+    return tuple(_joined_waits(same) for same in by_what.values())
 
 
-def _longest_wait(same: Sequence[WaitStats]) -> WaitStats:
+def _joined_waits(same: Sequence[WaitStats]) -> WaitStats:
     expected_s = [wait.expected_s for wait in same if wait.expected_s is not None]
     return WaitStats(
         waited_for=same[0].waited_for,
-        calls=max(wait.calls for wait in same),
+        calls=sum(wait.calls for wait in same),
         have=sum(wait.have for wait in same),
         needed=sum(wait.needed for wait in same),
         waited_s=max(wait.waited_s for wait in same),

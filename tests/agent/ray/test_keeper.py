@@ -94,6 +94,23 @@ def test_a_shard_that_was_given_up_begins_empty_and_its_rows_remain(
     assert list((tmp_path / "shard-0" / "tables.lost-7").glob("**/kept"))
 
 
+def test_a_keeper_that_was_killed_while_it_gave_a_shard_up_can_do_it_again(
+    keep: Callable[..., ShardKeeper], access: OwnAccess, tmp_path: Path
+) -> None:
+    keeper = keep()
+    insert(ready(keeper), access)
+    keeper.assign(7)
+    keeper.stop()
+    folder = tmp_path / "shard-0"
+    (folder / "tables").rename(folder / "tables.lost-7")  # the last thing that the killed keeper did
+    later = keep()
+    ready(later)
+    later.renew()
+    assert rows_at(ready(later), access) == 0
+    assert later.report().shard_id is None
+    assert list((folder / "tables.lost-7").glob("**/kept"))
+
+
 def test_a_server_whose_port_is_taken_gets_another_one(
     keep: Callable[..., ShardKeeper], access: OwnAccess, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from replay_client import ReplayClient, Table
-from replay_client._shards.merged_stats import mixed_quantiles
+from replay_client._shards.merged_stats import merged_waits, mixed_quantiles
+from replay_client.results.stats import WaitStats
 
 from tests.client.shards.conftest import COLUMNS, shards_of
 from tests.client.shards.test_sharded_draws import rows
@@ -70,6 +72,14 @@ def test_a_server_that_is_away_is_named(servers: list[ServerProcess], reach: Rea
     assert f"shard 1 at {servers[1].address} is away" in screen
     servers[1].restart()  # without its tables, which were in memory
     assert client.stats().shards_away == (1,)
+
+
+def test_calls_that_wait_in_different_shards_add_up() -> None:
+    here = WaitStats("inserts", calls=2, have=1, needed=5, waited_s=1.0, expected_s=2.0)
+    there = replace(here, calls=1, waited_s=3.0, expected_s=None)
+    assert merged_waits([here, there]) == (
+        WaitStats("inserts", calls=3, have=2, needed=10, waited_s=3.0, expected_s=None),
+    )
 
 
 def test_quantiles_of_a_mixture_are_close_to_those_of_all_rows() -> None:
