@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from replay_proto.steps import Transitions
-from replay_server.storage.runs import TRUNCATED
+from replay_proto.v1 import replay_pb2
+from replay_server.storage.runs import GOES_ON, TRUNCATED
 
 from tests.support.caller import CalledTable, Caller, WriteStream, wire_only
 from tests.support.deadlines import wait_until
@@ -121,6 +122,28 @@ def insert_episodes(table: CalledTable, values: NDArray[np.int64], random: np.ra
     for part in values.reshape(-1, STREAMS * EPISODE_ROWS):
         runs = [(stream, int(part[0]), 0, EPISODE_ROWS, TRUNCATED) for stream in range(STREAMS)]
         table.insert(part, random.exponential(size=STREAMS * (EPISODE_ROWS - 1)), runs=step_runs(runs))
+
+
+@wire_only
+def test_a_stream_may_skip_steps_right_after_a_restart_but_not_repeat_any(durable: ServerProcess, call: Call) -> None:
+    table = call(durable).create(item=Transitions(1))
+    insert_steps(table, 0, 4)
+    with refused("INVALID_FIELD", field="runs.first_steps"):
+        insert_steps(table, 6, 1)
+    durable.kill()
+    durable.restart()
+    table = table.through(call(durable))
+    with refused("INVALID_FIELD", field="runs.first_steps"):
+        insert_steps(table, 3, 1)
+    insert_steps(table, 6, 2)
+    assert table.stats().steps == replay_pb2.StepStats(drawable=3, pending=2, broken=1)
+    with refused("INVALID_FIELD", field="runs.first_steps"):
+        insert_steps(table, 9, 1)
+
+
+def insert_steps(table: CalledTable, first: int, rows: int) -> None:
+    """Insert steps of one episode."""
+    table.insert(np.arange(first, first + rows), runs=step_runs([(1, 1, first, rows, GOES_ON)]))
 
 
 @wire_only
