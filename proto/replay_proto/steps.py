@@ -126,6 +126,16 @@ class WindowShape(NamedTuple):
         """Maximum rows of a window."""
         return self.backward + 1 + self.forward
 
+    def most_drawable(self, capacity: int) -> int:
+        """Maximum number of drawable steps among ``capacity`` rows.
+
+        The row after a drawable step is not the newest one, unless windows have no later rows. With a period above 1,
+        it is no anchor; in episodes of one step, every second row is one.
+        """
+        if not self.forward:
+            return capacity
+        return capacity - 1 if self.period == 1 else capacity // 2
+
 
 @dataclass(frozen=True)
 class Steps:

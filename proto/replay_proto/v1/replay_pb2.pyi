@@ -756,7 +756,7 @@ class RateLimiter(google.protobuf.message.Message):
     MIN_DIFF_FIELD_NUMBER: builtins.int
     MAX_DIFF_FIELD_NUMBER: builtins.int
     min_size: builtins.int
-    """Draws wait until the table has this many rows; 1 to the capacity."""
+    """Draws wait until the table has this many drawable rows; 1 to as many as it can have."""
     samples_per_insert: builtins.float
     """Average number of draws per row, 2^-100 to 2^100. 0: no ratio; then the two fields below are 0."""
     min_diff: builtins.float

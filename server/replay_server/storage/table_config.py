@@ -239,7 +239,7 @@ class TableConfig:
             FieldError: names the invalid field.
         """
         steps = Steps.from_proto(config.steps, config.columns) if config.HasField("steps") else None
-        return cls(
+        read = cls(
             name=config.name,
             schema=Schema.from_proto(config.columns) if steps is None else steps.schema,
             steps=steps,
@@ -250,6 +250,17 @@ class TableConfig:
             rate_limit=RateLimit.from_proto(config.rate_limiter) if config.HasField("rate_limiter") else None,
             whole_capacity=config.whole_capacity,
         )
+        read._check_min_size()
+        return read
+
+    def _check_min_size(self) -> None:
+        """Check that a new table can have ``min_size`` drawable rows. Tables of earlier versions may not."""
+        if self.steps is None or self.rate_limit is None:
+            return
+        most = self.steps.window.most_drawable(self.capacity)
+        if self.rate_limit.min_size > most:
+            expected = f"at most {most}, the most steps that can be drawable in {self.capacity} rows"
+            raise FieldError("min_size", expected, str(self.rate_limit.min_size))
 
     def to_json(self) -> dict[str, Any]:
         """Convert to the manifest's JSON."""

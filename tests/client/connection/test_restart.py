@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,7 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from replay_client import ReplayClient, ServerUnavailableError, Table, TableNotFoundError
+from replay_client import (
+    Column,
+    Next,
+    ReplayClient,
+    ServerUnavailableError,
+    StepStats,
+    Table,
+    TableNotFoundError,
+    Transitions,
+)
 
 from tests.client.conftest import COLUMNS
 from tests.client.numbered import assert_whole, exhaust, row, rows
@@ -79,6 +89,38 @@ def test_a_writer_loses_and_doubles_nothing(durable: ServerProcess, connect: Con
     assert_whole(read.columns)
     np.testing.assert_array_equal(read["number"], np.arange(written))
     np.testing.assert_array_equal(read.episodes, np.arange(written) // 1000)
+
+
+def test_streams_of_a_writer_lose_and_double_no_steps(durable: ServerProcess, connect: Connect, go: Go) -> None:
+    table = connect(durable).create_table(
+        "t", columns={"x": Column("int64"), "next": Next("x")}, capacity=1_000_000, steps=Transitions(1)
+    )
+    stop, written, streams = threading.Event(), 0, 8
+    everyone = np.ones(streams, bool)
+
+    def write() -> None:
+        nonlocal written
+        with table.writer(streams=streams, block_rows=50) as writer:
+            for written in itertools.count(1):
+                writer.append_all(x=np.full(streams, written))
+                if written % 13 == 0 or stop.is_set():
+                    writer.end_episodes(everyone, x=np.zeros(streams, int), terminated=everyone)
+                if stop.is_set():
+                    return
+
+    work = go(write)
+    for is_last in (False, False, True):
+        before = table.describe().inserted
+        wait_while_at_work(work, lambda before=before: table.describe().inserted > before + 2000, "rows arrived")  # type: ignore[misc]
+        stop.set() if is_last else kill_and_restart(durable)
+    work.result()
+    rows = table.read(np.arange(table.describe().inserted))
+    assert rows.ends is not None
+    for stream in set(rows.streams.tolist()):
+        steps = rows["x"][(rows.streams == stream) & (rows.ends == 0)]
+        np.testing.assert_array_equal(steps, np.arange(1, written + 1))
+    expected = StepStats(drawable=streams * written, pending=0, broken=0, closing=streams * -(-written // 13))
+    assert table.stats().steps == expected
 
 
 @wire_only

@@ -86,14 +86,19 @@ class Plan:
             "discount": np.where(is_over, 0.0, GAMMA ** steps.astype(np.float64)).astype(np.float32),
         }
 
+    def are_steps(self, numbers: Numbers) -> NDArray[np.bool_]:
+        """bool[n]: which rows do not close their episode."""
+        writers, rows = np.divmod(numbers, PER_WRITER)
+        steps: NDArray[np.bool_] = rows < self.last[writers, rows]
+        return steps
+
     def can_be_drawn(self, live: Numbers, n_step: int, stack: int) -> NDArray[np.bool_]:
         """bool[n]: which of the live rows have a complete window. live: int64[n]."""
         writers, rows = np.divmod(live, PER_WRITER)
-        first, last = self.first[writers, rows], self.last[writers, rows]
-        newest = np.minimum(rows + n_step, last)
-        oldest = np.maximum(rows - (stack - 1), first)
+        newest = np.minimum(rows + n_step, self.last[writers, rows])
+        oldest = np.maximum(rows - (stack - 1), self.first[writers, rows])
         ends = np.isin(live - rows + newest, live) & np.isin(live - rows + oldest, live)
-        can: NDArray[np.bool_] = ends & (rows < last)
+        can: NDArray[np.bool_] = ends & self.are_steps(live)
         return can
 
 
@@ -145,6 +150,8 @@ def test_every_drawn_byte_is_as_planned(
 
     def check(sampler: Sampler) -> Batch:
         batch = next(sampler)
+        assert plan.are_steps(batch["number"]).all(), "a row that closes an episode was drawn"
+        assert (batch.row_keys >= batch.inserted - batch.size).all(), "an evicted row was drawn"
         expected = plan.expected(batch["number"], n_step, stack, padding)
         for column, values in expected.items():
             np.testing.assert_array_equal(batch[column], values, err_msg=column, strict=True)
@@ -169,6 +176,7 @@ def test_every_drawn_byte_is_as_planned(
                 assert np.isin(batch.row_keys, keys).all(), "a row without a complete window was drawn"
                 np.testing.assert_allclose(batch.probabilities, shares[np.searchsorted(keys, batch.row_keys)], 1e-12)
                 assert batch.drawable == len(keys)
+                check_sum(table, keys, rng)
         for writer in writers:
             writer.close()
     client.drop_table(table.name)
@@ -180,6 +188,13 @@ def probabilities(table: Table, plan: Plan, n_step: int, stack: int) -> tuple[Nu
     rows = table.read(np.arange(described.inserted - described.size, described.inserted))
     can = plan.can_be_drawn(rows["number"], n_step, stack)
     assert (can == ~np.isnan(rows.priorities)).all(), "other rows can be drawn than those with a complete window"
-    shares = formulas.probabilities(table.backend, dict(described.parameters), rows.priorities[can])
-    assert abs(shares.sum() - 1.0) < 1e-12
-    return rows.row_keys[can], shares
+    return rows.row_keys[can], formulas.probabilities(table.backend, dict(described.parameters), rows.priorities[can])
+
+
+def check_sum(table: Table, keys: Numbers, rng: np.random.Generator) -> None:
+    """Check that the probabilities of all rows that can be drawn, as a draw reports them, have the sum 1."""
+    table.update_priorities(keys, rng.uniform(0.5, 1.0, len(keys)))  # so even that one batch has each of them
+    batch = table.sample(BATCH, beta=0.4)
+    seen, index = np.unique(batch.row_keys, return_index=True)
+    np.testing.assert_array_equal(seen, keys)
+    assert abs(batch.probabilities[index].sum() - 1.0) < 1e-12

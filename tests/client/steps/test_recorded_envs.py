@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import TimeLimit
 from replay_client import Column, InvalidArgumentError, Next, ServerUnavailableError, Table, Transitions, Writer
 from replay_client.gymnasium import RecordSteps
@@ -30,10 +31,15 @@ def steps_table(new_table: NewTable) -> Table:
     return new_table(columns=FLAT, steps=Transitions(1), backend="uniform", capacity=1000)
 
 
-def numbered(mode: AutoresetMode, **options: Any) -> SyncVectorEnv:
-    """Numbered environments, which reuse their arrays unless Gymnasium itself cannot cope with that."""
+def makers(mode: AutoresetMode, **options: Any) -> list[partial[NumberedEnv]]:
+    """Make numbered environments, which reuse their arrays unless Gymnasium itself cannot cope with that."""
     options["reuses_arrays"] = mode is not AutoresetMode.SAME_STEP
-    return SyncVectorEnv([partial(NumberedEnv, number, **options) for number in range(ENVS)], autoreset_mode=mode)
+    return [partial(NumberedEnv, number, **options) for number in range(ENVS)]
+
+
+def numbered(mode: AutoresetMode, **options: Any) -> SyncVectorEnv:
+    """Numbered environments, one after another."""
+    return SyncVectorEnv(makers(mode, **options), autoreset_mode=mode)
 
 
 def stored(table: Table, writer: Writer, obs: str = "obs") -> list[list[Made]]:
@@ -91,6 +97,17 @@ def test_every_step_of_a_vector_environment_is_stored_once(
         replay_pb2.EPISODE_END_TRUNCATED,
         replay_pb2.EPISODE_END_TERMINATED,
     }
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_every_step_of_environments_in_other_processes_is_stored_once(steps_table: Table, mode: AutoresetMode) -> None:
+    envs = AsyncVectorEnv(makers(mode), context="spawn", autoreset_mode=mode)
+    with closing(envs), steps_table.writer(streams=ENVS) as writer:
+        recorded = RecordSteps(envs, writer)
+        recorded.reset()
+        run(recorded, 40, np.random.default_rng(1))
+        expected = [[made for made in episodes if made.steps] for episodes in envs.get_attr("made")]
+        assert stored(steps_table, writer) == expected
 
 
 @pytest.mark.parametrize("mode", AutoresetMode)

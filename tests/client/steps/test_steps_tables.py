@@ -13,6 +13,7 @@ from replay_client import (
     Column,
     Discount,
     InvalidArgumentError,
+    LimitedError,
     Mask,
     Next,
     ReplayClient,
@@ -144,6 +145,28 @@ def test_priorities_of_the_writer_belong_to_the_completed_steps(new_table: NewTa
     for stream, (first, steps) in enumerate([(10.0, 6), (20.0, 4)]):
         mine = rows.priorities[rows.streams == writer[stream].number]
         assert mine[:steps].tolist() == [first + step for step in range(steps)]
+
+
+def test_equal_seeds_draw_equal_steps(new_table: NewTable) -> None:
+    drawn_keys = []
+    for seed in (7, 7, 8):
+        table = new_table(columns=TRANSITIONS, steps=Transitions(3), capacity=500, seed=seed)
+        written(table, TRANSITIONS)
+        drawn_keys.append([table.sample(16, beta=0.4).row_keys.tolist() for _ in range(3)])
+    assert drawn_keys[0] == drawn_keys[1] != drawn_keys[2]
+
+
+def test_draws_wait_for_as_many_drawable_steps_as_the_limiter_requires(new_table: NewTable) -> None:
+    table = new_table(columns={"x": Column("int64")}, steps=Transitions(3), min_size=5)
+    with table.writer() as writer:
+        for step in range(7):
+            writer.append(x=step)
+        writer.flush()
+        with pytest.raises(LimitedError) as limited:
+            table.sample(1, beta=0.4)
+        assert {name: limited.value.metadata[name] for name in ("have", "needed")} == {"have": "4", "needed": "5"}
+        writer.append(x=7)
+    assert table.sample(1, beta=0.4).drawable == 5
 
 
 def test_sequences_are_tensors_on_a_device(new_table: NewTable) -> None:

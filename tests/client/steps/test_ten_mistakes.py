@@ -301,6 +301,23 @@ def test_options_that_exclude_each_other_are_refused_by_name(columns: Any, steps
 
 
 @pytest.mark.parametrize(
+    ("steps", "episode", "most"),
+    [(Transitions(5), 200, 99), (Sequences(1), 201, 100), (Sequences(10), 200, 99), (Sequences(10, period=10), 1, 50)],
+)
+def test_a_min_size_that_is_never_reached_is_refused(new_table: NewTable, steps: Item, episode: int, most: int) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"at most .*{most}") as refused:
+        new_table(columns={"x": FRAME}, steps=steps, capacity=100, min_size=most + 1)
+    assert refused.value.metadata["field"] == "min_size"
+    table = new_table(columns={"x": FRAME}, steps=steps, capacity=100, min_size=most)
+    with table.writer() as writer:
+        for step in range(1, 201):
+            writer.append(x=np.zeros(4, np.uint8))
+            if step % episode == 0:
+                writer.end_episode(x=np.zeros(4, np.uint8))
+    assert table.sample(1, beta=0.0).drawable == most
+
+
+@pytest.mark.parametrize(
     ("options", "field"),
     [({"backend": "fifo"}, "steps"), ({"capacity": 3}, "capacity"), ({"epsilon": 0.0}, "epsilon")],
 )

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from numpy.typing import NDArray
 from replay_client import Column, InvalidArgumentError, Next, Table, TableNotFoundError, Transitions, Writer
 
 from tests.client.numbered import assert_whole, row, rows
+from tests.support.caller import DATA_PATHS
 
 NewTable = Callable[..., Table]
 MOST_THREADS = 3
@@ -62,13 +64,15 @@ def test_more_streams_than_rows_in_a_block(table: Table) -> None:
     assert read["number"].tolist() == read.priorities.tolist() == list(range(10))
 
 
+@pytest.mark.parametrize("data_path", DATA_PATHS, indirect=True, scope="session")
 def test_any_number_of_streams_has_one_connection_and_few_threads(table: Table) -> None:
-    before = threading.active_count()
+    threads, connections = threading.active_count(), len(psutil.Process().net_connections("all"))
     with table.writer(streams=100) as writer:
         for _ in range(3):
             writer.append_all(rows(np.arange(100)))
             writer.flush()
-            assert threading.active_count() - before <= MOST_THREADS
+            assert threading.active_count() - threads <= MOST_THREADS
+            assert len(psutil.Process().net_connections("all")) - connections <= 1
     assert len({writer[stream].number for stream in range(100)}) == 100
 
 

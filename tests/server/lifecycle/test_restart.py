@@ -10,11 +10,16 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+from replay_proto.steps import Transitions
+from replay_proto.v1 import replay_pb2
+from replay_server.storage.runs import GOES_ON, TRUNCATED
 
 from tests.support.caller import CalledTable, Caller, WriteStream, wire_only
 from tests.support.deadlines import wait_until
 from tests.support.refusals import code_of, refused
 from tests.support.server_process import ServerProcess
+from tests.support.wire_runs import step_runs
 
 ALL_DATA_PATHS = True
 
@@ -22,6 +27,7 @@ StartServer = Callable[..., ServerProcess]
 Call = Callable[[ServerProcess], Caller]
 BACKENDS = ("sum_tree", "rank", "uniform")
 ROUNDS = 4
+STREAMS, EPISODE_ROWS = 50, 100
 START_S = 3.0
 """Limit on a restart: processes, libraries and a million rows. Kernels were compiled by the machine's first start."""
 
@@ -87,26 +93,57 @@ def test_everything_comes_back(durable: ServerProcess, call: Call, end: str) -> 
 
 @pytest.mark.timed
 @wire_only
+@pytest.mark.parametrize("item", [None, Transitions(3)], ids=["rows", "steps"])
 @pytest.mark.parametrize("backend", ["sum_tree", "rank"])
 def test_a_million_rows_are_back_within_three_seconds(
-    start_server: StartServer, call: Call, tmp_path: Path, backend: str
+    start_server: StartServer, call: Call, tmp_path: Path, backend: str, item: Transitions | None
 ) -> None:
     # Loading the server's modules is part of its startup.
     durable = start_server("--data-dir", str(tmp_path / "data"), forked=False)
     rows, block = 1_000_000, 100_000
-    table = call(durable).create(backend=backend, capacity=rows)
+    table = call(durable).create(backend=backend, capacity=rows, item=item)
     random = np.random.default_rng(1)
     for first in range(0, rows + block, block):
-        table.insert(np.arange(first, first + block), random.exponential(size=block))
-    expected = table.stats().total_mass
+        values = np.arange(first, first + block)
+        insert_episodes(table, values, random) if item else table.insert(values, random.exponential(size=block))
+    expected = table.stats()
     durable.kill()
     began = time.monotonic()
     durable.restart()
     assert time.monotonic() - began < START_S
     table = table.through(call(durable))
     assert (table.describe().size, table.describe().inserted) == (rows, rows + block)
-    assert table.stats().total_mass == expected
+    assert (table.stats().total_mass, table.stats().steps) == (expected.total_mass, expected.steps)
     assert table.read([block, rows + block - 1]).values.tolist() == [block, rows + block - 1]
+
+
+def insert_episodes(table: CalledTable, values: NDArray[np.int64], random: np.random.Generator) -> None:
+    """Insert rows as episodes of several streams."""
+    for part in values.reshape(-1, STREAMS * EPISODE_ROWS):
+        runs = [(stream, int(part[0]), 0, EPISODE_ROWS, TRUNCATED) for stream in range(STREAMS)]
+        table.insert(part, random.exponential(size=STREAMS * (EPISODE_ROWS - 1)), runs=step_runs(runs))
+
+
+@wire_only
+def test_a_stream_may_skip_steps_right_after_a_restart_but_not_repeat_any(durable: ServerProcess, call: Call) -> None:
+    table = call(durable).create(item=Transitions(1))
+    insert_steps(table, 0, 4)
+    with refused("INVALID_FIELD", field="runs.first_steps"):
+        insert_steps(table, 6, 1)
+    durable.kill()
+    durable.restart()
+    table = table.through(call(durable))
+    with refused("INVALID_FIELD", field="runs.first_steps"):
+        insert_steps(table, 3, 1)
+    insert_steps(table, 6, 2)
+    assert table.stats().steps == replay_pb2.StepStats(drawable=3, pending=2, broken=1)
+    with refused("INVALID_FIELD", field="runs.first_steps"):
+        insert_steps(table, 9, 1)
+
+
+def insert_steps(table: CalledTable, first: int, rows: int) -> None:
+    """Insert steps of one episode."""
+    table.insert(np.arange(first, first + rows), runs=step_runs([(1, 1, first, rows, GOES_ON)]))
 
 
 @wire_only

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from replay_proto.errors import FieldError
 from replay_proto.rate_limit import RateLimit
 from replay_proto.schema import DTYPES, Column, Schema
+from replay_proto.steps import Steps, Transitions
 from replay_server.backends import BACKENDS as BACKEND_CLASSES
 from replay_server.storage.table_config import TableConfig
 
@@ -163,3 +164,11 @@ def test_a_field_that_cannot_be_used_is_named(change: dict[str, object], field: 
     with pytest.raises(FieldError) as error:
         table(**change)
     assert error.value.field == field
+
+
+def test_a_stored_table_is_opened_even_if_it_never_reaches_its_min_size() -> None:
+    steps = Steps.of(dict(WHOLE), Transitions(1))
+    stored = table(schema=steps.schema, steps=steps, rate_limit=RateLimit(100))
+    assert TableConfig.from_json(stored.to_json()) == stored
+    with pytest.raises(FieldError, match="min_size"):
+        TableConfig.from_proto(stored.to_proto())

@@ -111,6 +111,7 @@ class Steps(RuleBasedStateMachine):
         keys = range(self.live.oldest, self.live.oldest + self.live.size)
         counts = self.items.counts
         assert counts.drawable == self.items.count(self.live.size) == len(expected)
+        assert counts.drawable <= self.shape.most_drawable(self.capacity)
         assert counts.closing == sum(oracle.rows[key].end != GOES_ON for key in keys)
         assert counts.drawable + counts.pending + counts.broken == sum(oracle.is_anchor(key) for key in keys)
 
