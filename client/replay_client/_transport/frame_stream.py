@@ -13,7 +13,7 @@ import math
 import select
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -27,6 +27,8 @@ LONGEST_BYTES: Final = (1 << 32) - 1
 """Maximum length of a received frame: unlimited in practice, because the server limits its messages."""
 _LONGEST_WAIT_MS: Final = (1 << 31) - 1
 """Longest time limit that the system call `poll` accepts."""
+SILENCE_S: Final = 10.0
+"""How long `receive` waits for a reply before it checks whether the server still answers anybody."""
 _SEND_PATIENCE_S: Final = 0.05
 """How long `send` waits for a server that does not read."""
 
@@ -35,10 +37,14 @@ class FrameStream:
     """A connection for calls of one method. One thread sends and receives; any thread may cancel."""
 
     def __init__(self, link: socket.socket) -> None:
+        """Use a connected socket."""
         link.setblocking(False)
         self._link = link
+        self.is_alive: Callable[[], bool] = lambda: True
+        """Tells whether the server answers on another connection. Called when a reply is late."""
         self._parser = FrameParser(LONGEST_BYTES)
         self._unsent = memoryview(b"")
+        self._sent = self._received = 0  # numbers of messages; each is written by one thread
 
     def send(self, message: bytes) -> None:
         """Send a message. If the connection is broken, `receive` raises.
@@ -46,6 +52,7 @@ class FrameStream:
         If the server does not read the data soon, this method returns, and the next `receive` or `send` continues.
         Waiting here could deadlock, because the server may itself be waiting until its replies are read.
         """
+        self._sent += 1
         frame = frame_head(len(message)) + message
         # Do not wait if the server has not even read the last message.
         deadline = time.monotonic() + (0.0 if self._unsent else _SEND_PATIENCE_S)
@@ -59,6 +66,7 @@ class FrameStream:
         Returns:
             False if the connection has ended.
         """
+        self._sent += 1
         left = [memoryview(frame_head(sum(map(len, parts)))), *(memoryview(part) for part in parts)]
         try:
             while left:
@@ -78,8 +86,10 @@ class FrameStream:
     def receive(self, timeout_s: float | None = None) -> Content:
         """Wait for the next reply, for at most ``timeout_s`` seconds; None or `math.inf`: no limit.
 
+        A request may have to wait for rows on the server, so a missing reply alone is no error.
+
         Raises:
-            ServerUnavailableError: the connection has ended.
+            ServerUnavailableError: the connection has ended, or the server has stopped answering on any connection.
             DeadlineExceededError: timed out; the connection is unusable afterwards.
             ReplayError: the request was refused.
         """
@@ -92,6 +102,7 @@ class FrameStream:
         except (OSError, FrameError) as error:
             self.cancel()
             raise ServerUnavailableError(f"the connection to the server broke: {error}") from None
+        self._received += 1
         if kind is FrameKind.STATUS:
             raise from_status(status_pb2.Status.FromString(bytes(content)))
         return content
@@ -108,8 +119,10 @@ class FrameStream:
 
     def _frame(self, deadline: float) -> tuple[FrameKind, Content]:
         while (taken := self._parser.take()) is None:
-            if not self._wait(select.POLLIN | (select.POLLOUT if self._send_some() else 0), deadline):
-                raise TimeoutError
+            events = select.POLLIN | (select.POLLOUT if self._send_some() else 0)
+            if not self._wait(events, min(deadline, time.monotonic() + SILENCE_S)):
+                self._check_silence(deadline)
+                continue
             try:
                 size = self._link.recv_into(self._parser.space())
             except BlockingIOError:
@@ -118,6 +131,14 @@ class FrameStream:
                 raise ConnectionResetError("the server ended it")
             self._parser.received(size)
         return taken
+
+    def _check_silence(self, deadline: float) -> None:
+        """Nothing has arrived for a while: check the deadline and, if a reply is due, the server."""
+        is_dead = time.monotonic() < deadline and self._sent > self._received and not self.is_alive()
+        if time.monotonic() >= deadline:
+            raise TimeoutError
+        if is_dead:
+            raise ConnectionAbortedError("the server no longer answers")
 
     def _send_some(self) -> bool:
         """Send as much as the socket accepts now; return whether data is left."""

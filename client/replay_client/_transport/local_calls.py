@@ -17,6 +17,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal, TypeGuard, get_args
 
@@ -24,7 +25,7 @@ from replay_proto.frames import Content
 from replay_proto.v1 import replay_pb2
 
 from replay_client._transport.frame_stream import FrameStream
-from replay_client.errors import ReplayError, ServerUnavailableError
+from replay_client.errors import DeadlineExceededError, ReplayError, ServerUnavailableError
 from replay_client.results.description import TableDescription
 
 FrameMethod = Literal["Learn", "Sample", "UpdatePriorities", "Write"]
@@ -146,7 +147,9 @@ class LocalCalls:
         if self._is_closed or time.monotonic() < self._not_before_s:
             return None
         try:
-            return self._greeted(method, time.monotonic() + timeout_s)
+            stream = self._greeted(method, time.monotonic() + timeout_s)
+            stream.is_alive = partial(self._is_alive, method)
+            return stream
         except (FileNotFoundError, ConnectionRefusedError):
             return None  # another attempt is nearly free, and finds a restarted server immediately
         except (OSError, ReplayError):
@@ -168,6 +171,16 @@ class LocalCalls:
             link.close()
             raise
         return stream
+
+    def _is_alive(self, method: FrameMethod) -> bool:
+        """Whether the server answers the hello of another connection, be it by a refusal."""
+        try:
+            self._greeted(method, time.monotonic() + HELLO_TIMEOUT_S).close()
+        except ReplayError as error:  # some of them are OSErrors, too
+            return not isinstance(error, ServerUnavailableError | DeadlineExceededError)
+        except OSError:
+            return False
+        return True
 
     def _keep(self, method: FrameMethod, stream: FrameStream) -> None:
         with self._lock:

@@ -6,12 +6,14 @@ import asyncio
 import socket
 import time
 from collections import deque
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 from google.rpc import status_pb2
 from replay_proto.frames import Content, FrameError, FrameKind, FrameParser, frame_head
 
-from replay_client._transport.frame_stream import LONGEST_BYTES
+from replay_client._transport.frame_stream import LONGEST_BYTES, SILENCE_S
 from replay_client._transport.local_calls import HELLO_TIMEOUT_S, RETRY_S, SEND_BYTES, FrameMethod, LocalAddress
 from replay_client.aio._waiting import Changes
 from replay_client.errors import ReplayError, ServerUnavailableError, from_status
@@ -23,6 +25,10 @@ class FrameStream(asyncio.BufferedProtocol):
     """A stream with the methods of `MessageStream`."""
 
     def __init__(self) -> None:
+        """Connect later."""
+        self.is_alive: Callable[[], Awaitable[bool]] | None = None
+        """Tells whether the server answers on another connection. Called when a reply is late."""
+        self._sent = self._received = 0
         self._parser = FrameParser(LONGEST_BYTES)
         self._frames: deque[tuple[FrameKind, Content]] = deque()
         self._changed = Changes()
@@ -36,6 +42,7 @@ class FrameStream(asyncio.BufferedProtocol):
             await self._changed.wait()
         if self._is_ended or self._transport is None:
             return False
+        self._sent += 1
         self._transport.writelines((frame_head(len(message)), message))
         return True
 
@@ -43,14 +50,20 @@ class FrameStream(asyncio.BufferedProtocol):
         """Wait for the next reply.
 
         Raises:
-            ServerUnavailableError: the connection has ended.
+            ServerUnavailableError: the connection has ended, or the server has stopped answering on any connection.
             ReplayError: the request was refused.
         """
         while not self._frames:
             if self._is_ended:
                 raise ServerUnavailableError(_BROKEN)
-            await self._changed.wait()
+            try:
+                async with asyncio.timeout(SILENCE_S):
+                    await self._changed.wait()
+            except TimeoutError:
+                if self.is_alive is not None and self._sent > self._received and not await self.is_alive():
+                    self.cancel()
         kind, content = self._frames.popleft()
+        self._received += 1
         if kind is FrameKind.STATUS:
             raise from_status(status_pb2.Status.FromString(bytes(content)))
         return content
@@ -113,7 +126,9 @@ class LocalStreams:
             return None
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
-                return await self._greeted(method)
+                stream = await self._greeted(method)
+            stream.is_alive = partial(self._is_alive, method)
+            return stream
         except (FileNotFoundError, ConnectionRefusedError):
             return None  # another attempt is nearly free, and finds a restarted server immediately
         except (OSError, ReplayError):
@@ -132,3 +147,14 @@ class LocalStreams:
             stream.cancel()
             raise
         return stream
+
+    async def _is_alive(self, method: FrameMethod) -> bool:
+        """Whether the server answers the hello of another connection, be it by a refusal."""
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                (await self._greeted(method)).cancel()
+        except ReplayError as error:  # some of them are OSErrors, too
+            return not isinstance(error, ServerUnavailableError)
+        except OSError:
+            return False
+        return True

@@ -7,6 +7,7 @@ import copy
 import gc
 import inspect
 import pickle
+import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -16,8 +17,10 @@ import numpy as np
 import pytest
 import replay_client
 from replay_client import ClosedError, InvalidArgumentError, ServerUnavailableError, UnauthenticatedError, aio
+from replay_client._transport.local_calls import FrameMethod
+from replay_client.aio import _frames
 from replay_client.aio._connection import MessageStream
-from replay_client.aio._frames import FrameStream
+from replay_client.aio._frames import FrameStream, LocalStreams
 
 from tests.client.conftest import COLUMNS
 from tests.client.numbered import row, rows
@@ -296,3 +299,33 @@ def test_a_reader_that_was_canceled_goes_on(server: ServerProcess) -> None:
             await table.drop()
 
     asyncio.run(main())
+
+
+def test_a_sampler_goes_on_when_a_stopped_server_continues(
+    start_server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, were_alive = start_server(), list[bool]()
+    is_alive = LocalStreams._is_alive
+
+    async def check(streams: LocalStreams, method: FrameMethod) -> bool:
+        were_alive.append(await is_alive(streams, method))
+        return were_alive[-1]
+
+    monkeypatch.setattr(LocalStreams, "_is_alive", check)
+    monkeypatch.setattr(_frames, "SILENCE_S", 0.1)
+
+    async def draw_from_a_stopped_server() -> int:
+        async with aio.ReplayClient(server.address) as client:
+            table = await client.create_table("t", columns=COLUMNS, capacity=10)
+            await table.insert(rows([7]))
+            async with table.sampler(4, beta=0.4, prefetch=1) as sampler:
+                await anext(sampler)
+                server.process.send_signal(signal.SIGSTOP)
+                batch = asyncio.create_task(anext(sampler))
+                while not were_alive:
+                    await asyncio.sleep(0.01)
+                server.process.send_signal(signal.SIGCONT)
+                return int((await batch)["number"][0])
+
+    assert asyncio.run(draw_from_a_stopped_server()) == 7
+    assert were_alive == [False]

@@ -27,8 +27,9 @@ from replay_client import (
     ServerUnavailableError,
     Table,
 )
+from replay_client._transport import frame_stream
 from replay_client._transport.frame_stream import FrameStream
-from replay_client._transport.local_calls import LocalAddress, LocalCalls
+from replay_client._transport.local_calls import FrameMethod, LocalAddress, LocalCalls
 from replay_proto.frames import FrameKind, frame_head
 from replay_proto.v1 import replay_pb2
 
@@ -83,12 +84,14 @@ def local_calls(client: ReplayClient, table: Table) -> LocalCalls:
 
 def sockets_here() -> int:
     """Number of sockets of this process."""
-    links = (os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_there(fd))
-    return sum(link.startswith("socket:") for link in links)
+    return sum(map(_is_socket, os.listdir("/proc/self/fd")))
 
 
-def _is_there(descriptor: str) -> bool:
-    return os.path.islink(f"/proc/self/fd/{descriptor}")
+def _is_socket(descriptor: str) -> bool:
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:")
+    except FileNotFoundError:  # closed since it was listed
+        return False
 
 
 # A stream.
@@ -508,3 +511,64 @@ def test_errors_of_the_socket_never_reach_the_caller(near: Table) -> None:
             assert_whole(near.sample(5, beta=0.4).columns)
         except ReplayError as error:
             raise AssertionError("it was not asked again over gRPC") from error
+
+
+# A server that stops answering.
+
+
+@pytest.fixture
+def were_alive(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """What streams found when they checked a silent server, which they do after a short time."""
+    found: list[bool] = []
+    is_alive = LocalCalls._is_alive
+
+    def check(calls: LocalCalls, method: FrameMethod) -> bool:
+        found.append(is_alive(calls, method))
+        return found[-1]
+
+    monkeypatch.setattr(LocalCalls, "_is_alive", check)
+    monkeypatch.setattr(frame_stream, "SILENCE_S", 0.1)
+    return found
+
+
+def test_a_server_that_stops_answering_ends_a_stream(
+    start_server: StartServer, connect: Connect, were_alive: list[bool]
+) -> None:
+    server = start_server()
+    table = connect(server).create_table("t", columns=COLUMNS, capacity=10)
+    stream = local_calls(connect(server), table).open_stream("Learn", 10.0)
+    assert stream is not None
+    server.process.send_signal(signal.SIGSTOP)
+    try:
+        stream.send(b"")
+        with pytest.raises(ServerUnavailableError, match="no longer answers"):
+            stream.receive(30)
+    finally:
+        server.process.send_signal(signal.SIGCONT)
+        stream.close()
+    assert were_alive == [False]
+
+
+def test_a_sampler_goes_on_when_a_stopped_server_continues(
+    start_server: StartServer, connect: Connect, were_alive: list[bool]
+) -> None:
+    server = start_server()
+    table = connect(server).create_table("t", columns=COLUMNS, capacity=10)
+    table.insert(rows([7]))
+    with table.sampler(4, beta=0.4, prefetch=1) as sampler, ThreadPoolExecutor(1) as pool:
+        next(sampler)
+        server.process.send_signal(signal.SIGSTOP)
+        batch = pool.submit(next, sampler)
+        wait_until(lambda: False in were_alive, "the stream has ended")
+        server.process.send_signal(signal.SIGCONT)
+        assert set(batch.result(60)["number"].tolist()) == {7}
+
+
+def test_a_request_may_wait_as_long_as_the_server_answers_others(near: Table, were_alive: list[bool]) -> None:
+    near.reset()
+    with ThreadPoolExecutor(1) as pool:
+        drawn = pool.submit(near.sample, 4, beta=0.4, timeout_s=60)
+        wait_until(lambda: len(were_alive) >= 3, "the server was asked three times")
+        near.insert(rows([7]))
+        assert set(drawn.result(60)["number"].tolist()) == {7}
+    assert all(were_alive)
