@@ -44,18 +44,18 @@ def main(*, tables: int = 3, pages: int = 10, seconds: float = 20.0) -> None:
         address, pid = stack.enter_context(running_server("--http-port", str(port)))
         client = stack.enter_context(ReplayClient(address))
         for number in range(tables):
-            _busy_table(stack, client, number)
+            busy_table(stack, client, number)
         process = psutil.Process(pid)
         idle = _cpu_share(process, seconds)
         results = {"no page": idle}
         with ExitStack() as watching:
-            watching.enter_context(_repeating(lambda: _scrape(port)))
+            watching.enter_context(_repeating(lambda: scrape(port)))
             results["a scrape per second"] = _cpu_share(process, seconds)
         with ExitStack() as watching:
             for _ in range(pages):
                 watching.enter_context(_page(port))
             results[f"{pages} pages"] = _cpu_share(process, seconds)
-            watching.enter_context(_repeating(lambda: _scrape(port)))
+            watching.enter_context(_repeating(lambda: scrape(port)))
             results[f"{pages} pages and a scrape per second"] = _cpu_share(process, seconds)
     grid = Grid("server", "CPU, % of a core", "more than without", title=f"{tables} tables")
     for name, share in results.items():
@@ -63,7 +63,7 @@ def main(*, tables: int = 3, pages: int = 10, seconds: float = 20.0) -> None:
     Console().print(grid)
 
 
-def _busy_table(stack: ExitStack, client: ReplayClient, number: int) -> None:
+def busy_table(stack: ExitStack, client: ReplayClient, number: int) -> None:
     """Create a full table with open streams."""
     workload = replace(WORKLOADS["cartpole"], name=f"table-{number}")
     table = full_table(client, workload)
@@ -113,7 +113,8 @@ def _repeating(do: Callable[[], None]) -> ExitStack:
     return stack
 
 
-def _scrape(port: int) -> None:
+def scrape(port: int) -> None:
+    """Read the metrics of a server."""
     with urllib.request.urlopen(f"http://localhost:{port}/metrics") as reply:
         reply.read()
 

@@ -16,6 +16,11 @@ _SDK: Final = "opentelemetry.sdk.trace"
 _NOTHING: Final = nullcontext()
 
 
+def is_tracing() -> bool:
+    """Whether the program has configured the SDK."""
+    return _SDK in sys.modules
+
+
 def span(name: str, metadata: Iterable[tuple[str, str | bytes]] | None = None) -> AbstractContextManager[object]:
     """Return a context that records a span, and an error that ends it.
 
@@ -24,7 +29,7 @@ def span(name: str, metadata: Iterable[tuple[str, str | bytes]] | None = None) -
         metadata: metadata of the call that the span handles, which may contain the client's span as the parent. None:
             the parent is the current span, if any.
     """
-    if _SDK not in sys.modules:
+    if not is_tracing():
         return _NOTHING
     from opentelemetry import propagate, trace
 
@@ -38,7 +43,7 @@ def span(name: str, metadata: Iterable[tuple[str, str | bytes]] | None = None) -
 
 def context_metadata() -> Metadata:
     """Metadata that passes the current span to the server with a call."""
-    if _SDK not in sys.modules:
+    if not is_tracing():
         return ()
     from opentelemetry import propagate
 

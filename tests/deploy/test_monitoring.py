@@ -76,6 +76,13 @@ def panels_of(path: Path) -> list[dict[str, Any]]:
     return found
 
 
+def told_apart_by(query: str) -> set[str]:
+    """The labels without which two series of a query may have the same name."""
+    if aggregated := re.match(r"(?:max|min|sum)(?: by \((.*?)\))? ?\(", query):
+        return set(re.findall(r"\w+", aggregated[1] or ""))
+    return {"table"} if query.startswith("job_table:") else {"instance"}
+
+
 def promtool(*arguments: str) -> None:
     """Run promtool, which must have nothing to say but success."""
     done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False)
@@ -93,7 +100,7 @@ def test_configuration_and_rules_are_valid_and_alerts_fire_when_they_should() ->
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
 def test_every_query_of_a_dashboard_parses(path: Path, tmp_path: Path) -> None:
     queries = [query for query in queries_in(json.loads(path.read_text())) if not query.startswith("label_values(")]
-    assert len(queries) >= len(panels_of(path))
+    assert len(queries) >= sum(panel["type"] != "row" for panel in panels_of(path))
     rules = [{"record": f"query:number:{number}", "expr": query} for number, query in enumerate(queries)]
     written = tmp_path / "rules.yml"  # JSON is YAML
     written.write_text(json.dumps({"groups": [{"name": "queries", "rules": rules}]}))
@@ -110,6 +117,16 @@ def test_queries_name_only_metrics_that_are_exported_or_recorded(exported: dict[
     named = {name for text in texts for name in EXPORTED.findall(RECORDED.sub("", text))}
     assert named
     assert named - series == set()
+
+
+def test_dashboards_show_tables_over_all_servers_as_one_and_name_their_shards() -> None:
+    wholes = {name for path in RULES for name in re.findall(r"record: (job_table:\S+)", path.read_text())}
+    shown = {query for path in DASHBOARDS for query in queries_in(json.loads(path.read_text()))}
+    assert wholes == {name for query in shown for name in RECORDED.findall(query) if name.startswith("job_table:")}
+    for panel in (panel for path in DASHBOARDS for panel in panels_of(path)):
+        for target in panel.get("targets", ()):
+            named = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+            assert told_apart_by(target["expr"]) <= named, (panel["title"], target["expr"])
 
 
 def test_every_metric_is_documented_and_every_documented_one_exists(exported: dict[str, str]) -> None:

@@ -18,10 +18,12 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Final, Literal, TypeGuard, get_args
+from typing import Final, Literal, NamedTuple, TypeGuard, get_args
 
 from replay_proto.frames import Content
+from replay_proto.tracing import Metadata, context_metadata
 from replay_proto.v1 import replay_pb2
 
 from replay_client._transport.frame_stream import FrameStream
@@ -56,9 +58,9 @@ class LocalAddress:
             table=table.name, table_uid=table.uid, nonce=nonce, authorization=authorization
         )
 
-    def hello(self, method: FrameMethod) -> bytes:
-        """Return the first message of a connection for a method."""
-        hello = replay_pb2.FrameHello(method=method)
+    def hello(self, method: FrameMethod, context: Metadata) -> bytes:
+        """Return the first message of a connection for a method, in a trace context."""
+        hello = replay_pb2.FrameHello(method=method, trace_context=dict(context))
         hello.MergeFrom(self._hello)
         return hello.SerializeToString()
 
@@ -72,6 +74,13 @@ class LocalAddress:
             os.close(folder)
 
 
+class _Idle(NamedTuple):
+    """A connection for calls, between two calls."""
+
+    stream: FrameStream
+    context: Metadata
+
+
 class LocalCalls:
     """Calls to one table on the server's host. Thread-safe."""
 
@@ -79,7 +88,7 @@ class LocalCalls:
         """Do not connect yet."""
         self.address = address
         """The server's socket."""
-        self._idle: defaultdict[FrameMethod, list[FrameStream]] = defaultdict(list)
+        self._idle: defaultdict[FrameMethod, list[_Idle]] = defaultdict(list)
         self._streams: weakref.WeakSet[FrameStream] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._not_before_s = 0.0
@@ -87,7 +96,7 @@ class LocalCalls:
 
     def open_stream(self, method: FrameMethod, timeout_s: float = HELLO_TIMEOUT_S) -> FrameStream | None:
         """Open a stream, which `close` will cancel; return None if the server refuses, or does not answer in time."""
-        stream = self._connected(method, timeout_s)
+        stream = self._connected(method, context_metadata(), timeout_s)
         if stream is not None:
             with self._lock:
                 if self._is_closed:
@@ -107,11 +116,9 @@ class LocalCalls:
             ReplayError: the request was refused, or took longer than ``timeout_s`` seconds.
         """
         deadline = time.monotonic() + timeout_s
-        with self._lock:
-            idle = self._idle[method]
-            stream = idle.pop() if idle else None
+        context = context_metadata()
         # If there is no answer, leave half of the time to gRPC.
-        stream = stream or self._connected(method, min(timeout_s / 2, HELLO_TIMEOUT_S))
+        stream = self._kept(method, context) or self._connected(method, context, min(timeout_s / 2, HELLO_TIMEOUT_S))
         if stream is None:
             return None
         is_whole = False  # whether the stream can be reused, because no late reply can arrive on it
@@ -126,7 +133,7 @@ class LocalCalls:
             raise
         finally:
             if is_whole:
-                self._keep(method, stream)
+                self._keep(method, _Idle(stream, context))
             else:
                 stream.close()
         return answer
@@ -138,16 +145,15 @@ class LocalCalls:
             idle, self._idle = self._idle, defaultdict(list)
             for stream in self._streams:
                 stream.cancel()
-        for streams in idle.values():
-            for stream in streams:
-                stream.close()
+        for kept in chain.from_iterable(idle.values()):
+            kept.stream.close()
 
-    def _connected(self, method: FrameMethod, timeout_s: float) -> FrameStream | None:
+    def _connected(self, method: FrameMethod, context: Metadata, timeout_s: float) -> FrameStream | None:
         """Open a connection; return None if the server refuses, or does not answer within ``timeout_s`` seconds."""
         if self._is_closed or time.monotonic() < self._not_before_s:
             return None
         try:
-            stream = self._greeted(method, time.monotonic() + timeout_s)
+            stream = self._greeted(method, context, time.monotonic() + timeout_s)
             stream.is_alive = partial(self._is_alive, method)
             return stream
         except (FileNotFoundError, ConnectionRefusedError):
@@ -156,7 +162,7 @@ class LocalCalls:
             self._not_before_s = time.monotonic() + RETRY_S
             return None
 
-    def _greeted(self, method: FrameMethod, deadline: float) -> FrameStream:
+    def _greeted(self, method: FrameMethod, context: Metadata, deadline: float) -> FrameStream:
         """Open a connection, send the hello, and wait until the server accepts it."""
         link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
@@ -165,7 +171,7 @@ class LocalCalls:
                 link.connect(path)
             link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
             stream = FrameStream(link)
-            stream.send(self.address.hello(method))
+            stream.send(self.address.hello(method, context))
             stream.receive(max(0.0, deadline - time.monotonic()))
         except BaseException:
             link.close()
@@ -175,16 +181,26 @@ class LocalCalls:
     def _is_alive(self, method: FrameMethod) -> bool:
         """Whether the server answers the hello of another connection, be it by a refusal."""
         try:
-            self._greeted(method, time.monotonic() + HELLO_TIMEOUT_S).close()
+            self._greeted(method, (), time.monotonic() + HELLO_TIMEOUT_S).close()
         except ReplayError as error:  # some of them are OSErrors, too
             return not isinstance(error, ServerUnavailableError | DeadlineExceededError)
         except OSError:
             return False
         return True
 
-    def _keep(self, method: FrameMethod, stream: FrameStream) -> None:
+    def _kept(self, method: FrameMethod, context: Metadata) -> FrameStream | None:
+        """Take an idle connection, and close it if its spans would be in the trace of another call."""
+        with self._lock:
+            idle = self._idle[method]
+            kept = idle.pop() if idle else None
+        if kept is None or kept.context == context:
+            return kept and kept.stream
+        kept.stream.close()
+        return None
+
+    def _keep(self, method: FrameMethod, kept: _Idle) -> None:
         with self._lock:
             if not self._is_closed:
-                self._idle[method].append(stream)
+                self._idle[method].append(kept)
                 return
-        stream.close()
+        kept.stream.close()

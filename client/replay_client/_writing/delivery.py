@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextvars import copy_context
 from typing import Final
 
 from replay_client._transport.answered_stream import AnsweredStream
@@ -96,7 +97,9 @@ class Delivery:
     def _wake(self) -> None:
         """Wake up all threads; the first block starts the background thread."""
         if self._receiver is None and self._outbox.in_flight:
-            self._receiver = threading.Thread(target=self._receive_all, name="replay-writer", daemon=True)
+            self._receiver = threading.Thread(
+                target=copy_context().run, args=(self._receive_all,), name="replay-writer", daemon=True
+            )
             self._receiver.start()
         self._stream.notify()
 

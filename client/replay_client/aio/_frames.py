@@ -12,6 +12,7 @@ from typing import Final
 
 from google.rpc import status_pb2
 from replay_proto.frames import Content, FrameError, FrameKind, FrameParser, frame_head
+from replay_proto.tracing import context_metadata
 
 from replay_client._transport.frame_stream import LONGEST_BYTES, SILENCE_S
 from replay_client._transport.local_calls import HELLO_TIMEOUT_S, RETRY_S, SEND_BYTES, FrameMethod, LocalAddress
@@ -141,7 +142,7 @@ class LocalStreams:
         try:
             with self._address.short_path() as path:
                 await asyncio.get_running_loop().create_unix_connection(lambda: stream, path)
-            await stream.send(self._address.hello(method))
+            await stream.send(self._address.hello(method, context_metadata()))
             await stream.receive()
         except BaseException:
             stream.cancel()

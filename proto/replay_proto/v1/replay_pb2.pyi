@@ -942,11 +942,28 @@ class FrameHello(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class TraceContextEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     METHOD_FIELD_NUMBER: builtins.int
     TABLE_FIELD_NUMBER: builtins.int
     TABLE_UID_FIELD_NUMBER: builtins.int
     NONCE_FIELD_NUMBER: builtins.int
     AUTHORIZATION_FIELD_NUMBER: builtins.int
+    TRACE_CONTEXT_FIELD_NUMBER: builtins.int
     method: builtins.str
     """The method called on this connection: "Learn", "Sample", "UpdatePriorities" or "Write"."""
     table: builtins.str
@@ -957,6 +974,12 @@ class FrameHello(google.protobuf.message.Message):
     """Content of the file `nonce` in the table's directory."""
     authorization: builtins.str
     """The same value as the metadata `authorization` of a gRPC call; empty: none."""
+    @property
+    def trace_context(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """The trace context that a gRPC call would carry as metadata, such as `traceparent`. It applies to all requests of
+        this connection.
+        """
+
     def __init__(
         self,
         *,
@@ -965,8 +988,9 @@ class FrameHello(google.protobuf.message.Message):
         table_uid: builtins.bytes = ...,
         nonce: builtins.bytes = ...,
         authorization: builtins.str = ...,
+        trace_context: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["authorization", b"authorization", "method", b"method", "nonce", b"nonce", "table", b"table", "table_uid", b"table_uid"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["authorization", b"authorization", "method", b"method", "nonce", b"nonce", "table", b"table", "table_uid", b"table_uid", "trace_context", b"trace_context"]) -> None: ...
 
 global___FrameHello = FrameHello
 

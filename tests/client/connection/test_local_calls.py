@@ -505,8 +505,8 @@ def test_errors_of_the_socket_never_reach_the_caller(near: Table) -> None:
     """Calls succeed whatever the state of the connections in the pool."""
     for spoil in (FrameStream.cancel, lambda stream: stream._link.shutdown(socket.SHUT_WR)):
         near.sample(1, beta=0.4)
-        for stream in near._data_path.calls._idle["Sample"]:  # type: ignore[union-attr]
-            spoil(stream)
+        for kept in near._data_path.calls._idle["Sample"]:  # type: ignore[union-attr]
+            spoil(kept.stream)
         try:
             assert_whole(near.sample(5, beta=0.4).columns)
         except ReplayError as error:

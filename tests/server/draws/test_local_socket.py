@@ -96,6 +96,7 @@ def test_a_hello_is_answered_by_an_empty_message(filled: CalledTable, link: Fram
         ({"table": ""}, "TABLE_NOT_FOUND", {"table": ""}),
         ({"table_uid": b"y" * 16}, "TABLE_REPLACED", {}),
         ({"table_uid": b"y"}, "TABLE_REPLACED", {}),
+        ({"trace_context": {"baggage": "x" * 8192}}, "INVALID_FIELD", {"field": "trace_context"}),
     ],
     ids=lambda value: str(value)[:40],
 )

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -32,6 +35,20 @@ from tests.support.server_process import ServerProcess, run_to_its_end
 StartServer = Callable[..., ServerProcess]
 PROBE = b"GET /readyz HTTP/1.1\r\nHost: here\r\n\r\n"
 METRICS = b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n"
+WAITS = """
+import os
+from pathlib import Path
+import replay_server.process.main as program
+
+load = program.warm_up
+
+def wait_and_load(cancelled):
+    Path(os.environ["GATE"]).read_text()
+    load(cancelled)
+
+program.warm_up = wait_and_load
+"""
+"""Runs when Python starts: the kernels are loaded only after a pipe has been opened and closed."""
 
 
 @asynccontextmanager
@@ -57,17 +74,40 @@ async def ask(port: int, request: bytes) -> bytes:
         return await reader.read()
 
 
+async def readiness(port: int) -> bytes:
+    """Status and text of the probe's reply."""
+    reply = await ask(port, PROBE)
+    return reply.split()[1] + b" " + reply.splitlines()[-1]
+
+
 def test_the_probe_of_readiness_follows_the_server(tmp_path: Path) -> None:
     async def look() -> list[bytes]:
         async with served(tmp_path) as (view, port):
             seen = []
             for state in get_args(State):
                 view.state = state
-                reply = await ask(port, PROBE)
-                seen.append(reply.split()[1] + b" " + reply.splitlines()[-1])
+                seen.append(await readiness(port))
             return seen
 
     assert asyncio.run(look()) == [b"503 starting", b"200 ready", b"503 stopping"]
+
+
+def test_a_server_is_ready_once_its_kernels_are_loaded(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(WAITS)
+    log, gate = tmp_path / "log", tmp_path / "gate"
+    os.mkfifo(gate)
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    start = partial(ServerProcess, log, *FLAGS, environment={"PYTHONPATH": path, "GATE": str(gate)})
+    with ThreadPoolExecutor() as pool:
+        starting = pool.submit(start, "--memory-dir", str(tmp_path))
+        with gate.open("w"):  # waits until the server reads it
+            port = int(log.read_text().split("/metrics")[0].rpartition(":")[2])
+            loading = asyncio.run(readiness(port))
+        server = starting.result()
+    try:
+        assert (loading, asyncio.run(readiness(port))) == (b"503 starting", b"200 ready")
+    finally:
+        server.kill()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import grpc
 from replay_proto.frames import Content, FrameError, FrameKind, FrameParser, FrameTooLongError, frame_head
-from replay_proto.tracing import span
+from replay_proto.tracing import Metadata, is_tracing, span
 
 from replay_server import errors
 from replay_server.auth.caller import Caller
@@ -40,6 +40,17 @@ class Admitted(NamedTuple):
 
     endpoint: AnyEndpoint
     caller: Caller
+    trace_context: Metadata
+
+    def start(self, message: Content, call: Call) -> bytes | asyncio.Task[bytes]:
+        """Start to answer a request, see `eager.start`. A unary call that has a span becomes a task at once."""
+        if self.endpoint.is_stream or not is_tracing():
+            return start(self.endpoint.answer(message, call))
+        return asyncio.get_running_loop().create_task(self._traced(message, call))
+
+    async def _traced(self, message: Content, call: Call) -> bytes:
+        with span(f"replay/{self.endpoint.name}", self.trace_context):
+            return await self.endpoint.answer(message, call)
 
 
 class LocalConnection(asyncio.BufferedProtocol):
@@ -168,7 +179,7 @@ class LocalConnection(asyncio.BufferedProtocol):
         self._call = call = Call(self._admitted.caller, self._stream)
         self._admitted.endpoint.figures.started += self._stream is None
         try:
-            answer = start(self._admitted.endpoint.answer(message, call))
+            answer = self._admitted.start(message, call)
         except Exception as error:
             self._refuse_request(error)
             return
@@ -195,8 +206,7 @@ class LocalConnection(asyncio.BufferedProtocol):
     def _greet(self, hello: Content) -> None:
         self._silence.cancel()
         try:
-            with span("replay/local connection opened"):
-                self._admitted = self._host.admit(hello)
+            self._admitted = self._host.admit(hello)
             if self._admitted.endpoint.is_stream:
                 self._stream = self._open.enter_context(self._opened(self._admitted))
         except RequestError as refusal:

@@ -13,17 +13,19 @@ import os
 import socket
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
 from google.protobuf.message import DecodeError
 from replay_proto.errors import FieldError
 from replay_proto.frames import Content
+from replay_proto.tracing import span
 from replay_proto.v1 import replay_pb2
 
 from replay_server import errors
-from replay_server.auth.caller import Authenticator
+from replay_server.auth.caller import Authenticator, Caller
 from replay_server.catalog import Catalog
 from replay_server.rpc.endpoint import AnyEndpoint
 from replay_server.rpc.local_socket.connection import Admitted, LocalConnection
@@ -35,6 +37,8 @@ SOCKET_NAME: Final = ".socket"
 """File name of the socket in the tables' folder; tables cannot have this name."""
 METHODS: Final = ("Learn", "Sample", "UpdatePriorities", "Write")
 """Supported methods: those of learners' steps and of writers."""
+MOST_CONTEXT: Final = 8192
+"""Maximum length of a trace context, about that of a gRPC call's metadata."""
 MOST_SILENT: Final = 64
 """Maximum connections that have not sent their hello. Clients send it immediately, so there are never many."""
 _PRIVATE: Final = 0o600
@@ -119,12 +123,20 @@ class LocalSocket:
         bounds.check_local_connections(len(self._connections))
         if said.method not in METHODS:
             raise errors.invalid_field(FieldError("method", " or ".join(METHODS), repr(said.method)))
+        endpoint, context = self._endpoints[said.method], tuple(said.trace_context.items())
+        if (length := sum(map(len, chain.from_iterable(context)))) > MOST_CONTEXT:
+            expected = f"at most {MOST_CONTEXT} characters"
+            raise errors.invalid_field(FieldError("trace_context", expected, f"{length} characters"))
+        with span(f"replay/{endpoint.name} opened", context) if endpoint.is_stream else nullcontext():
+            return Admitted(endpoint, self._caller_of(said), context)
+
+    def _caller_of(self, said: replay_pb2.FrameHello) -> Caller:
         table = self._catalog.find(said.table, said.table_uid)
         if not hmac.compare_digest(said.nonce, table.directory.nonce):
             raise errors.invalid_field(FieldError("nonce", "the content of the table's file", "something else"))
         # The equivalent gRPC metadata.
         metadata = [("authorization", said.authorization)] if said.authorization else []
-        return Admitted(self._endpoints[said.method], self._authenticator.caller_of(metadata))
+        return self._authenticator.caller_of(metadata)
 
 
 def _bound(path: Path) -> socket.socket:
