@@ -51,6 +51,7 @@ from replay_client.sync.shards.drawing.shard_stream import ShardStream
 from replay_client.sync.shards.drawing.sharded_sampler import AWAY_AFTER_S, ShardedSampler
 from replay_client.sync.shards.servers.asking import ask_all, ask_each
 from replay_client.sync.shards.servers.member import Member
+from replay_client.sync.shards.servers.reports import report_of
 from replay_client.sync.shards.servers.roster import Roster
 from replay_client.sync.shards.servers.service import table_stats_of_all
 from replay_client.sync.shards.sharded_loader import ShardedLoader, keys_refused
@@ -116,7 +117,7 @@ class ShardedTable(Table):
                     error.add_note(f"{start} of {row_count} rows were inserted before this error")
                 raise
             if len(local):
-                self._inserted[member.id] = int(local[-1]) + 1
+                self._heard(member, int(local[-1]) + 1)
             keys.append(global_keys(member.id, local))
         return np.concatenate(keys)
 
@@ -224,7 +225,7 @@ class ShardedTable(Table):
         loaders = [
             (member, member.table.loader(priorities=priorities, timeout_s=timeout_s)) for member in self._active()
         ]
-        return ShardedLoader(loaders, priorities=priorities)
+        return ShardedLoader(loaders, priorities=priorities, heard=self._heard)
 
     def writer(
         self,
@@ -306,6 +307,7 @@ class ShardedTable(Table):
             TableNotFoundError: the table was dropped.
             ServerUnavailableError: no server is reachable. Shards whose servers are away are left out and named.
         """
+        self._roster.look(every_s=_LOOK_S)
         return table_stats_of_all(self._roster.fleet, self._roster.shards, self.name)
 
     def inspect(self, *, largest: int = 10) -> Inspection:
@@ -360,6 +362,11 @@ class ShardedTable(Table):
         if not active:
             raise InvalidArgumentError.of_field("shards", "one that is not draining", "none")
         return active
+
+    def _heard(self, member: Member, inserted: int) -> None:
+        """Remember how many rows were ever inserted into a shard, for `_fill` and for the other servers."""
+        self._inserted[member.id] = max(inserted, self._inserted.get(member.id, 0))
+        self._roster.report_soon(member.id, report_of(member.description, inserted))
 
     def _emptier(self) -> Member:
         """Choose the emptier of two shards."""
