@@ -113,11 +113,11 @@ def set_shards(new: ShardMap, expected_version: int) -> Operation[None]:
     yield Call("SetShards", request.SerializeToString(), repeat=False)
 
 
-def report_shard(table: str, uid: bytes, shard_id: int, report: ShardReport, *, timeout_s: float) -> Operation[None]:
+def report_shard(table: str, uid: bytes, shard_id: int, report: ShardReport) -> Operation[None]:
     """Report the last known state of another shard to a server whose own shard of the table has this ``uid``."""
     about = replay_pb2.ShardReport(shard_id=shard_id, **vars(report))
     request = replay_pb2.ReportShardRequest(table=table, table_uid=uid, report=about)
-    yield Call("ReportShard", request.SerializeToString(), timeout_s=timeout_s)
+    yield Call("ReportShard", request.SerializeToString())
 
 
 def list_tables() -> Operation[tuple[list[TableDescription], ShardMap | None]]:

@@ -18,6 +18,7 @@ deadline. In addition, gRPC itself retries read-only methods (see the policy bel
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -218,7 +219,12 @@ class Connection(ConnectionBase):
         self._options, self.address = options, options.address
         self._open()
 
+    def has_answered(self, *, within_s: float) -> bool:
+        """Whether a call that ended in the last ``within_s`` seconds was successful."""
+        return time.monotonic() - self._answered_at < within_s
+
     def _open(self) -> None:
+        self._answered_at = -math.inf
         self._channel = open_channel(self.address, self._options.tls, CHANNEL_OPTIONS)
         # In one tuple, because another thread must not combine a channel with methods of an earlier channel.
         self._methods: tuple[grpc.Channel, dict[str, grpc.UnaryUnaryMultiCallable[bytes, bytes]]] = (self._channel, {})
@@ -315,7 +321,7 @@ class Connection(ConnectionBase):
         if unary is None:
             unary = methods[method] = channel.unary_unary(rpc_path(method))
         try:
-            return unary(
+            answer = unary(
                 request,
                 timeout=left_s(deadline),
                 metadata=self._metadata + context_metadata(),
@@ -328,6 +334,8 @@ class Connection(ConnectionBase):
         except ValueError:  # raised by gRPC after the channel was closed
             self.check_usable()
             raise
+        self._answered_at = time.monotonic()
+        return answer
 
 
 def rpc_path(method: str) -> str:

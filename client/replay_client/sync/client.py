@@ -493,6 +493,7 @@ class ReplayClient:
 
     def close(self) -> None:
         """Close all connections. Close writers and samplers first."""
+        self._fleet.reports.send()
         for link in list(self._fleet.links.values()):
             link.close()
 

@@ -50,6 +50,8 @@ class RowLoader:
         """Number of rows inserted so far."""
         self.first_key: int | None = None
         """Key of the first inserted row; None: there is none yet."""
+        self.next_key = 0
+        """Key after that of the last inserted row; 0: there is none yet."""
         self.is_contiguous = True
         """Whether the inserted rows have consecutive keys: nothing else was inserted meanwhile."""
         self._table = table
@@ -99,6 +101,7 @@ class RowLoader:
             self.first_key = int(keys[0])
         self.is_contiguous &= int(keys[0]) == self.first_key + self.inserted
         self.inserted += len(keys)
+        self.next_key = int(keys[-1]) + 1
 
     def _known(self, priorities: NDArray[np.float64]) -> NDArray[np.float64]:
         """Replace unknown priorities of anchors by the largest priority so far, which new rows also get."""

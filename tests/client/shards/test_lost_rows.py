@@ -62,6 +62,67 @@ def test_learners_report_the_mass_of_a_server_that_is_away(servers: list[ServerP
         assert (stats.size, stats.lost) == (200, 0)
 
 
+def inserted(table: Table) -> None:
+    for number in range(30):
+        table.insert(rows(np.arange(10) + number))
+
+
+def written(table: Table) -> None:
+    with table.writer() as writer:
+        for number in range(300):
+            writer.append(number=number, obs=np.zeros(3))
+            if number % 30 == 29:
+                writer.end_episode()
+
+
+def loaded(table: Table) -> None:
+    inserted(table)
+    loader = table.loader()
+    for part in table.rows():
+        loader.insert(part)
+
+
+@pytest.mark.parametrize("fill", [inserted, written, loaded])
+def test_rows_of_a_client_that_has_closed_are_counted(
+    servers: list[ServerProcess], reach: Reach, fill: Callable[[Table], None]
+) -> None:
+    client = reach(servers)
+    table = make(client)
+    shards_of(table)[1].insert(rows(np.arange(5)))
+    with table.sampler(64, beta=0.4, prefetch=1) as sampler:
+        next(sampler)
+        with reach(servers) as another:
+            fill(another.table("t"))
+        size = shards_of(table)[1].size
+        assert size > 5
+        servers[1].kill()
+        client.mark_shard(1, state="lost")
+    assert client.table("t").stats().lost == size
+
+
+def test_rows_of_a_client_that_goes_on_are_counted(servers: list[ServerProcess], reach: Reach) -> None:
+    table = make(reach(servers))
+    inserted(table)
+    sizes = {number: shard.size for number, shard in shards_of(table).items()}
+    wait_until(lambda: len(table.stats().reports) == 3, "the client tells the servers")
+    assert {number: report.size for number, report in table.stats().reports.items()} == sizes
+    inserted(table)
+    size = shards_of(table)[2].size
+    servers[2].kill()
+    reach(servers[:2]).mark_shard(2, state="lost")
+    wait_until(lambda: table.stats().lost == size, "it tells the rest")
+
+
+def test_a_number_of_lost_rows_that_nobody_knows_is_logged(
+    servers: list[ServerProcess], reach: Reach, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = reach(servers)
+    shards_of(make(client))[1].insert(rows(np.arange(5)))
+    servers[1].kill()
+    client.mark_shard(1, state="lost")
+    assert "it is unknown how many rows of table 't' are lost with shard 1" in caplog.text
+
+
 def test_a_server_that_still_answers_says_what_it_had(servers: list[ServerProcess], reach: Reach) -> None:
     client = reach(servers)
     shards_of(make(client))[0].insert(rows(np.arange(70)))

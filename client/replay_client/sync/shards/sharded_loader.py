@@ -5,7 +5,7 @@ Each episode goes to the emptiest shard; in a table without steps, every 256 row
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -25,12 +25,19 @@ _PART_ROWS: Final = 256
 class ShardedLoader(RowLoader):
     """See the module, and `RowLoader`. For use in one thread."""
 
-    def __init__(self, loaders: Sequence[tuple[Member, RowLoader]], *, priorities: bool) -> None:
+    def __init__(
+        self,
+        loaders: Sequence[tuple[Member, RowLoader]],
+        *,
+        priorities: bool,
+        heard: Callable[[Member, int], None],
+    ) -> None:
         """Created by `ShardedTable.loader`.
 
         Args:
             loaders: the shards that get rows, at least one, and a loader for each.
             priorities: whether rows keep their priorities.
+            heard: called after an insert with the shard and the rows ever inserted into it.
         """
         self.inserted = 0
         self.first_key = None
@@ -38,6 +45,7 @@ class ShardedLoader(RowLoader):
         self._loaders = loaders
         self._first = loaders[0][0].table
         self._has_priorities = priorities
+        self._heard = heard
         self._given = np.array([member.table.describe().size for member, _ in loaders])  # rows in or on the way to each
         self._episodes: dict[int, tuple[int, int]] = {}  # episode and place of the loader, of each stream
 
@@ -57,6 +65,9 @@ class ShardedLoader(RowLoader):
         except ReplayError as error:
             error.__notes__ = [f"{self.inserted + loader.inserted - before:,} rows were inserted before this error"]
             raise
+        finally:
+            if loader.inserted > before:
+                self._heard(member, loader.next_key)
         self.inserted += loader.inserted - before
         if self.first_key is None and loader.first_key is not None:
             self.first_key = int(global_keys(member.id, np.array([loader.first_key]))[0])

@@ -5,7 +5,9 @@ Each server has a shard: its own table, with a part of the capacity. Keys of the
 
 from __future__ import annotations
 
+import logging
 import os
+import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -16,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from replay_client._learning.answers import Blank, joined_rows, selected_rows
-from replay_client._operations.server import describe, inspect_table
+from replay_client._operations.server import describe, get_shards, inspect_table
 from replay_client._rows.buffers import ColumnBuffers
 from replay_client._rows.checks import checked_keys, checked_priorities, checked_rows
 from replay_client._rows.choosing import chosen_columns
@@ -37,6 +39,7 @@ from replay_client.errors import (
     ReplayError,
     ServerUnavailableError,
     TableNotFoundError,
+    TableReplacedError,
 )
 from replay_client.results.description import RANK, TableDescription
 from replay_client.results.inspection import Inspection
@@ -49,16 +52,25 @@ from replay_client.sync.shards.drawing.ranked_sampler import RankedSampler
 from replay_client.sync.shards.drawing.ranked_stream import RankedStream
 from replay_client.sync.shards.drawing.shard_stream import ShardStream
 from replay_client.sync.shards.drawing.sharded_sampler import AWAY_AFTER_S, ShardedSampler
-from replay_client.sync.shards.servers.asking import ask_all, ask_each
+from replay_client.sync.shards.servers.asking import ASK_S, AWAY, ask_all, ask_each
 from replay_client.sync.shards.servers.member import Member
+from replay_client.sync.shards.servers.reports import report_of
 from replay_client.sync.shards.servers.roster import Roster
 from replay_client.sync.shards.servers.service import table_stats_of_all
 from replay_client.sync.shards.sharded_loader import ShardedLoader, keys_refused
 from replay_client.sync.shards.writing.sharded_writer import ShardedWriter
 from replay_client.sync.table import Table
 
+log = logging.getLogger(__name__)
+
 _LOOK_S: Final = 1.0
 """Seconds after which a call looks for a newer shard map, in a thread. Samplers and writers see it in replies."""
+_ANSWERED_S: Final = 0.2
+"""Inserts go to a server without a check if its last answer is at most this many seconds old."""
+_AWAY_S: Final = (1.0, 20.0)
+"""Seconds in which inserts leave out a server that was away: 10 times as long as it took to find out, in this range."""
+_GONE: Final = (TableNotFoundError, TableReplacedError)
+"""Errors of a server that has lost its tables."""
 
 
 class ShardedTable(Table):
@@ -72,6 +84,7 @@ class ShardedTable(Table):
         self._random = np.random.default_rng(description.seed)
         self._latest: dict[int, TableDescription] = {}  # of each shard
         self._inserted: dict[int, int] = {}  # rows ever inserted into each shard, if this table has inserted any
+        self._away_until: dict[int, float] = {}  # until when inserts leave out shards whose servers were away
 
     @property
     def shards(self) -> dict[int, Table]:
@@ -99,7 +112,11 @@ class ShardedTable(Table):
     def insert(
         self, rows: Mapping[str, Any], *, priorities: ArrayLike | None = None, timeout_s: float | None = None
     ) -> NDArray[np.int64]:
-        """Insert rows; see `Table.insert`. Each part of a large insert goes to the emptier of two shards."""
+        """Insert rows; see `Table.insert`. Each part of a large insert goes to the emptier of two shards.
+
+        Servers that are away are left out. If one goes away during the insert, it may have inserted the rows, so the
+        call waits for it, as with one server.
+        """
         if self.steps is not None:
             return super().insert(rows)  # raises
         columns, row_count = checked_rows(self.schema, rows)
@@ -116,7 +133,8 @@ class ShardedTable(Table):
                     error.add_note(f"{start} of {row_count} rows were inserted before this error")
                 raise
             if len(local):
-                self._inserted[member.id] = int(local[-1]) + 1
+                self._heard(member, int(local[-1]) + 1)
+                self._away_until.pop(member.id, None)
             keys.append(global_keys(member.id, local))
         return np.concatenate(keys)
 
@@ -124,19 +142,62 @@ class ShardedTable(Table):
         self, columns: Mapping[str, Any], priorities: ArrayLike | None, timeout_s: float | None
     ) -> tuple[Member, NDArray[np.int64]]:
         """Insert rows into the emptier of two shards. If its rate limiter does not allow that, try the other shards."""
-        chosen, limit = self._emptier(), self._description.rate_limit
+        limit = self._description.rate_limit
         if limit is not None and limit.samples_per_insert is not None:
-            for member in (chosen, *(each for each in self._active() if each is not chosen)):
-                with suppress(LimitedError):
-                    return member, member.table.insert(columns, priorities=priorities, timeout_s=0.0)
+            with suppress(LimitedError):
+                return self._insert_there(columns, priorities, 0.0)
         try:
-            return chosen, chosen.table.insert(columns, priorities=priorities, timeout_s=timeout_s)
+            return self._insert_there(columns, priorities, timeout_s)
         except (LimitedError, DeadlineExceededError) as error:
             limiter = None if error.metadata.get("waited_for") != "inserts" else self.stats().rate_limiter
             if limit is None or limiter is None:
                 raise
             row_count = len(next(iter(columns.values())))
             raise joined_refusal(error, self.name, limit, limiter, row_count, len(self._members)) from None
+
+    def _insert_there(
+        self, columns: Mapping[str, Any], priorities: ArrayLike | None, timeout_s: float | None
+    ) -> tuple[Member, NDArray[np.int64]]:
+        """Insert rows into the first shard whose server is there and whose rate limiter allows it."""
+        order = self._by_fill()
+        refusal: ReplayError | None = None
+        for member in filter(self._is_there, order):
+            began = time.monotonic()
+            try:
+                return member, member.table.insert(columns, priorities=priorities, timeout_s=timeout_s)
+            except LimitedError as error:
+                refusal = error
+            except _GONE as error:
+                self._leave_out(member, began, error)
+                refusal = error
+            except AWAY as error:  # the rows may have been inserted
+                if "waited_for" not in error.metadata:
+                    self._leave_out(member, began, error)
+                raise
+        if refusal is not None:
+            raise refusal
+        return order[0], order[0].table.insert(columns, priorities=priorities, timeout_s=timeout_s)
+
+    def _is_there(self, member: Member) -> bool:
+        """Whether the server of a shard answers, or has just answered."""
+        began = time.monotonic()
+        if began < self._away_until.get(member.id, 0.0):
+            return False
+        connection = member.link.connection
+        if not connection.has_answered(within_s=_ANSWERED_S):
+            try:
+                connection.ask(get_shards(timeout_s=ASK_S), timeout_s=ASK_S)
+            except AWAY as error:
+                self._leave_out(member, began, error)
+                return False
+        return True
+
+    def _leave_out(self, member: Member, began: float, error: ReplayError) -> None:
+        """Insert no rows into a shard for a while, because a call that began then has failed."""
+        level = logging.DEBUG if member.id in self._away_until else logging.WARNING
+        log.log(level, "%s gets no single inserts now: %s", member, error)
+        now, (least, most) = time.monotonic(), _AWAY_S
+        self._away_until[member.id] = now + min(max(least, 10 * (now - began)), most)
 
     def sample(
         self,
@@ -222,9 +283,10 @@ class ShardedTable(Table):
     def loader(self, *, priorities: bool = True, timeout_s: float | None = None) -> RowLoader:
         """Create a loader; see `Table.loader`. Each episode or, without steps, every 256 rows go to one shard."""
         loaders = [
-            (member, member.table.loader(priorities=priorities, timeout_s=timeout_s)) for member in self._active()
+            (member, member.table.loader(priorities=priorities, timeout_s=timeout_s))
+            for member in list(filter(self._is_there, self._active())) or self._active()
         ]
-        return ShardedLoader(loaders, priorities=priorities)
+        return ShardedLoader(loaders, priorities=priorities, heard=self._heard)
 
     def writer(
         self,
@@ -306,6 +368,7 @@ class ShardedTable(Table):
             TableNotFoundError: the table was dropped.
             ServerUnavailableError: no server is reachable. Shards whose servers are away are left out and named.
         """
+        self._roster.look(every_s=_LOOK_S)
         return table_stats_of_all(self._roster.fleet, self._roster.shards, self.name)
 
     def inspect(self, *, largest: int = 10) -> Inspection:
@@ -361,11 +424,16 @@ class ShardedTable(Table):
             raise InvalidArgumentError.of_field("shards", "one that is not draining", "none")
         return active
 
-    def _emptier(self) -> Member:
-        """Choose the emptier of two shards."""
+    def _heard(self, member: Member, inserted: int) -> None:
+        """Remember how many rows were ever inserted into a shard, for `_fill` and for the other servers."""
+        self._inserted[member.id] = max(inserted, self._inserted.get(member.id, 0))
+        self._roster.report_soon(member.id, report_of(member.description, inserted))
+
+    def _by_fill(self) -> list[Member]:
+        """Return the shards that get new rows in random order, but first the emptier one of the first two."""
         active = self._active()
-        two = self._random.permutation(len(active))[:2]
-        return min((active[int(number)] for number in two), key=self._fill)
+        order = [active[number] for number in self._random.permutation(len(active)).tolist()]
+        return [*sorted(order[:2], key=self._fill), *order[2:]]
 
     def _fill(self, member: Member) -> int:
         return min(self._inserted.get(member.id, member.description.inserted), member.description.capacity)

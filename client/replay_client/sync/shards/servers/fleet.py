@@ -27,6 +27,7 @@ from replay_client.errors import (
 from replay_client.results.shards import LostRows, ServerShards, Shard, ShardMap, ShardState
 from replay_client.sync.shards.servers.asking import ASK_S, AWAY
 from replay_client.sync.shards.servers.losses import rows_lost_with
+from replay_client.sync.shards.servers.reports import Reports
 
 _UID_BYTES: Final = 16
 _SPREADING_S: Final = 1.0
@@ -43,6 +44,8 @@ class Fleet:
         """Links by address, to all servers found so far."""
         self.seeds = tuple(self.links)
         """The given addresses."""
+        self.reports = Reports()
+        """What was heard of shards, and not yet told the other servers."""
 
     def link(self, address: str) -> ServerLink:
         """Return the link to a server."""
@@ -171,6 +174,7 @@ class Fleet:
             raise InvalidArgumentError.of_field("shard", "not the only one; add another server first", str(shard_id))
         lost: tuple[LostRows, ...] = ()
         if state == "lost":
+            self.reports.send()
             lost = rows_lost_with(shard_id, self.links_of(current))
         shards = tuple(
             replace(each, state=state, lost_rows=lost) if each.id == shard_id else each for each in current.shards

@@ -40,7 +40,9 @@ def rows_lost_with(shard_id: int, links: Mapping[int, ServerLink]) -> tuple[Lost
         last = newest_reports(parts).get(shard_id)
         if own is not None and own.shards is not None and name in own.tables:  # the server still answers
             last = ShardReport(own.tables[name].inserted, own.tables[name].size, 0.0)
-        if last is not None:
+        if last is None:
+            log.warning("it is unknown how many rows of table %r are lost with shard %d: nobody said", name, shard_id)
+        else:
             uids = tuple(part.table.uid for part in parts)
             lost.append(LostRows(name, uids, last.size, last.inserted))
             log.warning("table %r lost %d rows with shard %d", name, last.size, shard_id)

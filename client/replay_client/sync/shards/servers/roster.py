@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ from replay_client._operations import server as operations
 from replay_client.errors import ReplayError
 from replay_client.results.shards import ShardMap
 from replay_client.results.stats import ShardReport
+from replay_client.sync.shards.servers.asking import ASK_S
 from replay_client.sync.shards.servers.fleet import Fleet
 from replay_client.sync.shards.servers.member import Member
 from replay_client.sync.shards.servers.members import opened
@@ -31,7 +32,6 @@ AWAY_LOOK_S: Final = 0.5
 """Seconds between looks for a newer map while a server is away."""
 _HEARD_S: Final = 0.02
 _RETRY_S: Final = 0.5
-_REPORT_S: Final = 2.0
 
 
 class Roster:
@@ -63,8 +63,22 @@ class Roster:
 
     def report(self, shard_id: int, report: ShardReport) -> None:
         """In a thread, report the last known state of a shard that is away to the other servers, for `Stats`."""
-        others = [member for member in self.members if member.id != shard_id]
-        threading.Thread(target=_send, args=(others, shard_id, report), name="replay-report", daemon=True).start()
+        threading.Thread(target=self.tell, args=({shard_id: report},), name="replay-report", daemon=True).start()
+
+    def report_soon(self, shard_id: int, report: ShardReport) -> None:
+        """Report the state of a shard to the other servers, together with all that is heard in the next second."""
+        self._fleet.reports.add(self, shard_id, report)
+
+    def tell(self, reports: Mapping[int, ShardReport]) -> None:
+        """Report the state of shards to the servers of the others; wait at most `ASK_S` for a server that hangs."""
+        for member in self.members:
+            try:
+                for shard_id, report in reports.items():
+                    if shard_id != member.id:
+                        about = operations.report_shard(member.table.name, member.table.uid, shard_id, report)
+                        member.link.connection.ask(about, timeout_s=ASK_S)
+            except ReplayError as error:  # for example, this server is away, too
+                log.debug("%s gets no reports of other shards: %s", member, error)
 
     @property
     def _is_incomplete(self) -> bool:
@@ -115,13 +129,3 @@ class Roster:
             log.info("table %r now has %s", self._name, ", ".join(map(str, members)))
             self.members = members
         self._map = shards
-
-
-def _send(others: Sequence[Member], shard_id: int, report: ShardReport) -> None:
-    for member in others:
-        table = member.table
-        call = operations.report_shard(table.name, table.uid, shard_id, report, timeout_s=_REPORT_S)
-        try:
-            member.link.connection.run(call)
-        except ReplayError as error:  # for example, this server is away, too
-            log.debug("%s gets no report of shard %d: %s", member, shard_id, error)

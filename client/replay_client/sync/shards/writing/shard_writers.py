@@ -27,8 +27,8 @@ from replay_client._rows.block import RowBlock
 from replay_client._writing.writing import WriterOptions
 from replay_client.errors import DeadlineExceededError, ReplayError, ServerUnavailableError
 from replay_client.results.description import TableDescription
-from replay_client.results.stats import ShardReport
 from replay_client.sync.shards.servers.member import Member
+from replay_client.sync.shards.servers.reports import report_of
 from replay_client.sync.shards.servers.roster import AWAY_LOOK_S, Roster
 from replay_client.sync.writer import Writer
 
@@ -157,8 +157,9 @@ class ShardWriters:
             time.sleep(max(0.0, min(_POLL_S, until - time.monotonic())))
 
     def abort(self) -> None:
-        """Close all writers without a flush."""
+        """Close all writers without a flush, and report to each server how many rows the other shards had."""
         with ExitStack() as closing:  # closes all, even if one raises
+            closing.callback(self._tell)
             for writer in self:
                 closing.callback(writer.abort)
 
@@ -201,9 +202,12 @@ class ShardWriters:
         if not self._opened[shard_id].inserted <= inserted or self._reported.get(shard_id) == inserted:
             return
         self._reported[shard_id] = inserted
-        before = self._opened[shard_id]
-        size = min(before.capacity, before.size + inserted - before.inserted)
-        self._roster.report(shard_id, ShardReport(inserted, size, 0.0))
+        self._roster.report(shard_id, report_of(self._opened[shard_id], inserted))
+
+    def _tell(self) -> None:
+        """Tell each server how many rows the others had: nobody else may have heard of them, if one is given up."""
+        heard = {shard_id: writer.inserted for shard_id, writer in self._by_id.items()}
+        self._roster.tell({id: report_of(self._opened[id], inserted) for id, inserted in heard.items() if inserted})
 
     def _give_up(self, shard_id: int) -> None:
         self._report(shard_id)
