@@ -5,10 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from replay_client import Column, InvalidArgumentError, ReplayClient, ShardsChangedError, aio
+from replay_client import (
+    Column,
+    InvalidArgumentError,
+    ReplayClient,
+    ServerUnavailableError,
+    ShardsChangedError,
+    TableExistsError,
+    aio,
+)
 from replay_client._operations import server as operations
 
 from tests.client.shards.conftest import COLUMNS, in_order, shards_of
@@ -23,6 +32,12 @@ def is_untouched(server: ServerProcess) -> bool:
     """Whether a server has neither a shard map nor tables."""
     with ReplayClient(server.address) as client:
         return client.shards() is None and client.tables() == []
+
+
+def tables_of(server: ServerProcess) -> list[str]:
+    """Names of the tables that a server has itself."""
+    with ReplayClient(server.address) as client:
+        return [table.name for table in client._link.connection.run(operations.list_tables())[0]]
 
 
 def test_two_addresses_of_one_server_are_refused(servers: list[ServerProcess]) -> None:
@@ -60,8 +75,57 @@ def test_different_tables_of_a_name_are_refused(servers: list[ServerProcess], re
     with pytest.raises(InvalidArgumentError, match=f"another one in shard 1 at {servers[1].address}") as refused:
         client.table("t")
     assert servers[0].address in str(refused.value)
-    with ReplayClient(servers[2].address) as last:
-        assert last._link.connection.run(operations.list_tables())[0] == []
+    assert tables_of(servers[2]) == []
+
+
+OTHERS: list[tuple[str, dict[str, Any]]] = [
+    ("schema", {"columns": {"other": Column("int64")}}),
+    ("parameters", {"alpha": 0.9}),
+    ("rate_limit", {"min_size": 7}),
+    ("capacity", {"capacity": 50}),
+]
+"""What differs, and the config of a table that differs in it."""
+
+
+@pytest.mark.parametrize(("field", "other"), OTHERS)
+def test_a_table_is_created_nowhere_if_a_server_has_another_of_its_name(
+    servers: list[ServerProcess], reach: Reach, field: str, other: dict[str, Any]
+) -> None:
+    with ReplayClient(servers[2].address) as alone:
+        alone.create_table("t", **{"columns": COLUMNS, "capacity": 100, **other})
+    client = reach(servers)
+    with pytest.raises(TableExistsError, match=f"shard 2 at {servers[2].address}: table 't' .* another config"):
+        make(client, capacity=300)
+    assert [tables_of(server) for server in servers] == [[], [], ["t"]]
+    with ReplayClient(servers[1].address) as alone:  # as if both had been there before the servers were joined
+        config = operations.table_config(
+            "t",
+            columns=COLUMNS,
+            capacity=100,
+            backend="sum_tree",
+            steps=None,
+            seed=None,
+            min_size=None,
+            samples_per_insert=None,
+            error_buffer=None,
+            parameters={},
+        )
+        alone._link.connection.run(operations.create_table(config, "open", shards_version=1))
+    where = f"shard 2 at {servers[2].address} than in shard 1 at {servers[1].address}"
+    openings: list[Callable[[], object]] = [lambda: make(client, capacity=300), lambda: client.table("t")]
+    for refuse in openings:
+        with pytest.raises(InvalidArgumentError, match=rf"^{field}.*{where}"):
+            refuse()
+    assert [tables_of(server) for server in servers] == [[], ["t"], ["t"]]
+
+
+def test_a_table_is_created_nowhere_if_a_server_is_away(servers: list[ServerProcess], reach: Reach) -> None:
+    client = reach(servers, timeout_s=1.0, wait_for_server_s=0.1)
+    client.set_shards([server.address for server in servers])
+    servers[2].kill()
+    with pytest.raises(ServerUnavailableError, match=f"shard 2 at {servers[2].address}"):
+        make(client)
+    assert [tables_of(server) for server in servers[:2]] == [[], []]
 
 
 def test_servers_of_two_services_are_refused(start_server: Callable[..., ServerProcess], reach: Reach) -> None:

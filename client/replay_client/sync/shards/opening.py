@@ -13,7 +13,7 @@ from replay_client.errors import InvalidArgumentError
 from replay_client.results.description import FIFO
 from replay_client.results.shards import ShardMap
 from replay_client.sync.shards.servers.fleet import Fleet
-from replay_client.sync.shards.servers.members import check_alike, member_of, opened
+from replay_client.sync.shards.servers.members import check_alike, described_by_each, member_of, naming, opened
 from replay_client.sync.shards.servers.roster import Roster
 from replay_client.sync.shards.sharded_table import ShardedTable
 
@@ -23,8 +23,10 @@ def create_sharded(
 ) -> ShardedTable:
     """Create or open a table on all servers. Each shard gets an equal part of the capacity.
 
+    Nothing is stored if a server is away, or has another table of this name.
+
     Raises:
-        InvalidArgumentError: the config is not possible on several servers.
+        InvalidArgumentError: the config is not possible on several servers, or they have different tables of this name.
         ReplayError: as for `ReplayClient.create_table`.
     """
     _check(shards, config)
@@ -34,16 +36,20 @@ def create_sharded(
     of_shard.whole_capacity = config.capacity
     if config.HasField("rate_limiter"):
         _divide(of_shard.rate_limiter, shards)
-    members = []
+    there = described_by_each(fleet, shards, config.name)
+    check_alike([member_of(fleet, shard, table) for shard, table in there.items()])
+    members = {}
     created = []
-    for shard in shards.in_use:
+    for shard in sorted(shards.in_use, key=lambda shard: shard not in there):  # these refuse another config
         operation = operations.create_table(of_shard, if_exists, shards_version=shards.version)
-        description, is_new = fleet.link(shard.address).connection.run(operation)
-        members.append(member_of(fleet, shard, description))
+        with naming(shard):
+            description, is_new = fleet.link(shard.address).connection.run(operation)
+        members[shard.id] = member_of(fleet, shard, description)
         created.append(is_new)
         of_shard.capacity = description.capacity  # a server that was added later gets as much as the others
-    check_alike(members)
-    return ShardedTable(Roster(fleet, config.name, members, shards), created=all(created))
+    ordered = [members[shard.id] for shard in shards.in_use]
+    check_alike(ordered)
+    return ShardedTable(Roster(fleet, config.name, ordered, shards), created=all(created))
 
 
 def open_sharded(fleet: Fleet, shards: ShardMap, name: str) -> ShardedTable:

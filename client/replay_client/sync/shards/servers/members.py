@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from replay_client._operations import server as operations
 from replay_client._transport.call import Operation
@@ -24,8 +25,43 @@ from replay_client.sync.table import Table
 
 log = logging.getLogger(__name__)
 
-_SAME = ("schema", "steps", "backend", "parameters")
+_SAME = ("schema", "steps", "backend", "parameters", "rate_limit", "capacity", "whole_capacity")
 """What all shards of a table have in common."""
+
+
+@contextmanager
+def naming(shard: Shard) -> Iterator[None]:
+    """Name a shard and its server in errors of a call."""
+    try:
+        yield
+    except ReplayError as error:
+        error.message = f"shard {shard.id} at {shard.address}: {error.message}"
+        error.args = (error.message,)
+        raise
+
+
+def described(fleet: Fleet, shards: ShardMap, name: str) -> dict[int, TableDescription | TableNotFoundError]:
+    """Ask all servers for their tables of this name; return the answers by shard, without servers that are away.
+
+    Raises:
+        ServerUnavailableError: no server is reachable.
+    """
+    return ask_all(fleet.links_of(shards), lambda: _description(name))
+
+
+def described_by_each(fleet: Fleet, shards: ShardMap, name: str) -> dict[Shard, TableDescription]:
+    """Ask all servers for their tables of this name; return those that there are.
+
+    Raises:
+        ServerUnavailableError: a server is away.
+    """
+    answers = described(fleet, shards, name)
+    for shard in shards.in_use:
+        if shard.id not in answers:
+            with naming(shard):
+                answers[shard.id] = fleet.link(shard.address).connection.run(_description(name))
+    found = {shard: answers[shard.id] for shard in shards.in_use}
+    return {shard: answer for shard, answer in found.items() if isinstance(answer, TableDescription)}
 
 
 def opened(fleet: Fleet, shards: ShardMap, name: str, known: Mapping[int, Member]) -> list[Member]:
@@ -38,14 +74,7 @@ def opened(fleet: Fleet, shards: ShardMap, name: str, known: Mapping[int, Member
         ServerUnavailableError: no server is reachable.
         InvalidArgumentError: the servers have different tables of this name. No shard was created.
     """
-
-    def describe() -> Operation[TableDescription | TableNotFoundError]:
-        try:
-            return (yield from operations.describe(name))
-        except TableNotFoundError as error:
-            return error
-
-    answers = ask_all(fleet.links_of(shards), describe)
+    answers = described(fleet, shards, name)
     found: dict[Shard, TableDescription] = {}
     lacking: dict[Shard, TableNotFoundError] = {}
     for shard in shards.in_use:
@@ -110,9 +139,16 @@ def check_alike(members: Sequence[Member]) -> None:
                 "address", "different servers", f"{same} and {member}, which are one server"
             )
         for field in _SAME:
-            if getattr(member.table, field) != getattr(members[0].table, field):
+            if getattr(member.description, field) != getattr(members[0].description, field):
                 raise InvalidArgumentError.of_field(
                     field,
                     f"the same in all shards of table {member.table.name!r}",
                     f"another one in {member} than in {members[0]}",
                 )
+
+
+def _description(name: str) -> Operation[TableDescription | TableNotFoundError]:
+    try:
+        return (yield from operations.describe(name))
+    except TableNotFoundError as error:
+        return error
