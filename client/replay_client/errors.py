@@ -81,6 +81,8 @@ class ServerUnavailableError(ReplayError, ConnectionError):
     """The server was unreachable or shutting down until the time limit."""
 
     default_code = grpc.StatusCode.UNAVAILABLE
+    silent_s = 0.0
+    """Seconds for which the server had not answered when a connection was given up, if that is known."""
 
 
 class UnauthenticatedError(ReplayError, PermissionError):

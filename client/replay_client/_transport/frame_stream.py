@@ -99,6 +99,9 @@ class FrameStream:
         except TimeoutError:
             self.cancel()
             raise DeadlineExceededError("timed out") from None
+        except ServerUnavailableError:
+            self.cancel()
+            raise
         except (OSError, FrameError) as error:
             self.cancel()
             raise ServerUnavailableError(f"the connection to the server broke: {error}") from None
@@ -138,7 +141,9 @@ class FrameStream:
         if time.monotonic() >= deadline:
             raise TimeoutError
         if is_dead:
-            raise ConnectionAbortedError("the server no longer answers")
+            error = ServerUnavailableError("the server no longer answers")
+            error.silent_s = SILENCE_S
+            raise error
 
     def _send_some(self) -> bool:
         """Send as much as the socket accepts now; return whether data is left."""

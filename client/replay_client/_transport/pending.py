@@ -113,7 +113,7 @@ class PendingRequests(Generic[R]):
                 self.requests.popleft()  # a refusal is also a reply, and replies arrive in order
             raise error
         if self._failing_since is None:
-            self._failing_since = now
+            self._failing_since = now - error.silent_s
             self._pauses_s = pauses_s()
         if now - self._failing_since >= self._reconnect_timeout_s:
             self._failing_since = None

@@ -63,6 +63,9 @@ class FrameStream(asyncio.BufferedProtocol):
             except TimeoutError:
                 if self.is_alive is not None and self._sent > self._received and not await self.is_alive():
                     self.cancel()
+                    error = ServerUnavailableError("the server no longer answers")
+                    error.silent_s = SILENCE_S
+                    raise error from None
         kind, content = self._frames.popleft()
         self._received += 1
         if kind is FrameKind.STATUS:

@@ -30,6 +30,7 @@ from replay_client import (
 from replay_client._transport import frame_stream
 from replay_client._transport.frame_stream import FrameStream
 from replay_client._transport.local_calls import FrameMethod, LocalAddress, LocalCalls
+from replay_client._transport.pending import PendingRequests, Request
 from replay_proto.frames import FrameKind, frame_head
 from replay_proto.v1 import replay_pb2
 
@@ -541,12 +542,22 @@ def test_a_server_that_stops_answering_ends_a_stream(
     server.process.send_signal(signal.SIGSTOP)
     try:
         stream.send(b"")
-        with pytest.raises(ServerUnavailableError, match="no longer answers"):
+        with pytest.raises(ServerUnavailableError, match="no longer answers") as ended:
             stream.receive(30)
+        assert ended.value.silent_s == 0.1
     finally:
         server.process.send_signal(signal.SIGCONT)
         stream.close()
     assert were_alive == [False]
+
+
+def test_silence_that_was_longer_than_the_time_limit_needs_no_other_attempt() -> None:
+    pending = PendingRequests[Request](reconnect_timeout_s=3.0, keep_refused=False)
+    silent = ServerUnavailableError("the server no longer answers")
+    assert pending.failed(silent, now=100.0) < 1
+    silent.silent_s = 10.0
+    with pytest.raises(ServerUnavailableError):
+        PendingRequests[Request](reconnect_timeout_s=3.0, keep_refused=False).failed(silent, now=100.0)
 
 
 def test_a_sampler_goes_on_when_a_stopped_server_continues(
