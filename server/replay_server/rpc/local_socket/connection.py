@@ -6,13 +6,12 @@ Requests that do not have to wait are answered synchronously in `buffer_updated`
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import grpc
 from replay_proto.frames import Content, FrameError, FrameKind, FrameParser, FrameTooLongError, frame_head
-from replay_proto.tracing import Metadata, is_tracing, span
 
 from replay_server import errors
 from replay_server.auth.caller import Caller
@@ -40,17 +39,8 @@ class Admitted(NamedTuple):
 
     endpoint: AnyEndpoint
     caller: Caller
-    trace_context: Metadata
-
-    def start(self, message: Content, call: Call) -> bytes | asyncio.Task[bytes]:
-        """Start to answer a request, see `eager.start`. A unary call that has a span becomes a task at once."""
-        if self.endpoint.is_stream or not is_tracing():
-            return start(self.endpoint.answer(message, call))
-        return asyncio.get_running_loop().create_task(self._traced(message, call))
-
-    async def _traced(self, message: Content, call: Call) -> bytes:
-        with span(f"replay/{self.endpoint.name}", self.trace_context):
-            return await self.endpoint.answer(message, call)
+    answer: Callable[[Content, Call], Coroutine[Any, Any, bytes]]
+    """Answers a request, see `Endpoint.answer`."""
 
 
 class LocalConnection(asyncio.BufferedProtocol):
@@ -179,7 +169,7 @@ class LocalConnection(asyncio.BufferedProtocol):
         self._call = call = Call(self._admitted.caller, self._stream)
         self._admitted.endpoint.figures.started += self._stream is None
         try:
-            answer = self._admitted.start(message, call)
+            answer = start(self._admitted.answer(message, call))
         except Exception as error:
             self._refuse_request(error)
             return

@@ -14,6 +14,7 @@ import socket
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Final
@@ -21,12 +22,13 @@ from typing import Final
 from google.protobuf.message import DecodeError
 from replay_proto.errors import FieldError
 from replay_proto.frames import Content
-from replay_proto.tracing import span
+from replay_proto.tracing import Metadata, is_tracing, span
 from replay_proto.v1 import replay_pb2
 
 from replay_server import errors
 from replay_server.auth.caller import Authenticator, Caller
 from replay_server.catalog import Catalog
+from replay_server.rpc.call import Call
 from replay_server.rpc.endpoint import AnyEndpoint
 from replay_server.rpc.local_socket.connection import Admitted, LocalConnection
 from replay_server.rpc.open_streams import OpenStreams
@@ -128,7 +130,9 @@ class LocalSocket:
             expected = f"at most {MOST_CONTEXT} characters"
             raise errors.invalid_field(FieldError("trace_context", expected, f"{length} characters"))
         with span(f"replay/{endpoint.name} opened", context) if endpoint.is_stream else nullcontext():
-            return Admitted(endpoint, self._caller_of(said), context)
+            caller = self._caller_of(said)
+        has_spans = is_tracing() and not endpoint.is_stream
+        return Admitted(endpoint, caller, partial(_traced, endpoint, context) if has_spans else endpoint.answer)
 
     def _caller_of(self, said: replay_pb2.FrameHello) -> Caller:
         table = self._catalog.find(said.table, said.table_uid)
@@ -137,6 +141,13 @@ class LocalSocket:
         # The equivalent gRPC metadata.
         metadata = [("authorization", said.authorization)] if said.authorization else []
         return self._authenticator.caller_of(metadata)
+
+
+async def _traced(endpoint: AnyEndpoint, context: Metadata, message: Content, call: Call) -> bytes:
+    """Answer a unary call in a span."""
+    await asyncio.sleep(0)  # what follows runs in a task, because the span is current only there
+    with span(f"replay/{endpoint.name}", context):
+        return await endpoint.answer(message, call)
 
 
 def _bound(path: Path) -> socket.socket:
