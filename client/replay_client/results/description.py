@@ -58,6 +58,10 @@ class TableDescription:
     """Keeps draws and inserts in a fixed ratio; None: no limit."""
     whole_capacity: int = 0
     """Capacity of the table on several servers that this is a shard of, as it was created with; 0: not a shard."""
+    whole_uid: bytes = b""
+    """Uid of the table on several servers that this is a shard of: the first shard's, which has none here."""
+    whole_shards: tuple[int, ...] = ()
+    """Ids of the shards on which that table was created; empty: not a shard, or one of an older version."""
 
     @property
     def rows_per_insert(self) -> int:
@@ -128,4 +132,6 @@ class TableDescription:
             seed=config.seed if config.HasField("seed") else None,
             rate_limit=rate_limit,
             whole_capacity=config.whole_capacity,
+            whole_uid=config.whole_uid,
+            whole_shards=tuple(config.whole_shards),
         )

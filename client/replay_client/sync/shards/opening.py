@@ -13,7 +13,14 @@ from replay_client.errors import InvalidArgumentError
 from replay_client.results.description import FIFO
 from replay_client.results.shards import ShardMap
 from replay_client.sync.shards.servers.fleet import Fleet
-from replay_client.sync.shards.servers.members import check_alike, described_by_each, member_of, naming, opened
+from replay_client.sync.shards.servers.members import (
+    check_alike,
+    config_of_shard,
+    described_by_each,
+    member_of,
+    naming,
+    opened,
+)
 from replay_client.sync.shards.servers.roster import Roster
 from replay_client.sync.shards.sharded_table import ShardedTable
 
@@ -37,7 +44,11 @@ def create_sharded(
     if config.HasField("rate_limiter"):
         _divide(of_shard.rate_limiter, shards)
     there = described_by_each(fleet, shards, config.name)
-    check_alike([member_of(fleet, shard, table) for shard, table in there.items()])
+    of_shard.whole_shards[:] = [shard.id for shard in shards.in_use]
+    if there:
+        lacking = [shard for shard in shards.in_use if shard not in there]
+        found = config_of_shard([member_of(fleet, shard, table) for shard, table in there.items()], lacking)
+        of_shard.whole_uid, of_shard.whole_shards[:] = found.whole_uid, found.whole_shards
     members = {}
     created = []
     for shard in sorted(shards.in_use, key=lambda shard: shard not in there):  # these refuse another config
@@ -47,6 +58,8 @@ def create_sharded(
         members[shard.id] = member_of(fleet, shard, description)
         created.append(is_new)
         of_shard.capacity = description.capacity  # a server that was added later gets as much as the others
+        if of_shard.whole_shards:
+            of_shard.whole_uid = description.whole_uid or description.uid
     ordered = [members[shard.id] for shard in shards.in_use]
     check_alike(ordered)
     return ShardedTable(Roster(fleet, config.name, ordered, shards), created=all(created))
