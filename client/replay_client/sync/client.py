@@ -178,7 +178,7 @@ class ReplayClient:
                 pass  # The server is one of several.
             else:
                 return Table(self._link, description, created=created)
-        return create_sharded(self._fleet, self._fleet.find(), config, if_exists)
+        return create_sharded(self._fleet, config, if_exists)
 
     def load_parquet(
         self,

@@ -8,6 +8,7 @@ from replay_proto.v1 import replay_pb2
 
 from replay_client._operations import server as operations
 from replay_client._operations.server import IfExists
+from replay_client._shards.dividing import check_not_queue
 from replay_client._shards.limits import divided
 from replay_client.errors import InvalidArgumentError
 from replay_client.results.description import FIFO
@@ -22,12 +23,11 @@ from replay_client.sync.shards.servers.members import (
     opened,
 )
 from replay_client.sync.shards.servers.roster import Roster
+from replay_client.sync.shards.servers.service import map_of
 from replay_client.sync.shards.sharded_table import ShardedTable
 
 
-def create_sharded(
-    fleet: Fleet, shards: ShardMap, config: replay_pb2.TableConfig, if_exists: IfExists | None
-) -> ShardedTable:
+def create_sharded(fleet: Fleet, config: replay_pb2.TableConfig, if_exists: IfExists | None) -> ShardedTable:
     """Create a table on all servers, or open it; each has an equal part of the capacity.
 
     Nothing is stored if a server is away, or has another table of this name.
@@ -36,7 +36,9 @@ def create_sharded(
         InvalidArgumentError: the config is not possible on several servers, or they have different tables of this name.
         ReplayError: as for `ReplayClient.create_table`.
     """
-    _check(shards, config)
+    if config.backend.name == FIFO:
+        _check(map_of(fleet), config)  # before there is a map
+    shards = fleet.find()
     of_shard = replay_pb2.TableConfig()
     of_shard.CopyFrom(config)
     of_shard.capacity = -(-config.capacity // len(shards.in_use))
@@ -71,10 +73,7 @@ def open_sharded(fleet: Fleet, shards: ShardMap, name: str) -> ShardedTable:
 
 
 def _check(shards: ShardMap, config: replay_pb2.TableConfig) -> None:
-    servers = ", ".join(shard.address for shard in shards.in_use)
-    if config.backend.name == FIFO:
-        expected = f"another one than {FIFO!r} for a table on several servers: a queue has one order"
-        raise InvalidArgumentError.of_field("backend", expected, f"{config.backend.name!r} on {servers}")
+    check_not_queue(config.backend.name, "on " + ", ".join(shard.address for shard in shards.in_use))
 
 
 def _divide(limiter: replay_pb2.RateLimiter, shards: ShardMap) -> None:
