@@ -21,6 +21,12 @@ def check_divisible(table: TableDescription, address: str) -> None:
     """Check that a table on one server can get shards on others.
 
     Raises:
-        InvalidArgumentError: it is a queue.
+        InvalidArgumentError: it is a queue, or has a rate limiter for one server.
     """
     check_not_queue(table.backend, f"of table {table.name!r} on {address}; drop it, or use other servers")
+    if table.rate_limit is not None and not table.whole_capacity:
+        raise InvalidArgumentError.of_field(
+            "rate_limiter",
+            "none in a table that gets shards on other servers, or one that was created on several, which divide it",
+            f"that of table {table.name!r}, created on {address} alone; drop it, and create it again on all servers",
+        )

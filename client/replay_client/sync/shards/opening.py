@@ -36,7 +36,7 @@ def create_sharded(fleet: Fleet, config: replay_pb2.TableConfig, if_exists: IfEx
         InvalidArgumentError: the config is not possible on several servers, or they have different tables of this name.
         ReplayError: as for `ReplayClient.create_table`.
     """
-    if config.backend.name == FIFO:
+    if config.backend.name == FIFO or config.HasField("rate_limiter"):
         _check(map_of(fleet), config)  # before there is a map
     shards = fleet.find()
     of_shard = replay_pb2.TableConfig()
@@ -74,6 +74,10 @@ def open_sharded(fleet: Fleet, shards: ShardMap, name: str) -> ShardedTable:
 
 def _check(shards: ShardMap, config: replay_pb2.TableConfig) -> None:
     check_not_queue(config.backend.name, "on " + ", ".join(shard.address for shard in shards.in_use))
+    limiter = replay_pb2.RateLimiter()
+    limiter.CopyFrom(config.rate_limiter)
+    if config.HasField("rate_limiter"):
+        _divide(limiter, shards)
 
 
 def _divide(limiter: replay_pb2.RateLimiter, shards: ShardMap) -> None:
