@@ -180,10 +180,12 @@ def inspect(
 def drop(table: TableName, /, *, server: Server = DEFAULT_SERVER, yes: Yes = False) -> None:
     """Drop a table and its rows."""
     with client_of(server) as client:
-        handle = client.table(table)
-        if not yes:
+        if yes:
+            client.drop_table(table)
+        else:
+            handle = client.table(table)
             _confirm(f"Drop table {table!r} with its {handle.describe().size:,} rows?")
-        handle.drop()
+            handle.drop()
     print(f"table {table} dropped")
 
 

@@ -14,7 +14,7 @@ from replay_client.cli.row_text import value_text
 from replay_client.results.description import TableDescription
 from replay_client.results.stats import Stats, TableStats
 
-_UNSHOWN = ("schema", "steps", "directory", "socket", "whole_capacity")
+_UNSHOWN = ("schema", "steps", "directory", "socket", "whole_capacity", "whole_uid", "whole_shards")
 
 
 def plain_description(description: TableDescription) -> dict[str, Any]:

@@ -58,6 +58,10 @@ class TableDescription:
     """Keeps draws and inserts in a fixed ratio; None: no limit."""
     whole_capacity: int = 0
     """If this is a shard, the capacity with which the whole table was created; 0: not a shard."""
+    whole_uid: bytes = b""
+    """If this is a shard, the uid of the whole table, which is that of its first shard; empty: the first, or not a shard."""
+    whole_shards: tuple[int, ...] = ()
+    """Ids of the shards on which the whole table was created; empty: not a shard, or created by an older version."""
 
     @property
     def rows_per_insert(self) -> int:
@@ -128,4 +132,6 @@ class TableDescription:
             seed=config.seed if config.HasField("seed") else None,
             rate_limit=rate_limit,
             whole_capacity=config.whole_capacity,
+            whole_uid=config.whole_uid,
+            whole_shards=tuple(config.whole_shards),
         )

@@ -18,6 +18,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from replay_proto.schema import Column
@@ -47,7 +48,7 @@ from replay_client.sync.shards.servers.checkpointing import list_parts, verify_p
 from replay_client.sync.shards.servers.fleet import Fleet
 from replay_client.sync.shards.servers.members import create_missing
 from replay_client.sync.shards.servers.retiring import retire
-from replay_client.sync.shards.servers.service import map_of, stats_of_all, tables_of_all
+from replay_client.sync.shards.servers.service import drop_each, map_of, stats_of_all, tables_of_all
 from replay_client.sync.shards.sharded_loader import keys_refused
 from replay_client.sync.table import Table
 
@@ -177,7 +178,7 @@ class ReplayClient:
                 pass  # The server is one of several.
             else:
                 return Table(self._link, description, created=created)
-        return create_sharded(self._fleet, self._fleet.find(), config, if_exists)
+        return create_sharded(self._fleet, config, if_exists)
 
     def load_parquet(
         self,
@@ -342,15 +343,18 @@ class ReplayClient:
         return tables if shards is None else tables_of_all(self._fleet, shards)
 
     def drop_table(self, name: str) -> None:
-        """Drop the table with this name.
+        """Drop the table with this name, on all servers.
 
         Raises:
             TableNotFoundError: the table does not exist.
+            ServerUnavailableError, DeadlineExceededError: a server is away. The table is dropped on the others; calling
+                again drops the rest.
         """
-        if self._has_several or self._fleet.current() is not None:
-            self.table(name).drop()
-        else:
+        links = self._all_links()
+        if links is None:
             self._run(operations.drop_table(name))
+        else:
+            drop_each(partial(link.connection.run, operations.drop_table(name)) for link in links.values())
 
     def stats(self) -> Stats:
         """Fetch statistics of the server and all tables; a cheap call.

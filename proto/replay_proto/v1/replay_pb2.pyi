@@ -793,6 +793,8 @@ class TableConfig(google.protobuf.message.Message):
     RATE_LIMITER_FIELD_NUMBER: builtins.int
     STEPS_FIELD_NUMBER: builtins.int
     WHOLE_CAPACITY_FIELD_NUMBER: builtins.int
+    WHOLE_UID_FIELD_NUMBER: builtins.int
+    WHOLE_SHARDS_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Unique within the server. 1 to 128 letters, digits, '_', '-' and '.', starting with a letter or a digit."""
     capacity: builtins.int
@@ -803,6 +805,8 @@ class TableConfig(google.protobuf.message.Message):
     """Capacity of the whole table of which this is a shard, as its creator gave it; 0: not a shard. If two configs have
     the same one, their capacities may differ: a table is divided by the number of servers at the time.
     """
+    whole_uid: builtins.bytes
+    """Uid of the whole table of which this is a shard: that of the first shard, whose own config has none."""
     @property
     def columns(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Column]:
         """At least one; their order is the order of the columns in `rows`."""
@@ -821,6 +825,13 @@ class TableConfig(google.protobuf.message.Message):
         priority 0 must be above 0.
         """
 
+    @property
+    def whole_shards(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Ids of the shards on which the whole table was created; empty: not a shard, or one of a table that was created
+        without uids of whole tables. Of two shards with the same name, one was dropped, and its rows must not be drawn, if
+        they are of different whole tables, or if one of these servers lacks its shard.
+        """
+
     def __init__(
         self,
         *,
@@ -832,9 +843,11 @@ class TableConfig(google.protobuf.message.Message):
         rate_limiter: global___RateLimiter | None = ...,
         steps: global___Steps | None = ...,
         whole_capacity: builtins.int = ...,
+        whole_uid: builtins.bytes = ...,
+        whole_shards: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_seed", b"_seed", "backend", b"backend", "rate_limiter", b"rate_limiter", "seed", b"seed", "steps", b"steps"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_seed", b"_seed", "backend", b"backend", "capacity", b"capacity", "columns", b"columns", "name", b"name", "rate_limiter", b"rate_limiter", "seed", b"seed", "steps", b"steps", "whole_capacity", b"whole_capacity"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_seed", b"_seed", "backend", b"backend", "capacity", b"capacity", "columns", b"columns", "name", b"name", "rate_limiter", b"rate_limiter", "seed", b"seed", "steps", b"steps", "whole_capacity", b"whole_capacity", "whole_shards", b"whole_shards", "whole_uid", b"whole_uid"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_seed", b"_seed"]) -> typing.Literal["seed"] | None: ...
 
 global___TableConfig = TableConfig

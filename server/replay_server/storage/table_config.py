@@ -32,6 +32,8 @@ _TABLE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}")
 _MIN_SLACK = 64
 _SLACK_FRACTION = 64
 _MAX_SEED = (1 << 64) - 1
+_UID_BYTES = 16
+_MOST_SHARDS = 1024
 
 
 def is_table_name(name: str) -> bool:
@@ -78,6 +80,10 @@ class TableConfig:
     """What the table draws and derives, if it is a table of steps; None: not a table of steps."""
     whole_capacity: int = 0
     """If this table is a shard, the capacity of the whole table, as its creator specified it; 0: not a shard."""
+    whole_uid: bytes = b""
+    """If this table is a shard, the uid of the whole table; empty: it is the first shard, or not a shard."""
+    whole_shards: tuple[int, ...] = ()
+    """Ids of the shards on which the whole table was created; only clients use them."""
 
     def __post_init__(self) -> None:
         """Check every field and fill in the backend's defaults.
@@ -98,6 +104,10 @@ class TableConfig:
             raise FieldError("capacity", f"1 to {largest} rows with the backend {self.backend}", str(self.capacity))
         if self.whole_capacity < 0:
             raise FieldError("whole_capacity", "at least 0", str(self.whole_capacity))
+        if len(self.whole_uid) not in (0, _UID_BYTES):
+            raise FieldError("whole_uid", f"{_UID_BYTES} bytes, or none", f"{len(self.whole_uid)} bytes")
+        if len(self.whole_shards) > _MOST_SHARDS:
+            raise FieldError("whole_shards", f"at most {_MOST_SHARDS} ids", str(len(self.whole_shards)))
         if self.seed is not None and not 0 <= self.seed <= _MAX_SEED:
             raise FieldError("seed", f"0 to {_MAX_SEED}", str(self.seed))
         if self.rate_limit is not None:
@@ -229,6 +239,8 @@ class TableConfig:
             seed=self.seed,
             rate_limiter=None if self.rate_limit is None else self.rate_limit.to_proto(),
             whole_capacity=self.whole_capacity,
+            whole_uid=self.whole_uid,
+            whole_shards=self.whole_shards,
         )
 
     @classmethod
@@ -249,6 +261,8 @@ class TableConfig:
             seed=config.seed if config.HasField("seed") else None,
             rate_limit=RateLimit.from_proto(config.rate_limiter) if config.HasField("rate_limiter") else None,
             whole_capacity=config.whole_capacity,
+            whole_uid=config.whole_uid,
+            whole_shards=tuple(config.whole_shards),
         )
         read._check_min_size()
         return read
@@ -276,6 +290,8 @@ class TableConfig:
             "owner": self.owner,
             **({} if self.steps is None else {"steps": self.steps.to_json()}),
             **({"whole_capacity": self.whole_capacity} if self.whole_capacity else {}),
+            **({"whole_uid": self.whole_uid.hex()} if self.whole_uid else {}),
+            **({"whole_shards": list(self.whole_shards)} if self.whole_shards else {}),
         }
 
     @classmethod
@@ -289,9 +305,12 @@ class TableConfig:
         plain = dict(config)
         schema = Schema({name: Column(**column) for name, column in plain.pop("columns").items()})
         rate_limit, steps = plain.pop("rate_limit"), plain.pop("steps", None)
+        whole_uid, whole_shards = plain.pop("whole_uid", ""), plain.pop("whole_shards", ())
         return cls(
             **plain,
             schema=schema,
+            whole_uid=bytes.fromhex(whole_uid),
+            whole_shards=tuple(whole_shards),
             rate_limit=None if rate_limit is None else RateLimit(**rate_limit),
             steps=None if steps is None else Steps.from_json(steps, schema),
         )

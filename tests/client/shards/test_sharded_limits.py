@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from replay_client import (
     Column,
     DeadlineExceededError,
+    InvalidArgumentError,
     LimitedError,
     Next,
     ReplayClient,
@@ -26,6 +27,7 @@ from replay_client.sync.shards.drawing.sharded_sampler import ShardedSampler
 from replay_proto.rate_limit import RateLimit
 
 from tests.client.shards.conftest import COLUMNS, shards_of
+from tests.client.shards.test_dropped_rows import store
 from tests.client.shards.test_sharded_draws import rows
 from tests.support.server_process import ServerProcess
 
@@ -90,6 +92,15 @@ def test_draws_wait_for_the_rows_of_all_shards_together(servers: list[ServerProc
         assert next(sampler).drawable == 90
     with table.sampler(8, beta=0.4, timeout_s=0) as sampler:
         assert len(next(sampler)["number"]) == 8
+
+
+def test_shards_with_different_limits_are_refused(servers: list[ServerProcess], reach: Reach) -> None:
+    client = reach(servers)
+    shards = shards_of(make(client, min_size=30))
+    shards[1].drop()
+    store(servers[1], shards[0].describe(), rate_limiter=RateLimit(7).to_proto())
+    with pytest.raises(InvalidArgumentError, match=f"^rate_limit: .* shard 1 at {servers[1].address}"):
+        client.table("t")
 
 
 def test_no_more_samples_are_drawn_than_all_shards_together_allow(servers: list[ServerProcess], reach: Reach) -> None:

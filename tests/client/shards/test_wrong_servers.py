@@ -81,7 +81,6 @@ def test_different_tables_of_a_name_are_refused(servers: list[ServerProcess], re
 OTHERS: list[tuple[str, dict[str, Any]]] = [
     ("schema", {"columns": {"other": Column("int64")}}),
     ("parameters", {"alpha": 0.9}),
-    ("rate_limit", {"min_size": 7}),
     ("capacity", {"capacity": 50}),
 ]
 """What differs, and the config of a table that differs in it."""

@@ -51,6 +51,8 @@ def configs(draw: st.DrawFn) -> TableConfig:
         parameters,
         draw(st.none() | st.integers(0, 2**64 - 1)),
         None if backend == "fifo" else draw(st.none() | rate_limits(capacity)),
+        whole_uid=draw(st.just(b"") | st.binary(min_size=16, max_size=16)),
+        whole_shards=tuple(draw(st.lists(st.integers(0, 32_767), max_size=3))),
     )
 
 
@@ -146,6 +148,8 @@ def test_defaults_that_are_given_are_no_difference() -> None:
         ({"capacity": 0}, "capacity"),
         ({"capacity": (1 << 40) + 1}, "capacity"),
         ({"capacity": 2_000_000_001, "backend": "rank"}, "capacity"),
+        ({"whole_uid": b"short"}, "whole_uid"),
+        ({"whole_shards": tuple(range(1025))}, "whole_shards"),
         ({"seed": -1}, "seed"),
         ({"seed": 2**64}, "seed"),
         ({"backend": "heap"}, "backend"),

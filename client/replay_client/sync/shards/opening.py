@@ -8,19 +8,26 @@ from replay_proto.v1 import replay_pb2
 
 from replay_client._operations import server as operations
 from replay_client._operations.server import IfExists
+from replay_client._shards.dividing import check_not_queue
 from replay_client._shards.limits import divided
 from replay_client.errors import InvalidArgumentError
 from replay_client.results.description import FIFO
 from replay_client.results.shards import ShardMap
 from replay_client.sync.shards.servers.fleet import Fleet
-from replay_client.sync.shards.servers.members import check_alike, described_by_each, member_of, naming, opened
+from replay_client.sync.shards.servers.members import (
+    check_alike,
+    config_of_shard,
+    described_by_each,
+    member_of,
+    naming,
+    opened,
+)
 from replay_client.sync.shards.servers.roster import Roster
+from replay_client.sync.shards.servers.service import map_of
 from replay_client.sync.shards.sharded_table import ShardedTable
 
 
-def create_sharded(
-    fleet: Fleet, shards: ShardMap, config: replay_pb2.TableConfig, if_exists: IfExists | None
-) -> ShardedTable:
+def create_sharded(fleet: Fleet, config: replay_pb2.TableConfig, if_exists: IfExists | None) -> ShardedTable:
     """Create or open a table on all servers. Each shard gets an equal part of the capacity.
 
     Nothing is stored if a server is away, or has another table of this name.
@@ -29,7 +36,9 @@ def create_sharded(
         InvalidArgumentError: the config is not possible on several servers, or they have different tables of this name.
         ReplayError: as for `ReplayClient.create_table`.
     """
-    _check(shards, config)
+    if config.backend.name == FIFO or config.HasField("rate_limiter"):
+        _check(map_of(fleet), config)  # before there is a map
+    shards = fleet.find()
     of_shard = replay_pb2.TableConfig()
     of_shard.CopyFrom(config)
     of_shard.capacity = -(-config.capacity // len(shards.in_use))
@@ -37,7 +46,11 @@ def create_sharded(
     if config.HasField("rate_limiter"):
         _divide(of_shard.rate_limiter, shards)
     there = described_by_each(fleet, shards, config.name)
-    check_alike([member_of(fleet, shard, table) for shard, table in there.items()])
+    of_shard.whole_shards[:] = [shard.id for shard in shards.in_use]
+    if there:
+        lacking = [shard for shard in shards.in_use if shard not in there]
+        found = config_of_shard([member_of(fleet, shard, table) for shard, table in there.items()], lacking)
+        of_shard.whole_uid, of_shard.whole_shards[:] = found.whole_uid, found.whole_shards
     members = {}
     created = []
     for shard in sorted(shards.in_use, key=lambda shard: shard not in there):  # these refuse another config
@@ -47,6 +60,8 @@ def create_sharded(
         members[shard.id] = member_of(fleet, shard, description)
         created.append(is_new)
         of_shard.capacity = description.capacity  # a server that was added later gets as much as the others
+        if of_shard.whole_shards:
+            of_shard.whole_uid = description.whole_uid or description.uid
     ordered = [members[shard.id] for shard in shards.in_use]
     check_alike(ordered)
     return ShardedTable(Roster(fleet, config.name, ordered, shards), created=all(created))
@@ -58,10 +73,11 @@ def open_sharded(fleet: Fleet, shards: ShardMap, name: str) -> ShardedTable:
 
 
 def _check(shards: ShardMap, config: replay_pb2.TableConfig) -> None:
-    servers = ", ".join(shard.address for shard in shards.in_use)
-    if config.backend.name == FIFO:
-        expected = f"another one than {FIFO!r} for a table on several servers: a queue has one order"
-        raise InvalidArgumentError.of_field("backend", expected, f"{config.backend.name!r} on {servers}")
+    check_not_queue(config.backend.name, "on " + ", ".join(shard.address for shard in shards.in_use))
+    limiter = replay_pb2.RateLimiter()
+    limiter.CopyFrom(config.rate_limiter)
+    if config.HasField("rate_limiter"):
+        _divide(limiter, shards)
 
 
 def _divide(limiter: replay_pb2.RateLimiter, shards: ShardMap) -> None:

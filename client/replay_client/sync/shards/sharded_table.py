@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from replay_client._learning.answers import Blank, joined_rows, selected_rows
-from replay_client._operations.server import describe, get_shards, inspect_table
+from replay_client._operations.server import describe, drop_table, get_shards, inspect_table
 from replay_client._rows.buffers import ColumnBuffers
 from replay_client._rows.checks import checked_keys, checked_priorities, checked_rows
 from replay_client._rows.choosing import chosen_columns
@@ -56,7 +56,7 @@ from replay_client.sync.shards.servers.asking import ASK_S, AWAY, ask_all, ask_e
 from replay_client.sync.shards.servers.member import Member
 from replay_client.sync.shards.servers.reports import report_of
 from replay_client.sync.shards.servers.roster import Roster
-from replay_client.sync.shards.servers.service import table_stats_of_all
+from replay_client.sync.shards.servers.service import drop_each, table_stats_of_all
 from replay_client.sync.shards.sharded_loader import ShardedLoader, keys_refused
 from replay_client.sync.shards.writing.sharded_writer import ShardedWriter
 from replay_client.sync.table import Table
@@ -392,18 +392,11 @@ class ShardedTable(Table):
 
         Raises:
             TableNotFoundError: no server has the table.
-            ServerUnavailableError: a server is away. The table is dropped on the others.
+            ServerUnavailableError, DeadlineExceededError: a server is away. The table is dropped on the others.
         """
-        dropped, failure = 0, None
-        for member in self._members:
-            try:
-                member.table.drop()
-            except (TableNotFoundError, ServerUnavailableError) as error:
-                failure = error if failure is None or isinstance(error, ServerUnavailableError) else failure
-            else:
-                dropped += 1
-        if isinstance(failure, ServerUnavailableError) or (failure is not None and not dropped):
-            raise failure
+        opened = {member.id: member.table.drop for member in self._members}
+        links = self._roster.fleet.links_of(self._roster.shards)
+        drop_each(opened.get(id) or partial(link.connection.run, drop_table(self.name)) for id, link in links.items())
 
     def _split(self, keys: NDArray[np.int64]) -> list[tuple[Member, NDArray[np.intp]]]:
         """Return the positions of each shard's keys, for shards with at least one key."""

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Final
 
 from replay_client._operations import server as operations
+from replay_client._shards.dividing import check_divisible
 from replay_client._shards.keys import MOST_ID
 from replay_client._transport.server_link import ServerLink
 from replay_client.errors import (
@@ -25,7 +26,7 @@ from replay_client.errors import (
     ShardsChangedError,
 )
 from replay_client.results.shards import LostRows, ServerShards, Shard, ShardMap, ShardState
-from replay_client.sync.shards.servers.asking import ASK_S, AWAY
+from replay_client.sync.shards.servers.asking import ASK_S, AWAY, ask_all
 from replay_client.sync.shards.servers.losses import rows_lost_with
 from replay_client.sync.shards.servers.reports import Reports
 
@@ -140,7 +141,7 @@ class Fleet:
         """Make these the servers of the service. Known servers keep their ids; new servers get new ids.
 
         Raises:
-            InvalidArgumentError: a server in use is missing.
+            InvalidArgumentError: a server in use is missing, or a table cannot be distributed over them.
         """
         for address in addresses:
             self.link(address)
@@ -158,6 +159,7 @@ class Fleet:
         first_id = current.shards[-1].id + 1
         if first_id + len(new) - 1 > MOST_ID:
             raise InvalidArgumentError.of_field("addresses", f"fewer new servers: ids end at {MOST_ID}", str(len(new)))
+        self._check_tables(addresses)
         added = tuple(Shard(first_id + number, address, "active") for number, address in enumerate(new))
         changed = replace(current, version=current.version + 1, shards=(*current.shards, *added))
         self.change(changed)
@@ -236,6 +238,7 @@ class Fleet:
 
     def _create(self, addresses: Sequence[str]) -> ShardMap:
         """Create the first map, unless another client is faster."""
+        self._check_tables(addresses)
         shards = tuple(Shard(number, address, "active") for number, address in enumerate(addresses))
         new = ShardMap(secrets.token_bytes(_UID_BYTES), 1, shards)
         try:
@@ -249,6 +252,18 @@ class Fleet:
             )
             raise
         return new
+
+    def _check_tables(self, addresses: Sequence[str]) -> None:
+        """Check that the tables of these servers can get shards on all of them, as far as this client may see them.
+
+        Raises:
+            InvalidArgumentError: a table cannot.
+        """
+        with suppress(PermissionDeniedError):
+            links = {number: self.link(address) for number, address in enumerate(addresses)}
+            for number, (tables, _) in ask_all(links, operations.list_tables).items():
+                for table in tables:
+                    check_divisible(table, addresses[number])
 
     def _bring_up_to_date(self, newest: ShardMap, found: dict[str, ServerShards]) -> None:
         """Send the map to servers that were away when it changed, if this client may."""

@@ -7,7 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from replay_proto.v1 import replay_pb2
+
 from replay_client._operations import server as operations
+from replay_client._shards.dividing import check_divisible, check_not_queue
 from replay_client._transport.call import Operation
 from replay_client.errors import (
     InvalidArgumentError,
@@ -89,8 +92,11 @@ def opened(fleet: Fleet, shards: ShardMap, name: str, known: Mapping[int, Member
     if not found:
         raise next(iter(lacking.values()))
     members = {shard: known.get(shard.id) or member_of(fleet, shard, table) for shard, table in found.items()}
-    check_alike(list(members.values()))
-    config = next(iter(found.values())).to_config()
+    for shard, table in found.items():
+        check_not_queue(table.backend, f"of table {name!r} at {shard.address}; drop it, and use one server")
+        if lacking:
+            check_divisible(table, shard.address)
+    config = config_of_shard(list(members.values()), list(lacking))
     for shard in lacking:
         operation = operations.create_table(config, "open", shards_version=shards.version)
         try:
@@ -100,6 +106,28 @@ def opened(fleet: Fleet, shards: ShardMap, name: str, known: Mapping[int, Member
         else:
             members[shard] = member_of(fleet, shard, description)
     return [members[shard] for shard in shards.in_use if shard in members]
+
+
+def config_of_shard(members: Sequence[Member], lacking: Sequence[Shard]) -> replay_pb2.TableConfig:
+    """Return the config of the shards that a table does not have yet, after `check_alike`.
+
+    Args:
+        members: its shards, at least one.
+        lacking: the servers that answered, and lack the table.
+
+    Raises:
+        InvalidArgumentError: these are not the shards of one table, or others of its shards were dropped.
+    """
+    check_alike(members)
+    first = members[0].description
+    config = first.to_config()
+    marked = next((member.description for member in members if member.description.whole_shards), None)
+    if marked is not None:
+        _check_undropped(members, [shard for shard in lacking if shard.id in marked.whole_shards])
+        config.whole_uid, config.whole_shards[:] = marked.whole_uid or marked.uid, marked.whole_shards
+    elif len(members) == 1 and not first.whole_capacity:  # it was on one server
+        config.whole_uid, config.whole_shards[:] = first.uid, [members[0].id]
+    return config
 
 
 def create_missing(fleet: Fleet, shards: ShardMap) -> None:
@@ -129,7 +157,7 @@ def check_alike(members: Sequence[Member]) -> None:
     """Check that shards belong to one table.
 
     Raises:
-        InvalidArgumentError: two addresses lead to one server, or the tables differ.
+        InvalidArgumentError: two addresses lead to one server, the tables differ, or they are of several tables.
     """
     by_uid: dict[bytes, Member] = {}
     for member in members:
@@ -145,6 +173,33 @@ def check_alike(members: Sequence[Member]) -> None:
                     f"the same in all shards of table {member.table.name!r}",
                     f"another one in {member} than in {members[0]}",
                 )
+    by_whole: dict[bytes, list[Member]] = {}
+    for member in members:
+        by_whole.setdefault(member.description.whole_uid or member.table.uid, []).append(member)
+    if len(by_whole) > 1 and any(member.description.whole_shards for member in members):
+        got = "; ".join(f"{_names(parts)} of table {whole.hex()}" for whole, parts in by_whole.items())
+        raise _dropped(members[0].table.name, "all shards", got)
+
+
+def _check_undropped(members: Sequence[Member], dropped: Sequence[Shard]) -> None:
+    """Check that a table that lacks shards with which it was created has no rows: then it was not created everywhere.
+
+    Raises:
+        InvalidArgumentError: it has rows.
+    """
+    if dropped and any(member.description.size for member in members):
+        on = ", ".join(f"shard {shard.id} at {shard.address}" for shard in dropped)
+        raise _dropped(members[0].table.name, f"{on} and {_names(members)}", f"{_names(members)} only")
+
+
+def _dropped(name: str, expected: str, got: str) -> InvalidArgumentError:
+    """The error of a table that was dropped while a server was away."""
+    expected = f"{expected} of one table {name!r}; `replay drop {name} --yes` drops what is left of one"
+    return InvalidArgumentError.of_field("table", expected, f"{got}, as after a drop while a server was away")
+
+
+def _names(members: Sequence[Member]) -> str:
+    return ", ".join(map(str, members))
 
 
 def _description(name: str) -> Operation[TableDescription | TableNotFoundError]:
