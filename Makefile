@@ -47,9 +47,9 @@ test-chart: $(VENV)/.imported  ## The Helm chart, rendered by Helm.
 	$(BIN)/pytest tests/deploy/test_chart.py $(ARGS)
 
 # Figures appear in the output of the tests.
-integrations: $(VENV)/.imported  ## Train to the end with other libraries and several learners; takes about an hour.
+integrations: $(VENV)/.imported  ## Train to the end with other libraries and several learners, and other long tests; takes an hour.
 	$(INSTALL) $(BIN)/python $(PINNED) ray
-	$(BIN)/pytest -m long --capture=no tests/integrations tests/examples $(ARGS)
+	$(BIN)/pytest -m long --capture=no tests/integrations tests/examples tests/client $(ARGS)
 	$(BIN)/pytest --capture=no tests/agent/ray/test_cluster.py $(ARGS)
 
 coverage: $(VENV)/.imported  ## All tests, and which lines they run; takes a quarter longer.
