@@ -8,17 +8,17 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from replay_client._learning.answers import Blank, joined_rows, selected_rows
-from replay_client._operations.server import describe, drop_table, get_shards, inspect_table
+from replay_client._operations.server import describe, drop_table, get_shards, inspect_table, reset_table
 from replay_client._rows.buffers import ColumnBuffers
 from replay_client._rows.checks import checked_keys, checked_priorities, checked_rows
 from replay_client._rows.choosing import chosen_columns
@@ -27,6 +27,7 @@ from replay_client._shards.keys import global_keys, live_keys, local_keys, shard
 from replay_client._shards.limits import joined_refusal
 from replay_client._shards.merged_description import merged_description
 from replay_client._shards.merged_inspection import merged_inspection
+from replay_client._transport.call import Operation
 from replay_client._transport.data_path import DataPath
 from replay_client._transport.time_limits import time_limit
 from replay_client._writing.writing import MAX_BLOCKS_IN_FLIGHT, WriterOptions
@@ -43,6 +44,7 @@ from replay_client.errors import (
 )
 from replay_client.results.description import RANK, TableDescription
 from replay_client.results.inspection import Inspection
+from replay_client.results.shards import Shard
 from replay_client.results.stats import TableStats
 from replay_client.results.transfers import Loaded
 from replay_client.sync.row_loader import RowLoader
@@ -62,6 +64,8 @@ from replay_client.sync.shards.writing.sharded_writer import ShardedWriter
 from replay_client.sync.table import Table
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _LOOK_S: Final = 1.0
 """Seconds after which a call looks for a newer shard map, in a thread. Samplers and writers see it in replies."""
@@ -384,19 +388,83 @@ class ShardedTable(Table):
         return merged_inspection(found, largest, away)
 
     def reset(self) -> int:
-        """Remove all rows of all shards, and return their number; see `Table.reset`."""
-        return sum(member.table.reset() for member in self._members)
+        """Remove all rows of all shards, and return their number; see `Table.reset`.
 
-    def drop(self) -> None:
-        """Drop the tables of all shards; see `Table.drop`. If a server is away, call again when it is back.
+        If a server is away, nothing is removed: its rows would come back with it, and a second reset would also remove
+        newer rows of the others.
 
         Raises:
             TableNotFoundError: no server has the table.
-            ServerUnavailableError, DeadlineExceededError: a server is away. The table is dropped on the others.
+            ServerUnavailableError: a server is away; the message names it. Rows were removed only if it says so.
         """
-        opened = {member.id: member.table.drop for member in self._members}
-        links = self._roster.fleet.links_of(self._roster.shards)
-        drop_each(opened.get(id) or partial(link.connection.run, drop_table(self.name)) for id, link in links.items())
+        uids, away = self._found()
+        if away:
+            raise self._unavailable(away, "so no rows were removed; reset")
+        removed, away = self._run_on(uids, reset_table)
+        if away:
+            raise self._unavailable(away, f"and {sum(removed.values()):,} rows were removed on the others; reset")
+        return sum(removed.values())
+
+    def drop(self) -> None:
+        """Drop the tables of all shards; see `Table.drop`. If a server is away, the others drop theirs.
+
+        Raises:
+            TableNotFoundError: no server has the table.
+            ServerUnavailableError: a server is away; the message names it. The table was dropped on the others.
+        """
+        uids, away = self._found()
+        _, failed = self._run_on(uids, drop_table)
+        if away or failed:
+            raise self._unavailable([*away, *failed], "and the table was dropped on the others; drop")
+
+    def _found(self) -> tuple[dict[Shard, bytes], list[Shard]]:
+        """Ask all servers for their tables of this name; return their uids, and the shards whose servers are away.
+
+        Raises:
+            TableNotFoundError: all servers answer, and none has such a table.
+            ServerUnavailableError: no server is reachable.
+        """
+
+        def look() -> Operation[TableDescription | TableNotFoundError]:
+            try:
+                return (yield from describe(self.name))
+            except TableNotFoundError as error:
+                return error
+
+        shards = self._roster.fleet.current() or self._roster.shards
+        found = ask_all(self._roster.fleet.links_of(shards), look)
+        there = {shard: found[shard.id] for shard in shards.in_use if shard.id in found}
+        known = {member.id: member.table.uid for member in self._members}
+        uids = {
+            shard: known.get(shard.id, each.uid) for shard, each in there.items() if isinstance(each, TableDescription)
+        }
+        away = [shard for shard in shards.in_use if shard not in there]
+        for refusal in there.values():
+            if isinstance(refusal, TableNotFoundError) and not uids and not away:
+                raise refusal
+        return uids, away
+
+    def _run_on(
+        self, uids: Mapping[Shard, bytes], operation: Callable[[str, bytes], Operation[T]]
+    ) -> tuple[dict[Shard, T], list[Shard]]:
+        """Run an operation on the tables of shards; return results, and the shards whose servers have gone away."""
+        results: dict[Shard, T] = {}
+        away = []
+        for shard, uid in uids.items():
+            with suppress(TableNotFoundError):  # another client has dropped it just now
+                try:
+                    connection = self._roster.fleet.link(shard.address).connection
+                    results[shard] = connection.run(operation(self.name, uid))
+                except AWAY:
+                    away.append(shard)
+        return results, away
+
+    def _unavailable(self, away: Sequence[Shard], what_now: str) -> ServerUnavailableError:
+        servers = ", ".join(f"shard {shard.id} at {shard.address}" for shard in away)
+        return ServerUnavailableError(
+            f"table {self.name!r} needs all its servers, but these are away: {servers}; {what_now} it again when they "
+            f"are back, or give them up with `replay shards lost {away[0].id}`"
+        )
 
     def _split(self, keys: NDArray[np.int64]) -> list[tuple[Member, NDArray[np.intp]]]:
         """Return the positions of each shard's keys, for shards with at least one key."""
