@@ -59,7 +59,7 @@ class TableDescription:
     whole_capacity: int = 0
     """If this is a shard, the capacity with which the whole table was created; 0: not a shard."""
     whole_uid: bytes = b""
-    """If this is a shard, the uid of the whole table, which is that of the first shard; empty: the first, or no shard."""
+    """If this is a shard, the uid of the whole table, that of its first shard; empty: the first shard, or none."""
     whole_shards: tuple[int, ...] = ()
     """Ids of the shards on which the whole table was created; empty: not a shard, or created by an older version."""
 

@@ -58,7 +58,7 @@ from replay_client.sync.shards.servers.asking import ASK_S, AWAY, ask_all, ask_e
 from replay_client.sync.shards.servers.member import Member
 from replay_client.sync.shards.servers.reports import report_of
 from replay_client.sync.shards.servers.roster import Roster
-from replay_client.sync.shards.servers.service import drop_each, table_stats_of_all
+from replay_client.sync.shards.servers.service import table_stats_of_all
 from replay_client.sync.shards.sharded_loader import ShardedLoader, keys_refused
 from replay_client.sync.shards.writing.sharded_writer import ShardedWriter
 from replay_client.sync.table import Table
