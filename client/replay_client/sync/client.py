@@ -18,7 +18,6 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from replay_proto.schema import Column
@@ -47,8 +46,9 @@ from replay_client.sync.shards.opening import create_sharded, open_sharded
 from replay_client.sync.shards.servers.checkpointing import list_parts, verify_parts, write_parts
 from replay_client.sync.shards.servers.fleet import Fleet
 from replay_client.sync.shards.servers.members import create_missing
+from replay_client.sync.shards.servers.removal import drop_all
 from replay_client.sync.shards.servers.retiring import retire
-from replay_client.sync.shards.servers.service import drop_each, map_of, stats_of_all, tables_of_all
+from replay_client.sync.shards.servers.service import map_of, stats_of_all, tables_of_all
 from replay_client.sync.shards.sharded_loader import keys_refused
 from replay_client.sync.table import Table
 
@@ -347,14 +347,14 @@ class ReplayClient:
 
         Raises:
             TableNotFoundError: the table does not exist.
-            ServerUnavailableError, DeadlineExceededError: a server is away. The table is dropped on the others; calling
+            ServerUnavailableError: a server is away; the message names it. The table is dropped on the others; calling
                 again drops the rest.
         """
-        links = self._all_links()
-        if links is None:
+        shards = self._all_shards()
+        if shards is None:
             self._run(operations.drop_table(name))
         else:
-            drop_each(partial(link.connection.run, operations.drop_table(name)) for link in links.values())
+            drop_all(self._fleet, shards, name, {})
 
     def stats(self) -> Stats:
         """Fetch statistics of the server and all tables; a cheap call.
@@ -531,8 +531,11 @@ class ReplayClient:
 
     def _all_links(self) -> dict[int, ServerLink] | None:
         """Return the links to all servers by the ids of their shards; None: there is only one."""
-        shards = map_of(self._fleet) if self._has_several else self._fleet.current()
+        shards = self._all_shards()
         return None if shards is None else self._fleet.links_of(shards)
+
+    def _all_shards(self) -> ShardMap | None:
+        return map_of(self._fleet) if self._has_several else self._fleet.current()
 
     def _run(self, operation: Operation[T]) -> T:
         if self._has_several:

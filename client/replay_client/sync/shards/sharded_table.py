@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from replay_client._learning.answers import Blank, joined_rows, selected_rows
-from replay_client._operations.server import describe, drop_table, get_shards, inspect_table, reset_table
+from replay_client._operations.server import describe, get_shards, inspect_table
 from replay_client._rows.buffers import ColumnBuffers
 from replay_client._rows.checks import checked_keys, checked_priorities, checked_rows
 from replay_client._rows.choosing import chosen_columns
@@ -27,7 +27,6 @@ from replay_client._shards.keys import global_keys, live_keys, local_keys, shard
 from replay_client._shards.limits import joined_refusal
 from replay_client._shards.merged_description import merged_description
 from replay_client._shards.merged_inspection import merged_inspection
-from replay_client._transport.call import Operation
 from replay_client._transport.data_path import DataPath
 from replay_client._transport.time_limits import time_limit
 from replay_client._writing.writing import MAX_BLOCKS_IN_FLIGHT, WriterOptions
@@ -38,13 +37,12 @@ from replay_client.errors import (
     InvalidArgumentError,
     LimitedError,
     ReplayError,
-    ServerUnavailableError,
     TableNotFoundError,
     TableReplacedError,
 )
 from replay_client.results.description import RANK, TableDescription
 from replay_client.results.inspection import Inspection
-from replay_client.results.shards import Shard
+from replay_client.results.shards import ShardMap
 from replay_client.results.stats import TableStats
 from replay_client.results.transfers import Loaded
 from replay_client.sync.row_loader import RowLoader
@@ -56,6 +54,7 @@ from replay_client.sync.shards.drawing.shard_stream import ShardStream
 from replay_client.sync.shards.drawing.sharded_sampler import AWAY_AFTER_S, ShardedSampler
 from replay_client.sync.shards.servers.asking import ASK_S, AWAY, ask_all, ask_each
 from replay_client.sync.shards.servers.member import Member
+from replay_client.sync.shards.servers.removal import drop_all, reset_all
 from replay_client.sync.shards.servers.reports import report_of
 from replay_client.sync.shards.servers.roster import Roster
 from replay_client.sync.shards.servers.service import table_stats_of_all
@@ -397,13 +396,7 @@ class ShardedTable(Table):
             TableNotFoundError: no server has the table.
             ServerUnavailableError: a server is away; the message names it. Rows were removed only if it says so.
         """
-        uids, away = self._found()
-        if away:
-            raise self._unavailable(away, "so no rows were removed; reset")
-        removed, away = self._run_on(uids, reset_table)
-        if away:
-            raise self._unavailable(away, f"and {sum(removed.values()):,} rows were removed on the others; reset")
-        return sum(removed.values())
+        return reset_all(self._roster.fleet, self._newest_map, self.name, self._uids)
 
     def drop(self) -> None:
         """Drop the tables of all shards; see `Table.drop`. If a server is away, the others drop theirs.
@@ -412,59 +405,15 @@ class ShardedTable(Table):
             TableNotFoundError: no server has the table.
             ServerUnavailableError: a server is away; the message names it. The table was dropped on the others.
         """
-        uids, away = self._found()
-        _, failed = self._run_on(uids, drop_table)
-        if away or failed:
-            raise self._unavailable([*away, *failed], "and the table was dropped on the others; drop")
+        drop_all(self._roster.fleet, self._newest_map, self.name, self._uids)
 
-    def _found(self) -> tuple[dict[Shard, bytes], list[Shard]]:
-        """Ask all servers for their tables of this name; return their uids, and the shards whose servers are away.
+    @property
+    def _newest_map(self) -> ShardMap:
+        return self._roster.fleet.current() or self._roster.shards
 
-        Raises:
-            TableNotFoundError: all servers answer, and none has such a table.
-            ServerUnavailableError: no server is reachable.
-        """
-
-        def look() -> Operation[TableDescription | TableNotFoundError]:
-            try:
-                return (yield from describe(self.name))
-            except TableNotFoundError as error:
-                return error
-
-        shards = self._roster.fleet.current() or self._roster.shards
-        found = ask_all(self._roster.fleet.links_of(shards), look)
-        there = {shard: found[shard.id] for shard in shards.in_use if shard.id in found}
-        known = {member.id: member.table.uid for member in self._members}
-        uids = {
-            shard: known.get(shard.id, each.uid) for shard, each in there.items() if isinstance(each, TableDescription)
-        }
-        away = [shard for shard in shards.in_use if shard not in there]
-        for refusal in there.values():
-            if isinstance(refusal, TableNotFoundError) and not uids and not away:
-                raise refusal
-        return uids, away
-
-    def _run_on(
-        self, uids: Mapping[Shard, bytes], operation: Callable[[str, bytes], Operation[T]]
-    ) -> tuple[dict[Shard, T], list[Shard]]:
-        """Run an operation on the tables of shards; return results, and the shards whose servers have gone away."""
-        results: dict[Shard, T] = {}
-        away = []
-        for shard, uid in uids.items():
-            with suppress(TableNotFoundError):  # another client has dropped it just now
-                try:
-                    connection = self._roster.fleet.link(shard.address).connection
-                    results[shard] = connection.run(operation(self.name, uid))
-                except AWAY:
-                    away.append(shard)
-        return results, away
-
-    def _unavailable(self, away: Sequence[Shard], what_now: str) -> ServerUnavailableError:
-        servers = ", ".join(f"shard {shard.id} at {shard.address}" for shard in away)
-        return ServerUnavailableError(
-            f"table {self.name!r} needs all its servers, but these are away: {servers}; {what_now} it again when they "
-            f"are back, or give them up with `replay shards lost {away[0].id}`"
-        )
+    @property
+    def _uids(self) -> dict[int, bytes]:
+        return {member.id: member.table.uid for member in self._members}
 
     def _split(self, keys: NDArray[np.int64]) -> list[tuple[Member, NDArray[np.intp]]]:
         """Return the positions of each shard's keys, for shards with at least one key."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-
 from replay_client._operations import server as operations
 from replay_client._shards.merged_description import merged_description
 from replay_client._shards.merged_stats import merged_stats, merged_table_stats
 from replay_client._transport.call import Operation
-from replay_client.errors import ReplayError, TableNotFoundError
+from replay_client.errors import TableNotFoundError
 from replay_client.results.description import TableDescription
 from replay_client.results.shards import Shard, ShardMap
 from replay_client.results.stats import Stats, TableStats
-from replay_client.sync.shards.servers.asking import AWAY, ask_all
+from replay_client.sync.shards.servers.asking import ask_all
 from replay_client.sync.shards.servers.fleet import Fleet
 
 
@@ -71,26 +69,6 @@ def tables_of_all(fleet: Fleet, shards: ShardMap) -> list[TableDescription]:
         for description in descriptions:
             by_name.setdefault(description.name, []).append(description)
     return [merged_description(parts) for _, parts in sorted(by_name.items())]
-
-
-def drop_each(drops: Iterable[Callable[[], None]]) -> None:
-    """Drop a table on all servers.
-
-    Raises:
-        TableNotFoundError: no server has the table.
-        ServerUnavailableError, DeadlineExceededError: a server is away. The table is dropped on the others.
-    """
-    dropped = 0
-    failure: ReplayError | None = None
-    for drop in drops:
-        try:
-            drop()
-        except (TableNotFoundError, *AWAY) as error:
-            failure = error if failure is None or isinstance(error, AWAY) else failure
-        else:
-            dropped += 1
-    if isinstance(failure, AWAY) or (failure is not None and not dropped):
-        raise failure
 
 
 def _version(shards: ShardMap) -> int:
