@@ -203,6 +203,8 @@ def _failures_shown() -> Iterator[None]:
         for note in getattr(error, "__notes__", ()):
             print(f"replay: {note}", file=sys.stderr)
         raise
+    except BrokenPipeError:
+        raise  # `run_app` handles it
     except OSError as error:
         print(f"replay: {error}", file=sys.stderr)
         sys.exit(_FAILURE)
