@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 from replay_proto.rate_limit import RateLimit
 from replay_proto.schema import Column, Schema
@@ -12,6 +12,7 @@ from replay_proto.steps import Derived, Item, Steps
 from replay_proto.v1 import replay_pb2
 
 from replay_client._transport.call import Call, Operation
+from replay_client.draws import checked_count
 from replay_client.errors import InvalidArgumentError, TableExistsError
 from replay_client.results.checkpoints import Checkpoint
 from replay_client.results.description import TableDescription
@@ -20,6 +21,8 @@ from replay_client.results.shards import ServerShards, ShardMap
 from replay_client.results.stats import ShardReport, Stats
 
 log = logging.getLogger(__name__)
+
+_LARGEST_SEED: Final = 2**64 - 1
 
 IfExists = Literal["open", "reset", "error"]
 """What `ReplayClient.create_table` does with an existing table."""
@@ -45,16 +48,17 @@ def table_config(
     """
     try:
         limit = RateLimit.of(min_size, samples_per_insert, error_buffer)
-        described = None if steps is None else Steps.of(dict(columns), steps)
+        by_name = _by_name(columns)
+        described = None if steps is None else Steps.of(by_name, steps)
         return replay_pb2.TableConfig(
-            name=name,
-            columns=_stored_only(dict(columns)) if described is None else described.columns_to_proto(),
-            capacity=capacity,
+            name=_text("name", name),
+            columns=_stored_only(by_name) if described is None else described.columns_to_proto(),
+            capacity=checked_count("capacity", capacity, example="1_000_000"),
             backend=replay_pb2.Backend(
-                name=backend,
+                name=_text("backend", backend),
                 parameters={name: _number(name, value) for name, value in parameters.items() if value is not None},
             ),
-            seed=seed,
+            seed=None if seed is None else checked_count("seed", seed, least=0, most=_LARGEST_SEED),
             rate_limiter=None if limit is None else limit.to_proto(),
             steps=None if described is None else described.to_proto(),
         )
@@ -198,6 +202,20 @@ def _open(table: TableDescription, if_exists: IfExists | None) -> Operation[None
             table.name,
             f"{table.size:,}",
         )
+
+
+def _text(field: str, value: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidArgumentError.of_field(field, "a string", repr(value))
+    return value
+
+
+def _by_name(columns: Mapping[str, Column | Derived]) -> dict[str, Column | Derived]:
+    try:
+        return dict(columns)
+    except (TypeError, ValueError):
+        expected = 'a mapping of names to columns, such as {"obs": Column("float32", 4)}'
+        raise InvalidArgumentError.of_field("columns", expected, repr(columns)) from None
 
 
 def _number(name: str, value: float) -> float:
