@@ -23,6 +23,7 @@ from replay_client.results.stats import ShardReport, Stats
 log = logging.getLogger(__name__)
 
 _LARGEST_SEED: Final = 2**64 - 1
+_MOST_LARGEST_ROWS: Final = 100
 
 IfExists = Literal["open", "reset", "error"]
 """What `ReplayClient.create_table` does with an existing table."""
@@ -51,11 +52,11 @@ def table_config(
         by_name = _by_name(columns)
         described = None if steps is None else Steps.of(by_name, steps)
         return replay_pb2.TableConfig(
-            name=_text("name", name),
+            name=checked_text("name", name),
             columns=_stored_only(by_name) if described is None else described.columns_to_proto(),
             capacity=checked_count("capacity", capacity, example="1_000_000"),
             backend=replay_pb2.Backend(
-                name=_text("backend", backend),
+                name=checked_text("backend", backend),
                 parameters={name: _number(name, value) for name, value in parameters.items() if value is not None},
             ),
             seed=None if seed is None else checked_count("seed", seed, least=0, most=_LARGEST_SEED),
@@ -96,7 +97,7 @@ def describe(name: str) -> Operation[TableDescription]:
 
 def open_table(name: str) -> Operation[tuple[TableDescription, ShardMap | None]]:
     """Fetch the description of a table, and the shard map of its server, if any."""
-    request = replay_pb2.DescribeTableRequest(table=name)
+    request = replay_pb2.DescribeTableRequest(table=checked_text("name", name))
     answer = yield Call("DescribeTable", request.SerializeToString())
     response = replay_pb2.DescribeTableResponse.FromString(bytes(answer))
     shards = ShardMap.from_proto(response.shards) if response.HasField("shards") else None
@@ -141,14 +142,14 @@ def reset_table(name: str, uid: bytes) -> Operation[int]:
 
 def drop_table(name: str, uid: bytes = b"") -> Operation[None]:
     """Drop a table; an empty uid matches any table with the name. Never retried: a retry might drop a newer table."""
-    yield Call("DropTable", replay_pb2.DropTableRequest(table=name, table_uid=uid).SerializeToString(), repeat=False)
+    request = replay_pb2.DropTableRequest(table=checked_text("name", name), table_uid=uid)
+    yield Call("DropTable", request.SerializeToString(), repeat=False)
 
 
 def inspect_table(name: str, uid: bytes, largest: int) -> Operation[Inspection]:
     """Fetch the distribution of a table's rows, with ``largest`` of the rows with the largest priorities."""
-    if largest < 1:
-        raise InvalidArgumentError.of_field("largest", "1 to 100", repr(largest))
-    request = replay_pb2.InspectRequest(table=name, table_uid=uid, largest=largest)
+    count = checked_count("largest", largest, most=_MOST_LARGEST_ROWS)
+    request = replay_pb2.InspectRequest(table=name, table_uid=uid, largest=count)
     answer = yield Call("Inspect", request.SerializeToString())
     return Inspection.from_proto(replay_pb2.InspectResponse.FromString(bytes(answer)))
 
@@ -163,9 +164,12 @@ def checkpoint(
     tables: Iterable[str], *, series: str | None, keep: int | None, timeout_s: float | None, number: int = 0
 ) -> Operation[Checkpoint]:
     """Have the server write a checkpoint, with a number in its series; 0: the next one."""
-    if keep is not None and keep < 1:
-        raise InvalidArgumentError.of_field("keep", "at least 1, or None", repr(keep))
-    request = replay_pb2.CheckpointRequest(tables=tables, series=series or "", keep=keep or 0, number=number)
+    request = replay_pb2.CheckpointRequest(
+        tables=checked_names("tables", tables),
+        series=checked_text("series", series or ""),
+        keep=0 if keep is None else checked_count("keep", keep),
+        number=number,
+    )
     answer = yield Call("Checkpoint", request.SerializeToString(), repeat=False, timeout_s=timeout_s)
     return Checkpoint.from_proto(replay_pb2.CheckpointResponse.FromString(bytes(answer)).checkpoint)
 
@@ -180,9 +184,31 @@ def list_checkpoints() -> Operation[tuple[list[Checkpoint], ShardMap | None]]:
 
 def verify_checkpoint(name: str, *, timeout_s: float | None) -> Operation[Checkpoint]:
     """Have the server verify a checkpoint."""
-    request = replay_pb2.VerifyCheckpointRequest(name=name)
+    request = replay_pb2.VerifyCheckpointRequest(name=checked_text("name", name))
     answer = yield Call("VerifyCheckpoint", request.SerializeToString(), timeout_s=timeout_s)
     return Checkpoint.from_proto(replay_pb2.VerifyCheckpointResponse.FromString(bytes(answer)).checkpoint)
+
+
+def checked_names(field: str, names: Iterable[str]) -> list[str]:
+    """Check that names are strings in a list, or in another iterable.
+
+    Raises:
+        InvalidArgumentError: they are not.
+    """
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise InvalidArgumentError.of_field(field, "a list of names", repr(names))
+    return [checked_text(field, name) for name in names]
+
+
+def checked_text(field: str, value: str) -> str:
+    """Check that a value is a string.
+
+    Raises:
+        InvalidArgumentError: it is not.
+    """
+    if not isinstance(value, str):
+        raise InvalidArgumentError.of_field(field, "a string", repr(value))
+    return value
 
 
 def _open(table: TableDescription, if_exists: IfExists | None) -> Operation[None]:
@@ -202,12 +228,6 @@ def _open(table: TableDescription, if_exists: IfExists | None) -> Operation[None
             table.name,
             f"{table.size:,}",
         )
-
-
-def _text(field: str, value: str) -> str:
-    if not isinstance(value, str):
-        raise InvalidArgumentError.of_field(field, "a string", repr(value))
-    return value
 
 
 def _by_name(columns: Mapping[str, Column | Derived]) -> dict[str, Column | Derived]:

@@ -162,6 +162,25 @@ def flattened(schema: Schema, given: Mapping[str, Any], *, is_partial: bool = Fa
     return flat
 
 
+def merged(row: Mapping[str, Any] | None, columns: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return values that a caller gives in a mapping, as keyword arguments, or both.
+
+    Raises:
+        InvalidArgumentError: the row is not a mapping.
+    """
+    if row is None:
+        return columns
+    try:
+        return {**row, **columns}
+    except TypeError:
+        raise not_a_row(row) from None
+
+
+def not_a_row(row: object) -> InvalidArgumentError:
+    """Return the error for a row that is not a mapping."""
+    return InvalidArgumentError.of_field("columns", "a mapping of names to values", type(row).__name__)
+
+
 def nested_items(name: str, value: Mapping[Any, Any] | tuple[Any, ...]) -> list[tuple[str, Any]]:
     """Return the parts of a nested value with their names: ``obs/camera`` in a mapping, ``obs/0`` in a tuple."""
     parts = value.items() if isinstance(value, Mapping) else enumerate(value)

@@ -104,16 +104,14 @@ class Writing:
         Raises:
             InvalidArgumentError: an option is out of range.
         """
-        most, streams = options.max_blocks_in_flight, options.streams
-        if not 1 <= most <= MAX_BLOCKS_IN_FLIGHT:
-            raise InvalidArgumentError.of_field("max_blocks_in_flight", f"1 to {MAX_BLOCKS_IN_FLIGHT}", str(most))
-        if options.block_rows is not None and options.block_rows < 1:
-            raise InvalidArgumentError.of_field("block_rows", "at least 1", str(options.block_rows))
+        most = checked_count("max_blocks_in_flight", options.max_blocks_in_flight, most=MAX_BLOCKS_IN_FLIGHT)
+        rows = None if options.block_rows is None else checked_count("block_rows", options.block_rows)
+        streams = checked_count("streams", options.streams)
         self._table = table
-        self._streams = Streams(checked_count("streams", streams), None if table.steps is None else table.steps.window)
+        self._streams = Streams(streams, None if table.steps is None else table.steps.window)
         block = RowBlock(
             table.schema,
-            _block_rows(table, options.block_rows, streams),
+            _block_rows(table, rows, streams),
             self._streams.numbers,
             of_steps=table.steps is not None,
         )

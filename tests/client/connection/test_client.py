@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from replay_client import (
@@ -99,6 +100,21 @@ def test_a_config_that_cannot_be_is_refused_and_its_field_is_named(
     with pytest.raises(InvalidArgumentError) as refusal:
         new_table(**config)
     assert field in refusal.value.metadata["field"]
+
+
+def test_names_that_are_no_text_are_refused(client: ReplayClient) -> None:
+    unknown: Any = 5
+    for field, call in (
+        ("name", lambda: client.table(unknown)),
+        ("name", lambda: client.drop_table(unknown)),
+        ("name", lambda: client.verify_checkpoint(unknown)),
+        ("series", lambda: client.checkpoint(series=unknown)),
+        ("tables", lambda: client.checkpoint("table")),
+        ("tables", lambda: client.checkpoint([unknown])),
+        ("keep", lambda: client.checkpoint(keep=1.5)),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(InvalidArgumentError, match=f"^{field}: expected "):
+            call()
 
 
 def test_tables_are_listed_by_name(client: ReplayClient, new_table: NewTable) -> None:
