@@ -31,6 +31,7 @@ MOST_KEYS_AT_ONCE: Final = 1 << 13
 """Maximum keys per call. The server handles this many in 5 ms, during which other callers wait."""
 _PRIORITY: Final = Column("float64")
 _KEY: Final = Column("int64")
+_FLAG: Final = Column("bool")
 
 
 def checked_rows(schema: Schema, given: Mapping[str, Any], *, is_partial: bool = False) -> tuple[dict[str, Array], int]:
@@ -202,6 +203,19 @@ def checked_priorities(priorities: ArrayLike, row_count: int) -> NDArray[np.floa
         expected = "finite numbers of at least 0, such as abs(td_errors)"
         raise InvalidArgumentError.of_field("priorities", expected, repr(float(bad[0])))
     return checked
+
+
+def checked_flags(field: str, given: ArrayLike, shape: tuple[int, ...] = (), *, meaning: str = "") -> Array:
+    """Convert flags to a bool array of a shape.
+
+    Raises:
+        InvalidArgumentError: a value is neither a bool nor 0 or 1, or the shape is wrong; ``meaning`` explains it.
+    """
+    flags = checked_array(field, _FLAG, given)
+    if flags.shape != shape:
+        sizes = f"[{','.join(map(str, shape))}]" if shape else ""
+        raise InvalidArgumentError.of_field(field, f"bool{sizes}{meaning}", described(flags))
+    return flags
 
 
 def checked_keys(batch_or_keys: BatchOrKeys, *, field: str = "keys") -> NDArray[np.int64]:

@@ -91,7 +91,7 @@ class WriterStream:
                 `Sequences`, at least one column. Other columns are set to zero.
 
         Raises:
-            InvalidArgumentError: the values do not match the table.
+            InvalidArgumentError: the values do not match the table, or `terminated` is neither a bool nor 0 or 1.
             ReplayError: an earlier row could not be sent. The episode has not ended.
         """
         values = merged(row, columns)

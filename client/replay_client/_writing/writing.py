@@ -20,7 +20,7 @@ from replay_proto.framing import Array
 from replay_proto.schema import Column
 
 from replay_client._rows.block import RowBlock
-from replay_client._rows.checks import checked_array, checked_rows, described
+from replay_client._rows.checks import checked_array, checked_flags, checked_rows, described
 from replay_client._transport.pending import PendingRequests
 from replay_client._transport.time_limits import time_limit
 from replay_client._writing.episodes import Episodes
@@ -36,7 +36,6 @@ BLOCK_ROWS: Final = 1024
 """Maximum rows per block, unless there are more streams."""
 BLOCK_BYTES: Final = 1 << 20
 """Maximum bytes per block, unless a row of each stream is larger."""
-_FLAG: Final = Column("bool")
 _PRIORITY: Final = Column("float64")
 
 
@@ -180,10 +179,7 @@ class Writing:
         return checked
 
     def _flags(self, field: str, given: ArrayLike) -> Array:
-        flags = checked_array(field, _FLAG, given)
-        if flags.shape != (len(self),):
-            raise InvalidArgumentError.of_field(field, f"bool[{len(self)}], one for each stream", described(flags))
-        return flags
+        return checked_flags(field, given, (len(self),), meaning=", one for each stream")
 
 
 def _block_rows(table: TableDescription, wanted: int | None, streams: int) -> int:
