@@ -9,8 +9,9 @@ dtype. Tensors on any device, with or without gradients, are treated as arrays. 
 never wrap, and every column must be given. Nested observations are mappings or tuples:
 ``{"obs": {"camera": ...}}`` is the column ``obs/camera``.
 
-Optional columns may be left out, or be None. The mask of an optional column may be given, too: where it is False, the
-values are replaced by zeros. Otherwise, it follows from whether the column was given.
+Optional columns may be left out, or be None, and so may a nested observation whose columns are all optional. The mask
+of an optional column may be given, too: where it is False, the values are replaced by zeros. Otherwise, it follows from
+whether the column was given.
 """
 
 from __future__ import annotations
@@ -292,6 +293,8 @@ def _flatten_into(flat: dict[str, Any], schema: Schema, name: str, value: Any) -
     if name not in schema and isinstance(value, Mapping | tuple):
         for part_name, part in nested_items(name, value):
             _flatten_into(flat, schema, part_name, part)
+    elif value is None and name not in schema and any(each.startswith(f"{name}{SEPARATOR}") for each in schema.columns):
+        pass  # a nested value that is left out
     elif name in flat:
         raise InvalidArgumentError.of_field(f"columns.{name}", "a column given once", "it again")
     else:
