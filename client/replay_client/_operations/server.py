@@ -13,7 +13,7 @@ from replay_proto.v1 import replay_pb2
 
 from replay_client._transport.call import Call, Operation
 from replay_client.draws import checked_count
-from replay_client.errors import InvalidArgumentError, TableExistsError
+from replay_client.errors import DeadlineExceededError, InvalidArgumentError, TableExistsError
 from replay_client.results.checkpoints import Checkpoint
 from replay_client.results.description import TableDescription
 from replay_client.results.inspection import Inspection
@@ -81,7 +81,11 @@ def create_table(
         raise InvalidArgumentError.of_field("if_exists", "'open', 'reset' or 'error'", repr(if_exists))
     request = replay_pb2.CreateTableRequest(config=config, shards_version=shards_version)
     # A retry might find the table of the first attempt.
-    answer = yield Call("CreateTable", request.SerializeToString(), repeat=if_exists != "error")
+    try:
+        answer = yield Call("CreateTable", request.SerializeToString(), repeat=if_exists != "error")
+    except DeadlineExceededError as error:
+        error.add_note("allocating a large table takes long; increase the client's timeout_s, and open the table again")
+        raise
     response = replay_pb2.CreateTableResponse.FromString(bytes(answer))
     description = TableDescription.from_proto(response.table)
     if not response.created:
