@@ -31,7 +31,7 @@ _DRAW_MODES: Final[Mapping[str, replay_pb2.DrawMode.ValueType]] = {
     "independent": replay_pb2.DRAW_MODE_INDEPENDENT,
 }
 
-_LIMIT: Final = 2**63
+_LARGEST: Final = 2**63 - 1
 _UNWEIGHTED: Final = ("uniform", "fifo")
 """Backends with equal probabilities, so all weights are 1."""
 
@@ -72,19 +72,21 @@ def beta_for(backend: str, beta: float | None) -> float:
     raise InvalidArgumentError.of_field("beta", f"a number of at least 0, required for {backend!r}", "none")
 
 
-def checked_count(field: str, number: int) -> int:
-    """Check that a number is an integer from 1 to 2^63 - 1, and not a bool.
+def checked_count(field: str, number: int, *, least: int = 1, most: int = _LARGEST, example: str = "") -> int:
+    """Check that a number is an integer from ``least`` to ``most``, and not a bool.
 
     Raises:
-        InvalidArgumentError: for anything else.
+        InvalidArgumentError: for anything else; the message may show an ``example``.
     """
     try:
         count = operator.index(number)
-        if not isinstance(number, bool) and 1 <= count < _LIMIT:
+        if not isinstance(number, bool) and least <= count <= most:
             return count
     except TypeError:
         pass
-    raise InvalidArgumentError.of_field(field, "a whole number from 1 to 2 ** 63 - 1", repr(number))
+    end = f"2 ** {most.bit_length()} - 1" if most >= _LARGEST else str(most)
+    expected = f"a whole number from {least} to {end}" + (f", such as {example}" if example else "")
+    raise InvalidArgumentError.of_field(field, expected, repr(number))
 
 
 def checked_beta(beta: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Val
 
 MAX_PORT = 65535
 EXIT_USAGE = 2
+EXIT_BROKEN_PIPE = 1
 NONE = "none"
 """The value that unsets a setting, because TOML has no null."""
 
@@ -104,10 +106,15 @@ def run_app(app: App, arguments: Sequence[str] | None = None) -> Any:
     """Run the command of a command line, and return its result; None after ``--help`` and ``--version``.
 
     Raises:
-        SystemExit: with 2 after printing that an argument is invalid.
+        SystemExit: with 2 after printing that an argument is invalid; with 1 if nobody reads the output any longer.
     """
     try:
-        return app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+        result = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+        print(end="", flush=True)
+        return result
+    except BrokenPipeError:  # the other end of the pipe has been closed, for example by `head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes the rest at exit
+        sys.exit(EXIT_BROKEN_PIPE)
     except CycloptsError as error:
         for fault in _faults_of(error):
             print(f"{app.name[0]}: {fault}", file=sys.stderr)

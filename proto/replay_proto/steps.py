@@ -232,7 +232,7 @@ class Steps:
             yield "", "no Return with Sequences, whose rewards are drawn step by step", "Return"
         if not isinstance(column, Stack | Return):
             return
-        source = self.schema.get(column.of)
+        source = self.schema.get(column.of) if isinstance(column.of, str) else None
         if source is None:
             yield ".of", f"a stored column ({', '.join(self.schema)})", repr(column.of)
         elif source.at != "step":
@@ -244,6 +244,8 @@ class Steps:
                 yield ".count", f"a whole number of 1 to {MAX_WINDOW}", repr(column.count)
             if column.padding not in get_args(Padding):
                 yield ".padding", "'zero' or 'repeat'", repr(column.padding)
+            if not _is_flag(column.ahead):
+                yield ".ahead", "True or False", repr(column.ahead)
             if column.ahead and self.is_sequences:
                 yield ".ahead", "False with Sequences", "True"
 
@@ -309,8 +311,8 @@ class Steps:
 def _check_item(item: Item) -> None:
     if not isinstance(item, get_args(Item)):
         raise FieldError("steps", "Transitions or Sequences", repr(item))
-    if not 0.0 <= item.gamma <= 1.0:
-        raise FieldError("steps.gamma", "0 to 1", repr(item.gamma))
+    if not _is_fraction(item.gamma):
+        raise FieldError("steps.gamma", "a number from 0 to 1", repr(item.gamma))
     least = {"n_step": 1, "length": 1, "burn_in": 0, "period": 1}
     most = {"period": item.length if isinstance(item, Sequences) else 1}
     for name in (each.name for each in fields(item) if each.name != "gamma"):
@@ -323,6 +325,14 @@ def _check_item(item: Item) -> None:
 
 def _is_whole(value: object) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _is_fraction(value: object) -> bool:
+    return isinstance(value, int | float | np.floating) and bool(0.0 <= value <= 1.0)
+
+
+def _is_flag(value: object) -> bool:
+    return isinstance(value, bool | np.bool_)
 
 
 def _derived_to_proto(column: Derived) -> replay_pb2.DerivedColumn:

@@ -339,6 +339,39 @@ def test_the_command_says_its_version() -> None:
     assert done.stdout == f"replay {importlib.metadata.version('replay-service')}\n"
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["tables", "--json"],
+        ["stats", "--watch"],
+        ["inspect", "cli-closed", "--watch", "--json"],
+        ["drop", "cli-closed", "-y"],
+        ["export", "cli-closed", ".", "--json"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_closed_pipe_ends_the_command_quietly(
+    server: ServerProcess, new_table: NewTable, tmp_path: Path, command: list[str]
+) -> None:
+    if "export" in command:
+        pytest.importorskip("pyarrow")
+    new_table(name="cli-closed").insert(rows(range(3)))
+    reader, pipe = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [COMMAND, *command],
+        stdout=pipe,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=environment(REPLAY_SERVER=server.address),
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    os.close(pipe)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
 def test_figures_go_into_a_pipe_line_by_line_also_while_the_server_is_away(
     start_server: Callable[..., ServerProcess],
 ) -> None:

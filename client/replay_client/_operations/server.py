@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 from replay_proto.rate_limit import RateLimit
 from replay_proto.schema import Column, Schema
@@ -12,7 +12,8 @@ from replay_proto.steps import Derived, Item, Steps
 from replay_proto.v1 import replay_pb2
 
 from replay_client._transport.call import Call, Operation
-from replay_client.errors import InvalidArgumentError, TableExistsError
+from replay_client.draws import checked_count
+from replay_client.errors import DeadlineExceededError, InvalidArgumentError, TableExistsError
 from replay_client.results.checkpoints import Checkpoint
 from replay_client.results.description import TableDescription
 from replay_client.results.inspection import Inspection
@@ -20,6 +21,9 @@ from replay_client.results.shards import ServerShards, ShardMap
 from replay_client.results.stats import ShardReport, Stats
 
 log = logging.getLogger(__name__)
+
+_LARGEST_SEED: Final = 2**64 - 1
+_MOST_LARGEST_ROWS: Final = 100
 
 IfExists = Literal["open", "reset", "error"]
 """What `ReplayClient.create_table` does with an existing table."""
@@ -45,16 +49,17 @@ def table_config(
     """
     try:
         limit = RateLimit.of(min_size, samples_per_insert, error_buffer)
-        described = None if steps is None else Steps.of(dict(columns), steps)
+        by_name = _by_name(columns)
+        described = None if steps is None else Steps.of(by_name, steps)
         return replay_pb2.TableConfig(
-            name=name,
-            columns=_stored_only(dict(columns)) if described is None else described.columns_to_proto(),
-            capacity=capacity,
+            name=checked_text("name", name),
+            columns=_stored_only(by_name) if described is None else described.columns_to_proto(),
+            capacity=checked_count("capacity", capacity, example="1_000_000"),
             backend=replay_pb2.Backend(
-                name=backend,
+                name=checked_text("backend", backend),
                 parameters={name: _number(name, value) for name, value in parameters.items() if value is not None},
             ),
-            seed=seed,
+            seed=None if seed is None else checked_count("seed", seed, least=0, most=_LARGEST_SEED),
             rate_limiter=None if limit is None else limit.to_proto(),
             steps=None if described is None else described.to_proto(),
         )
@@ -76,7 +81,11 @@ def create_table(
         raise InvalidArgumentError.of_field("if_exists", "'open', 'reset' or 'error'", repr(if_exists))
     request = replay_pb2.CreateTableRequest(config=config, shards_version=shards_version)
     # A retry might find the table of the first attempt.
-    answer = yield Call("CreateTable", request.SerializeToString(), repeat=if_exists != "error")
+    try:
+        answer = yield Call("CreateTable", request.SerializeToString(), repeat=if_exists != "error")
+    except DeadlineExceededError as error:
+        error.add_note("allocating a large table takes long; increase the client's timeout_s, and open the table again")
+        raise
     response = replay_pb2.CreateTableResponse.FromString(bytes(answer))
     description = TableDescription.from_proto(response.table)
     if not response.created:
@@ -92,7 +101,7 @@ def describe(name: str) -> Operation[TableDescription]:
 
 def open_table(name: str) -> Operation[tuple[TableDescription, ShardMap | None]]:
     """Fetch the description of a table, and the shard map of its server, if any."""
-    request = replay_pb2.DescribeTableRequest(table=name)
+    request = replay_pb2.DescribeTableRequest(table=checked_text("name", name))
     answer = yield Call("DescribeTable", request.SerializeToString())
     response = replay_pb2.DescribeTableResponse.FromString(bytes(answer))
     shards = ShardMap.from_proto(response.shards) if response.HasField("shards") else None
@@ -137,14 +146,14 @@ def reset_table(name: str, uid: bytes) -> Operation[int]:
 
 def drop_table(name: str, uid: bytes = b"") -> Operation[None]:
     """Drop a table; an empty uid matches any table with the name. Never retried: a retry might drop a newer table."""
-    yield Call("DropTable", replay_pb2.DropTableRequest(table=name, table_uid=uid).SerializeToString(), repeat=False)
+    request = replay_pb2.DropTableRequest(table=checked_text("name", name), table_uid=uid)
+    yield Call("DropTable", request.SerializeToString(), repeat=False)
 
 
 def inspect_table(name: str, uid: bytes, largest: int) -> Operation[Inspection]:
     """Fetch the distribution of a table's rows, with ``largest`` of the rows with the largest priorities."""
-    if largest < 1:
-        raise InvalidArgumentError.of_field("largest", "1 to 100", repr(largest))
-    request = replay_pb2.InspectRequest(table=name, table_uid=uid, largest=largest)
+    count = checked_count("largest", largest, most=_MOST_LARGEST_ROWS)
+    request = replay_pb2.InspectRequest(table=name, table_uid=uid, largest=count)
     answer = yield Call("Inspect", request.SerializeToString())
     return Inspection.from_proto(replay_pb2.InspectResponse.FromString(bytes(answer)))
 
@@ -159,9 +168,12 @@ def checkpoint(
     tables: Iterable[str], *, series: str | None, keep: int | None, timeout_s: float | None, number: int = 0
 ) -> Operation[Checkpoint]:
     """Have the server write a checkpoint, with a number in its series; 0: the next one."""
-    if keep is not None and keep < 1:
-        raise InvalidArgumentError.of_field("keep", "at least 1, or None", repr(keep))
-    request = replay_pb2.CheckpointRequest(tables=tables, series=series or "", keep=keep or 0, number=number)
+    request = replay_pb2.CheckpointRequest(
+        tables=checked_names("tables", tables),
+        series=checked_text("series", series or ""),
+        keep=0 if keep is None else checked_count("keep", keep),
+        number=number,
+    )
     answer = yield Call("Checkpoint", request.SerializeToString(), repeat=False, timeout_s=timeout_s)
     return Checkpoint.from_proto(replay_pb2.CheckpointResponse.FromString(bytes(answer)).checkpoint)
 
@@ -176,9 +188,31 @@ def list_checkpoints() -> Operation[tuple[list[Checkpoint], ShardMap | None]]:
 
 def verify_checkpoint(name: str, *, timeout_s: float | None) -> Operation[Checkpoint]:
     """Have the server verify a checkpoint."""
-    request = replay_pb2.VerifyCheckpointRequest(name=name)
+    request = replay_pb2.VerifyCheckpointRequest(name=checked_text("name", name))
     answer = yield Call("VerifyCheckpoint", request.SerializeToString(), timeout_s=timeout_s)
     return Checkpoint.from_proto(replay_pb2.VerifyCheckpointResponse.FromString(bytes(answer)).checkpoint)
+
+
+def checked_names(field: str, names: Iterable[str]) -> list[str]:
+    """Check that names are strings in a list, or in another iterable.
+
+    Raises:
+        InvalidArgumentError: they are not.
+    """
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise InvalidArgumentError.of_field(field, "a list of names", repr(names))
+    return [checked_text(field, name) for name in names]
+
+
+def checked_text(field: str, value: str) -> str:
+    """Check that a value is a string.
+
+    Raises:
+        InvalidArgumentError: it is not.
+    """
+    if not isinstance(value, str):
+        raise InvalidArgumentError.of_field(field, "a string", repr(value))
+    return value
 
 
 def _open(table: TableDescription, if_exists: IfExists | None) -> Operation[None]:
@@ -198,6 +232,14 @@ def _open(table: TableDescription, if_exists: IfExists | None) -> Operation[None
             table.name,
             f"{table.size:,}",
         )
+
+
+def _by_name(columns: Mapping[str, Column | Derived]) -> dict[str, Column | Derived]:
+    try:
+        return dict(columns)
+    except (TypeError, ValueError):
+        expected = 'a mapping of names to columns, such as {"obs": Column("float32", 4)}'
+        raise InvalidArgumentError.of_field("columns", expected, repr(columns)) from None
 
 
 def _number(name: str, value: float) -> float:

@@ -9,8 +9,9 @@ dtype. Tensors on any device, with or without gradients, are treated as arrays. 
 never wrap, and every column must be given. Nested observations are mappings or tuples:
 ``{"obs": {"camera": ...}}`` is the column ``obs/camera``.
 
-Optional columns may be left out, or be None. The mask of an optional column may be given, too: where it is False, the
-values are replaced by zeros. Otherwise, it follows from whether the column was given.
+Optional columns may be left out, or be None, and so may a nested observation whose columns are all optional. The mask
+of an optional column may be given, too: where it is False, the values are replaced by zeros. Otherwise, it follows from
+whether the column was given.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ MOST_KEYS_AT_ONCE: Final = 1 << 13
 """Maximum keys per call. The server handles this many in 5 ms, during which other callers wait."""
 _PRIORITY: Final = Column("float64")
 _KEY: Final = Column("int64")
+_FLAG: Final = Column("bool")
 
 
 def checked_rows(schema: Schema, given: Mapping[str, Any], *, is_partial: bool = False) -> tuple[dict[str, Array], int]:
@@ -162,6 +164,25 @@ def flattened(schema: Schema, given: Mapping[str, Any], *, is_partial: bool = Fa
     return flat
 
 
+def merged(row: Mapping[str, Any] | None, columns: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return values that a caller gives in a mapping, as keyword arguments, or both.
+
+    Raises:
+        InvalidArgumentError: the row is not a mapping.
+    """
+    if row is None:
+        return columns
+    try:
+        return {**row, **columns}
+    except TypeError:
+        raise not_a_row(row) from None
+
+
+def not_a_row(row: object) -> InvalidArgumentError:
+    """Return the error for a row that is not a mapping."""
+    return InvalidArgumentError.of_field("columns", "a mapping of names to values", type(row).__name__)
+
+
 def nested_items(name: str, value: Mapping[Any, Any] | tuple[Any, ...]) -> list[tuple[str, Any]]:
     """Return the parts of a nested value with their names: ``obs/camera`` in a mapping, ``obs/0`` in a tuple."""
     parts = value.items() if isinstance(value, Mapping) else enumerate(value)
@@ -183,6 +204,19 @@ def checked_priorities(priorities: ArrayLike, row_count: int) -> NDArray[np.floa
         expected = "finite numbers of at least 0, such as abs(td_errors)"
         raise InvalidArgumentError.of_field("priorities", expected, repr(float(bad[0])))
     return checked
+
+
+def checked_flags(field: str, given: ArrayLike, shape: tuple[int, ...] = (), *, meaning: str = "") -> Array:
+    """Convert flags to a bool array of a shape.
+
+    Raises:
+        InvalidArgumentError: a value is neither a bool nor 0 or 1, or the shape is wrong; ``meaning`` explains it.
+    """
+    flags = checked_array(field, _FLAG, given)
+    if flags.shape != shape:
+        sizes = f"[{','.join(map(str, shape))}]" if shape else ""
+        raise InvalidArgumentError.of_field(field, f"bool{sizes}{meaning}", described(flags))
+    return flags
 
 
 def checked_keys(batch_or_keys: BatchOrKeys, *, field: str = "keys") -> NDArray[np.int64]:
@@ -259,6 +293,8 @@ def _flatten_into(flat: dict[str, Any], schema: Schema, name: str, value: Any) -
     if name not in schema and isinstance(value, Mapping | tuple):
         for part_name, part in nested_items(name, value):
             _flatten_into(flat, schema, part_name, part)
+    elif value is None and name not in schema and any(each.startswith(f"{name}{SEPARATOR}") for each in schema.columns):
+        pass  # a nested value that is left out
     elif name in flat:
         raise InvalidArgumentError.of_field(f"columns.{name}", "a column given once", "it again")
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+from collections.abc import Iterable
 from typing import Final
 
 from replay_client.errors import InvalidArgumentError
@@ -30,6 +31,20 @@ def checked_address(address: object) -> str:
         if _UNIX.fullmatch(address) or (tcp is not None and 1 <= int(tcp["port"]) <= _LAST_PORT):
             return address
     raise InvalidArgumentError.of_field("address", _EXPECTED, repr(address))
+
+
+def checked_addresses(addresses: object) -> list[str]:
+    """Check the addresses of several servers.
+
+    Raises:
+        InvalidArgumentError: there is none, one is given twice, or one is malformed.
+    """
+    given = [] if isinstance(addresses, str) or not isinstance(addresses, Iterable) else list(addresses)
+    checked = [checked_address(address) for address in given]
+    if not checked or len({*checked}) < len(checked):
+        expected = "a list of different addresses, such as ['host-a:50051', 'host-b:50051']"
+        raise InvalidArgumentError.of_field("addresses", expected, repr(addresses))
+    return checked
 
 
 def listens(address: str) -> bool:

@@ -24,7 +24,7 @@ from replay_proto.steps import Stack, Steps
 from replay_proto.v1 import replay_pb2
 
 from replay_client._rows.block import checked_priority
-from replay_client._rows.checks import checked_priorities, flattened
+from replay_client._rows.checks import checked_flags, checked_priorities, flattened
 from replay_client._writing.outbox import Outbox
 from replay_client._writing.streams import Streams
 from replay_client.errors import InvalidArgumentError
@@ -109,13 +109,14 @@ class Episodes:
         Returns:
             False if too many blocks are in flight; then nothing has changed.
         """
+        terminated = bool(checked_flags("terminated", is_terminated))
         if self._steps is None:
             if values or priorities is not None:
                 expected = "no values and no priorities, because a table without steps stores no closing rows"
                 raise InvalidArgumentError.of_field("columns", expected, ", ".join(values) or "priorities")
         elif self.streams.steps[stream]:
             flat = flattened(self._schema, values, is_partial=True)
-            if not self._close(stream, flat, is_terminated, priorities):
+            if not self._close(stream, flat, terminated, priorities):
                 return False
         self.begin_episode(stream)
         if len(self.streams) == 1:

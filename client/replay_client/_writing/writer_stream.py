@@ -8,6 +8,7 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
+from replay_client._rows.checks import merged, not_a_row
 from replay_client._transport.connection import Connection
 from replay_client._writing.delivery import Delivery
 
@@ -48,7 +49,10 @@ class WriterStream:
                 window.
             ReplayError: an earlier row could not be sent. This row was not appended.
         """
-        values = columns if row is None else {**row, **columns}
+        try:
+            values = columns if row is None else {**row, **columns}
+        except TypeError:  # this path is hot, so `merged` is not called
+            raise not_a_row(row) from None
         self._connection.check_not_forked()
         with self._delivery.changed:
             self._delivery.writing.outbox.check()
@@ -87,10 +91,10 @@ class WriterStream:
                 `Sequences`, at least one column. Other columns are set to zero.
 
         Raises:
-            InvalidArgumentError: the values do not match the table.
+            InvalidArgumentError: the values do not match the table, or `terminated` is neither a bool nor 0 or 1.
             ReplayError: an earlier row could not be sent. The episode has not ended.
         """
-        values = columns if row is None else {**row, **columns}
+        values = merged(row, columns)
         self._connection.check_not_forked()
         with self._delivery.changed:
             self._delivery.writing.outbox.check()

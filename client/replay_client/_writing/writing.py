@@ -20,7 +20,7 @@ from replay_proto.framing import Array
 from replay_proto.schema import Column
 
 from replay_client._rows.block import RowBlock
-from replay_client._rows.checks import checked_array, checked_rows, described
+from replay_client._rows.checks import checked_array, checked_flags, checked_rows, described
 from replay_client._transport.pending import PendingRequests
 from replay_client._transport.time_limits import time_limit
 from replay_client._writing.episodes import Episodes
@@ -36,7 +36,6 @@ BLOCK_ROWS: Final = 1024
 """Maximum rows per block, unless there are more streams."""
 BLOCK_BYTES: Final = 1 << 20
 """Maximum bytes per block, unless a row of each stream is larger."""
-_FLAG: Final = Column("bool")
 _PRIORITY: Final = Column("float64")
 
 
@@ -104,16 +103,14 @@ class Writing:
         Raises:
             InvalidArgumentError: an option is out of range.
         """
-        most, streams = options.max_blocks_in_flight, options.streams
-        if not 1 <= most <= MAX_BLOCKS_IN_FLIGHT:
-            raise InvalidArgumentError.of_field("max_blocks_in_flight", f"1 to {MAX_BLOCKS_IN_FLIGHT}", str(most))
-        if options.block_rows is not None and options.block_rows < 1:
-            raise InvalidArgumentError.of_field("block_rows", "at least 1", str(options.block_rows))
+        most = checked_count("max_blocks_in_flight", options.max_blocks_in_flight, most=MAX_BLOCKS_IN_FLIGHT)
+        rows = None if options.block_rows is None else checked_count("block_rows", options.block_rows)
+        streams = checked_count("streams", options.streams)
         self._table = table
-        self._streams = Streams(checked_count("streams", streams), None if table.steps is None else table.steps.window)
+        self._streams = Streams(streams, None if table.steps is None else table.steps.window)
         block = RowBlock(
             table.schema,
-            _block_rows(table, options.block_rows, streams),
+            _block_rows(table, rows, streams),
             self._streams.numbers,
             of_steps=table.steps is not None,
         )
@@ -182,10 +179,7 @@ class Writing:
         return checked
 
     def _flags(self, field: str, given: ArrayLike) -> Array:
-        flags = checked_array(field, _FLAG, given)
-        if flags.shape != (len(self),):
-            raise InvalidArgumentError.of_field(field, f"bool[{len(self)}], one for each stream", described(flags))
-        return flags
+        return checked_flags(field, given, (len(self),), meaning=", one for each stream")
 
 
 def _block_rows(table: TableDescription, wanted: int | None, streams: int) -> int:

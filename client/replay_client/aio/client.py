@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, overload
 from replay_proto.schema import Column
 from replay_proto.steps import Derived, Item
 
+from replay_client._extras import check_device
 from replay_client._operations import server as operations
 from replay_client._operations.mixing import Mixture, checked_sizes
 from replay_client._operations.server import IfExists
@@ -186,6 +187,7 @@ class ReplayClient:
         device: Device | None = None,
     ) -> MixedSampler | MixedTensorSampler:
         """Open tables and create a sampler of them; see `replay_client.ReplayClient.sampler`."""
+        check_device(device)
         sizes = checked_sizes(batch_sizes)
         tables = {name: await self.table(name) for name in sizes}
         mixture = Mixture(tables, sizes, columns)

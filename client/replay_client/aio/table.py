@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from replay_client._extras import check_device
 from replay_client._learning.answers import Blank
 from replay_client._operations.server import describe, drop_table, inspect_table, reset_table, stats
 from replay_client._operations.table import TableHandle
@@ -208,6 +209,7 @@ class Table(TableHandle):
         device: Device | None = None,
     ) -> Sampler | TensorSampler:
         """Create a sampler for learners; see `replay_client.Table.sampler`."""
+        check_device(device)
         sampler = self.part_sampler(
             self._operations.chosen(columns),
             blank=None,

@@ -20,6 +20,7 @@ from typing import Any, Final, NoReturn
 from numpy.typing import ArrayLike
 from replay_proto.framing import Array
 
+from replay_client._rows.checks import merged
 from replay_client._writing.writing import WriterOptions
 from replay_client.aio._connection import Connection
 from replay_client.aio._delivery import Delivery
@@ -54,7 +55,7 @@ class WriterStream:
         self, row: Mapping[str, Any] | None = None, /, *, priority: float | None = None, **columns: Any
     ) -> None:
         """Append a copy of a row to the current episode; see `replay_client.WriterStream.append`."""
-        values = columns if row is None else {**row, **columns}
+        values = columns if row is None else merged(row, columns)
         await self._delivery.ready()
         while not self._episodes.append(self._stream, values, priority):
             await self._delivery.wait(math.inf)
@@ -73,7 +74,7 @@ class WriterStream:
         **columns: Any,
     ) -> None:
         """End the current episode; see `replay_client.WriterStream.end_episode`."""
-        values = columns if row is None else {**row, **columns}
+        values = merged(row, columns)
         await self._delivery.ready()
         while not self._episodes.end(self._stream, values, terminated, priorities):
             await self._delivery.wait(math.inf)
@@ -161,7 +162,7 @@ class Writer:
         **columns: Any,
     ) -> None:
         """Append a copy of one row to each stream; see `replay_client.Writer.append_all`."""
-        checked = self._writing.checked_rows(columns if rows is None else {**rows, **columns}, where, priorities)
+        checked = self._writing.checked_rows(merged(rows, columns), where, priorities)
         await self._delivery.ready()
         try:
             while checked.left:
@@ -181,7 +182,7 @@ class Writer:
         **columns: Any,
     ) -> None:
         """End the current episodes of several streams; see `replay_client.Writer.end_episodes`."""
-        ends = self._writing.checked_ends(done, columns if rows is None else {**rows, **columns}, terminated)
+        ends = self._writing.checked_ends(done, merged(rows, columns), terminated)
         for end in ends:
             await self._streams[end.stream].end_episode(end.values, terminated=end.is_terminated)
 

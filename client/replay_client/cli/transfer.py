@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -73,11 +73,11 @@ def export(
         _check_unused("--format minari", order=order)
     with _failures_shown(), client_of(server, timeout_s=TIMEOUT_S) as client:
         handle = client.table(table)
-        directory.mkdir(parents=True, exist_ok=True)
-        if what == "parquet":
-            _export_parquet(handle, directory / f"{table}.parquet", order or "key", as_json)
-        else:
-            _export_minari(handle, directory, dataset_id or f"{table}-v0", env, as_json)
+        with _created(directory):
+            if what == "parquet":
+                _export_parquet(handle, directory / f"{table}.parquet", order or "key", as_json)
+            else:
+                _export_minari(handle, directory, dataset_id or f"{table}-v0", env, as_json)
 
 
 def import_table(
@@ -113,6 +113,20 @@ def import_table(
         print_json({"table": name, "rows": rows})
     else:
         print(f"inserted {rows:,} rows into table {name}")
+
+
+@contextmanager
+def _created(directory: Path) -> Iterator[None]:
+    """Create a directory. After an error in the block, remove the directories that were created and are still empty."""
+    new = [each for each in (directory, *directory.parents) if not each.exists()]
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        with suppress(OSError):
+            for each in new:
+                each.rmdir()
+        raise
 
 
 def _check_unused(reason: str, **options: object) -> None:
@@ -203,6 +217,8 @@ def _failures_shown() -> Iterator[None]:
         for note in getattr(error, "__notes__", ()):
             print(f"replay: {note}", file=sys.stderr)
         raise
+    except BrokenPipeError:
+        raise  # `run_app` handles it
     except OSError as error:
         print(f"replay: {error}", file=sys.stderr)
         sys.exit(_FAILURE)

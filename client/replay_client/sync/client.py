@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 from replay_proto.schema import Column
 from replay_proto.steps import Derived, Item
 
-from replay_client._extras import check_extra
+from replay_client._extras import check_device, check_extra
 from replay_client._operations import server as operations
 from replay_client._operations.mixing import Mixture, checked_sizes
 from replay_client._operations.server import IfExists
-from replay_client._transport.address import checked_address
+from replay_client._transport.address import checked_address, checked_addresses
 from replay_client._transport.attempts import FIRST_CONTACT_S
 from replay_client._transport.call import Operation
 from replay_client._transport.connection import LinkOptions
@@ -310,7 +310,9 @@ class ReplayClient:
             TableNotFoundError: a table does not exist.
             InvalidArgumentError: a number is out of range, a name is unknown, `beta` is missing, or the tables' columns
                 differ.
+            MissingExtraError: there is a `device`, but torch is not installed.
         """
+        check_device(device)
         sizes = checked_sizes(batch_sizes)
         tables = {name: self.table(name) for name in sizes}
         mixture = Mixture(tables, sizes, columns)
@@ -438,11 +440,12 @@ class ReplayClient:
         running clients use them within a second.
 
         Raises:
-            InvalidArgumentError: an address is malformed, or the address of a server in use is missing.
+            InvalidArgumentError: there is no address, one is malformed or given twice, or the address of a server in
+                use is missing.
             ShardsChangedError: another client has changed the servers meanwhile.
             PermissionDeniedError: the token lacks the right ``admin`` on all tables.
         """
-        shards = self._fleet.set_addresses([checked_address(address) for address in addresses])
+        shards = self._fleet.set_addresses(checked_addresses(addresses))
         create_missing(self._fleet, shards)
         return shards
 
@@ -456,7 +459,7 @@ class ReplayClient:
                 it gets rows again.
 
         Raises:
-            InvalidArgumentError: there is no such shard, it is lost already, or it is the last one.
+            InvalidArgumentError: there is no such shard or state, it is lost already, or it is the last one.
             ShardsChangedError: another client has changed the servers meanwhile.
             PermissionDeniedError: the token lacks the right ``admin`` on all tables.
         """

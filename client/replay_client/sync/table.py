@@ -25,7 +25,7 @@ from replay_proto.frames import Content
 from replay_proto.framing import Array
 from replay_proto.v1 import replay_pb2
 
-from replay_client._extras import check_extra
+from replay_client._extras import check_device, check_extra
 from replay_client._learning.answers import Blank
 from replay_client._operations.server import describe, drop_table, inspect_table, reset_table, stats
 from replay_client._operations.table import TableHandle
@@ -463,9 +463,11 @@ class Table(TableHandle):
                 updates. None: batches are NumPy arrays.
 
         Raises:
-            InvalidArgumentError: for a number out of range, an unknown name, or a missing `beta`.
+            InvalidArgumentError: for a number out of range, an unknown name or device, or a missing `beta`.
+            MissingExtraError: there is a `device`, but torch is not installed.
             ClosedError: the client is closed.
         """
+        check_device(device)
         sampler = self.part_sampler(
             self._operations.chosen(columns),
             blank=None,

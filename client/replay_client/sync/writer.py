@@ -39,6 +39,7 @@ from numpy.typing import ArrayLike
 from replay_proto.framing import Array
 
 from replay_client._rows.block import RowBlock
+from replay_client._rows.checks import merged, not_a_row
 from replay_client._transport.connection import Connection
 from replay_client._transport.frame_stream import FrameStream
 from replay_client._writing.delivery import Delivery
@@ -141,7 +142,10 @@ class Writer:
         """Append a row to the only stream; see `WriterStream.append`."""
         if self._only is None:
             self._refuse()
-        values = columns if row is None else {**row, **columns}
+        try:
+            values = columns if row is None else {**row, **columns}
+        except TypeError:  # this path is hot, so `merged` is not called
+            raise not_a_row(row) from None
         self._connection.check_not_forked()
         with self._changed:
             self._outbox.check()
@@ -158,7 +162,7 @@ class Writer:
         **columns: Any,
     ) -> None:
         """End the current episode of the only stream; see `WriterStream.end_episode`."""
-        values = columns if row is None else {**row, **columns}
+        values = merged(row, columns)
         stream = self._only or self._refuse()
         stream.end_episode(values, terminated=terminated, priorities=priorities)
 
@@ -191,7 +195,7 @@ class Writer:
             ReplayError: an earlier row could not be sent. No row was appended. If there are more streams than rows in a
                 block, rows of the first streams may have been appended; a note on the error says how many.
         """
-        checked = self._writing.checked_rows(columns if rows is None else {**rows, **columns}, where, priorities)
+        checked = self._writing.checked_rows(merged(rows, columns), where, priorities)
         try:
             self.append_checked(checked)
         except ReplayError as error:
@@ -233,7 +237,7 @@ class Writer:
             InvalidArgumentError: the values do not match the table or the streams. No episode was ended.
             ReplayError: an earlier row could not be sent. Some episodes may have ended; calling again ends the others.
         """
-        ends = self._writing.checked_ends(done, columns if rows is None else {**rows, **columns}, terminated)
+        ends = self._writing.checked_ends(done, merged(rows, columns), terminated)
         for end in ends:
             self._streams[end.stream].end_episode(end.values, terminated=end.is_terminated)
 

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from replay_client import (
@@ -15,10 +16,12 @@ from replay_client import (
     InvalidArgumentError,
     ReplayClient,
     ServerUnavailableError,
+    Stack,
     Table,
     TableExistsError,
     TableNotFoundError,
     TableReplacedError,
+    Transitions,
 )
 
 from tests.client.conftest import COLUMNS
@@ -74,6 +77,21 @@ def test_another_config_is_refused_and_the_difference_is_named(client: ReplayCli
         ({"columns": {}}, "columns"),
         ({"columns": {"_hidden": Column("bool")}}, "columns"),
         ({"name": "no spaces"}, "name"),
+        ({"name": 5}, "name"),
+        ({"capacity": "many"}, "capacity"),
+        ({"capacity": 1.5}, "capacity"),
+        ({"capacity": 1e6}, "capacity"),
+        ({"capacity": None}, "capacity"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 2**64}, "seed"),
+        ({"seed": 1.0}, "seed"),
+        ({"backend": None}, "backend"),
+        ({"alpha": "high"}, "alpha"),
+        ({"columns": None}, "columns"),
+        ({"columns": ["obs"]}, "columns"),
+        ({"steps": Transitions(gamma="x")}, "steps.gamma"),  # type: ignore[arg-type]
+        ({"steps": Transitions(), "columns": {"x": Column("bool"), "y": Stack(["x"], 2)}}, "columns.y.of"),  # type: ignore[arg-type]
+        ({"steps": Transitions(), "columns": {"x": Column("bool"), "y": Stack("x", 2, ahead="no")}}, "columns.y.ahead"),  # type: ignore[arg-type]
     ],
 )
 def test_a_config_that_cannot_be_is_refused_and_its_field_is_named(
@@ -84,10 +102,19 @@ def test_a_config_that_cannot_be_is_refused_and_its_field_is_named(
     assert field in refusal.value.metadata["field"]
 
 
-@pytest.mark.parametrize("config", [{"capacity": "many"}, {"capacity": 1.5}, {"seed": -1}, {"alpha": "high"}])
-def test_a_config_that_cannot_be_said_is_refused(new_table: NewTable, config: dict[str, object]) -> None:
-    with pytest.raises(InvalidArgumentError):
-        new_table(**config)
+def test_names_that_are_no_text_are_refused(client: ReplayClient) -> None:
+    unknown: Any = 5
+    for field, call in (
+        ("name", lambda: client.table(unknown)),
+        ("name", lambda: client.drop_table(unknown)),
+        ("name", lambda: client.verify_checkpoint(unknown)),
+        ("series", lambda: client.checkpoint(series=unknown)),
+        ("tables", lambda: client.checkpoint("table")),
+        ("tables", lambda: client.checkpoint([unknown])),
+        ("keep", lambda: client.checkpoint(keep=1.5)),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(InvalidArgumentError, match=f"^{field}: expected "):
+            call()
 
 
 def test_tables_are_listed_by_name(client: ReplayClient, new_table: NewTable) -> None:

@@ -12,7 +12,15 @@ from multiprocessing.connection import Connection as Pipe
 
 import pytest
 import replay_client
-from replay_client import InvalidArgumentError, ReplayClient, ReplayError, Table, TableNotFoundError
+from replay_client import (
+    DeadlineExceededError,
+    InvalidArgumentError,
+    ReplayClient,
+    ReplayError,
+    Table,
+    TableNotFoundError,
+)
+from replay_client._operations import server as operations
 from replay_client.errors import BY_REASON
 from replay_proto.v1 import replay_pb2
 
@@ -47,6 +55,14 @@ def test_errors_found_here_look_like_those_of_the_server(table: Table) -> None:
     assert (error.code.name, error.reason) == ("INVALID_ARGUMENT", "INVALID_FIELD")
     assert error.metadata == {"field": "columns.number", "expected": "int64", "got": "float64[1]"}
     assert isinstance(error, ValueError)
+
+
+def test_a_table_that_was_not_created_in_time_needs_another_time_limit() -> None:
+    creation = operations.create_table(replay_pb2.TableConfig(name="huge"), None)
+    next(creation)
+    with pytest.raises(DeadlineExceededError) as late:
+        creation.throw(DeadlineExceededError("the replay server did not answer in time"))
+    assert "increase the client's timeout_s" in late.value.__notes__[0]
 
 
 def test_errors_cross_process_boundaries() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,6 +110,19 @@ def test_a_minari_dataset_there_and_back(
     assert set(loaded.sample(3, beta=0.4)) == {"obs/a", "action", "reward", "next_obs/a", "n_return", "discount"}
     done = replay("import", directory, copy, "--append", "--json")
     assert json.loads(done.stdout) == {"table": copy, "rows": 4}
+
+
+def test_an_export_that_is_not_possible_creates_no_directory(
+    replay: Replay, table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new, old = tmp_path / "new", tmp_path / "old"
+    old.mkdir()
+    for directory in (new / "folder", old / "folder", old):
+        assert replay("export", table.name, directory, "--order", "episode").status == 1
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    done = replay("export", table.name, new / "folder")
+    assert (done.status, "pip install '.[arrow]'" in done.stderr) == (1, True)
+    assert list(tmp_path.rglob("*")) == [old]
 
 
 def test_what_is_wrong_is_said_in_one_line(replay: Replay, table: Table, tmp_path: Path) -> None:

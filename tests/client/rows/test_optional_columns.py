@@ -87,6 +87,24 @@ def test_an_insert_may_leave_out_a_column(optional: Table) -> None:
     assert_rows(optional.read(keys).columns, some)
 
 
+@pytest.mark.parametrize("goal", [None, {}, {"at": None, "more": None}, {"more": {"x": None}}])
+def test_a_nested_observation_may_be_left_out(new_table: NewTable, goal: Any) -> None:
+    parts = {"goal/at": Column("float32", 2, optional=True), "goal/more/x": Column("int64", optional=True)}
+    table = new_table(columns={"number": Column("int64"), **parts}, backend="uniform")
+    table.insert({"number": [1], "goal": goal})
+    with table.writer() as writer:
+        writer.append(number=2, goal=goal)
+    found = table.read([0, 1])
+    assert found["number"].tolist() == [1, 2]
+    for mask in ("goal/at_present", "goal/more/x_present"):
+        assert not found[mask].any()
+
+
+def test_a_required_part_of_a_nested_observation_is_missing(optional: Table) -> None:
+    with pytest.raises(InvalidArgumentError, match="missing: obs/speed"):
+        optional.insert({"number": [1], "obs": None})
+
+
 def test_a_mask_says_which_rows_of_an_insert_have_a_value(optional: Table) -> None:
     present = [{"goal"}, set[str](), {"goal", "hint"}, {"obs/camera"}]
     expected = expected_rows(present)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from replay_client import ClosedError, InvalidArgumentError, ReplayClient, Table, TableEmptyError
+from replay_client import ClosedError, InvalidArgumentError, MissingExtraError, ReplayClient, Table, TableEmptyError
 from replay_client.torch import TensorSampler, to_torch
 
 from tests.client.numbered import assert_whole, rows
@@ -67,6 +68,21 @@ def test_a_sampler_with_a_device_gives_tensors(table: Table) -> None:
         assert sampler.updated >= 10
         assert sampler.stale == 0
         assert next(sampler).beta > 0.0  # it continues after a flush
+
+
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_a_device_is_checked_before_a_sampler_is_created(
+    client: ReplayClient, table: Table, monkeypatch: pytest.MonkeyPatch, is_mixed: bool
+) -> None:
+    def sample(device: str) -> object:
+        return client.sampler({table.name: 4}, device=device) if is_mixed else table.sampler(4, device=device)
+
+    monkeypatch.setattr(Table, "part_sampler", pytest.fail)
+    with pytest.raises(InvalidArgumentError, match=r"^device: expected .*, got 'cdua': "):
+        sample("cdua")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(MissingExtraError, match=r"^torch not installed; .*pip install '\.\[agent\]'$"):
+        sample("cpu")
 
 
 def test_its_updates_are_in_force_for_the_draws_after_them(table: Table) -> None:

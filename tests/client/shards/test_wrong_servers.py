@@ -51,6 +51,21 @@ def test_two_addresses_of_one_server_are_refused(servers: list[ServerProcess]) -
     assert is_untouched(servers[1])
 
 
+def test_no_addresses_and_unknown_states_are_refused(servers: list[ServerProcess]) -> None:
+    address = servers[0].address
+    with ReplayClient(address) as client:
+        for addresses in ([], address, None, [address, address]):
+            with pytest.raises(InvalidArgumentError, match=r"^addresses: expected a list of different addresses"):
+                client.set_shards(addresses)  # type: ignore[arg-type]
+        assert is_untouched(servers[0])
+        before = client.set_shards([each.address for each in servers[:2]])
+        unknown: list[Any] = ["x", None, []]
+        for state in unknown:
+            with pytest.raises(InvalidArgumentError, match=r"^state: expected 'active', 'draining', 'lost', 'retired'"):
+                client.mark_shard(0, state=state)
+        assert client.shards() == before
+
+
 def test_servers_of_different_versions_are_refused(
     start_server: Callable[..., ServerProcess], tmp_path: Path, reach: Reach
 ) -> None:

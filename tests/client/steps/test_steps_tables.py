@@ -190,6 +190,24 @@ def test_sequences_are_tensors_on_a_device(new_table: NewTable) -> None:
         sampler.update_priorities(tensors, torch.ones(16))
 
 
+@pytest.mark.parametrize("is_of_steps", [True, False])
+@pytest.mark.parametrize("terminated", ["False", np.nan, None, 2, np.array([False, False]), np.array([True])])
+def test_an_end_that_is_neither_terminal_nor_not_is_refused(
+    new_table: NewTable, terminated: Any, is_of_steps: bool
+) -> None:
+    final = {"x": 2} if is_of_steps else {}
+    table = new_table(columns={"x": Column("int64")}, steps=Transitions(1) if is_of_steps else None)
+    with table.writer() as writer:
+        writer.append(x=1)
+        for end in (writer.end_episode, writer[0].end_episode):
+            with pytest.raises(InvalidArgumentError, match=r"^terminated: expected bool"):
+                end(final, terminated=terminated)
+        assert (writer[0].episode, writer.in_flight + writer.acknowledged) == (0, 1)
+        for each in (1, np.bool_(False), np.array(True), np.float32(0.0)):  # what environments return
+            writer.append(x=1)
+            writer.end_episode(final, terminated=each)  # type: ignore[arg-type]
+
+
 def test_rows_of_steps_are_written_by_writers_only(new_table: NewTable) -> None:
     table = new_table(columns={"x": Column("int64")}, steps=Transitions(1), backend="uniform")
     with pytest.raises(InvalidArgumentError, match=r"use `Table\.writer`"):

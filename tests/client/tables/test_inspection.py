@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from replay_client import Table
+from replay_client import InvalidArgumentError, Table
 from replay_client.cli.distribution import Distributions, bars, fitted, labelled
 from replay_client.cli.row_text import value_text
 from replay_client.cli.text_plot import log_log_plot
@@ -81,6 +82,12 @@ def test_bars_of_many_orders_of_magnitude_grow_and_zeros_have_their_own() -> Non
         (pytest.approx(10), pytest.approx(100), 1),
         (pytest.approx(100), 1000, 2),
     ]
+
+
+@pytest.mark.parametrize("largest", [0, 101, 1.5, "x"])
+def test_a_number_of_rows_out_of_range_is_refused(table: Table, largest: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"^largest: expected a whole number from 1 to 100, got "):
+        table.inspect(largest=largest)
 
 
 def test_a_falling_line_falls_in_the_plot() -> None:

@@ -147,10 +147,22 @@ def test_a_wrong_row_is_refused_at_once_and_the_writer_goes_on(table: Table) -> 
     assert numbers_in(table) == [0, 1]
 
 
-@pytest.mark.parametrize("options", [{"block_rows": 0}, {"max_blocks_in_flight": 0}, {"max_blocks_in_flight": 17}])
-def test_options_out_of_range_are_refused(table: Table, options: dict[str, Any]) -> None:
-    with pytest.raises(InvalidArgumentError, match=next(iter(options))):
-        table.writer(**options)
+@pytest.mark.parametrize("field", ["block_rows", "max_blocks_in_flight", "streams"])
+@pytest.mark.parametrize("number", [0, -1, 1.5, "1", True, 1 << 63])
+def test_options_out_of_range_are_refused(table: Table, field: str, number: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"^{field}: expected a whole number from 1 to "):
+        table.writer(**{field: number})
+
+
+@pytest.mark.parametrize("row", [[1], 5, "number"])
+def test_a_row_that_is_not_a_mapping_is_refused(table: Table, row: Any) -> None:
+    with table.writer() as writer:
+        for call in (writer.append, writer[0].append, writer.append_all, writer.end_episode):
+            with pytest.raises(InvalidArgumentError, match=r"^columns: expected a mapping of names to values, got "):
+                call(row)
+        with pytest.raises(InvalidArgumentError, match=r"^columns: expected a mapping of names to values, got "):
+            writer.end_episodes([True], row)
+    assert len(table) == 0
 
 
 def test_many_writers_at_once_lose_and_double_nothing(new_table: NewTable) -> None:

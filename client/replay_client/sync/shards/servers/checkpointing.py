@@ -34,7 +34,8 @@ def write_parts(
         ServerUnavailableError: a server is away. If it went away during the call, the others have written their parts.
         ReplayError: as for `ReplayClient.checkpoint`.
     """
-    series, names = series or _SERIES, tuple(tables)
+    series = operations.checked_text("series", series or _SERIES)
+    names = operations.checked_names("tables", tables)
     listed = _of_each(links, {shard_id: partial(_listed, link) for shard_id, link in links.items()})
     numbers = [_number(each.name) for parts in listed.values() for each in parts if _is_of(each.name, series)]
     number = max(numbers, default=0) + 1

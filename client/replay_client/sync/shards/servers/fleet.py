@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final
+from typing import Final, get_args
 
 from replay_client._operations import server as operations
 from replay_client._shards.dividing import check_divisible
@@ -169,8 +169,11 @@ class Fleet:
         """Change the state of a shard.
 
         Raises:
-            InvalidArgumentError: the shard does not exist, is lost or retired, or is the last one.
+            InvalidArgumentError: the shard does not exist, is lost or retired, or is the last one, or there is no such
+                state.
         """
+        if state not in get_args(ShardState):
+            raise InvalidArgumentError.of_field("state", ", ".join(map(repr, get_args(ShardState))), repr(state))
         current = self._with(shard_id)
         if state in ("lost", "retired") and len(current.in_use) == 1:
             raise InvalidArgumentError.of_field("shard", "not the only one; add another server first", str(shard_id))

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from replay_proto.framing import Array
 
+from replay_client._rows.checks import merged
 from replay_client._writing.streams import Streams
 from replay_client._writing.writer_stream import WriterStream
 from replay_client._writing.writing import VectorRows, WriterOptions
@@ -138,7 +139,7 @@ class ShardedWriter(Writer):
             ReplayError: an earlier row could not be sent. Rows of streams in other shards may have been appended.
         """
         self._check()
-        values = columns if rows is None else {**rows, **columns}
+        values = merged(rows, columns)
         checked = self._any().writing.checked_rows(values, where, priorities)
         while checked.left:
             for stream in checked.which.tolist():
@@ -173,7 +174,7 @@ class ShardedWriter(Writer):
             ReplayError: an earlier row could not be sent. Some episodes may have ended; calling again ends the others.
         """
         self._check()
-        values = columns if rows is None else {**rows, **columns}
+        values = merged(rows, columns)
         for end in self._any().writing.checked_ends(done, values, terminated):
             self.end(end.stream, end.values, terminated=end.is_terminated, priorities=None)
 
@@ -312,7 +313,7 @@ class ShardedWriterStream(WriterStream):
 
     def append(self, row: Mapping[str, Any] | None = None, /, *, priority: float | None = None, **columns: Any) -> None:
         """Append a copy of a row to the current episode; see `WriterStream.append`."""
-        self._writer.append_row(self._stream, columns if row is None else {**row, **columns}, priority)
+        self._writer.append_row(self._stream, columns if row is None else merged(row, columns), priority)
 
     def abandon_episode(self) -> None:
         """Stop the current episode without closing it; see `WriterStream.abandon_episode`."""
@@ -328,5 +329,5 @@ class ShardedWriterStream(WriterStream):
         **columns: Any,
     ) -> None:
         """End the current episode; see `WriterStream.end_episode`."""
-        values = columns if row is None else {**row, **columns}
+        values = merged(row, columns)
         self._writer.end(self._stream, values, terminated=terminated, priorities=priorities)
