@@ -3,8 +3,8 @@
     stream = calls.open_stream("Learn")                 # None if no server answers: use gRPC
     answer = calls.call("Sample", request, timeout_s=30.0)
 
-Only refusals and timeouts raise errors. After any other failure, the caller falls back to gRPC, which reports the
-problem if it also fails.
+Only refusals, timeouts and `LocalCalls.close` raise errors. After any other failure, the caller falls back to gRPC,
+which reports the problem if it also fails.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from replay_proto.frames import Content
 from replay_proto.v1 import replay_pb2
 
 from replay_client._transport.frame_stream import FrameStream
-from replay_client.errors import ReplayError, ServerUnavailableError
+from replay_client.errors import ClosedError, ReplayError, ServerUnavailableError
 from replay_client.results.description import TableDescription
 
 FrameMethod = Literal["Learn", "Sample", "UpdatePriorities", "Write"]
@@ -103,6 +103,7 @@ class LocalCalls:
             which waits until the server is back.
 
         Raises:
+            ClosedError: `close` was called meanwhile.
             ReplayError: the request was refused, or took longer than ``timeout_s`` seconds.
         """
         deadline = time.monotonic() + timeout_s
@@ -110,7 +111,7 @@ class LocalCalls:
             idle = self._idle[method]
             stream = idle.pop() if idle else None
         # If there is no answer, leave half of the time to gRPC.
-        stream = stream or self._connected(method, min(timeout_s / 2, HELLO_TIMEOUT_S))
+        stream = stream or self.open_stream(method, min(timeout_s / 2, HELLO_TIMEOUT_S))
         if stream is None:
             return None
         is_whole = False  # whether the stream can be reused, because no late reply can arrive on it
@@ -119,19 +120,18 @@ class LocalCalls:
             answer = stream.receive(max(0.0, deadline - time.monotonic()))
             is_whole = True
         except ServerUnavailableError:
+            if self._is_closed:
+                raise ClosedError("this client was closed during the call") from None
             return None
         except ReplayError as error:
             is_whole = bool(error.reason)
             raise
         finally:
-            if is_whole:
-                self._keep(method, stream)
-            else:
-                stream.close()
+            self._put_back(method, stream, is_whole=is_whole)
         return answer
 
     def close(self) -> None:
-        """Cancel streams, and close the connections of calls: idle ones now, busy ones after their calls."""
+        """Cancel streams and calls, also in threads that are waiting, and close idle connections."""
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, defaultdict(list)
@@ -169,9 +169,10 @@ class LocalCalls:
             raise
         return stream
 
-    def _keep(self, method: FrameMethod, stream: FrameStream) -> None:
-        with self._lock:
-            if not self._is_closed:
+    def _put_back(self, method: FrameMethod, stream: FrameStream, *, is_whole: bool) -> None:
+        """Keep a call's connection for the next call if it is whole; otherwise, close it."""
+        with self._lock:  # so that `close` cancels no other socket that reuses its descriptor
+            if is_whole and not self._is_closed:
                 self._idle[method].append(stream)
-                return
-        stream.close()
+            else:
+                stream.close()
