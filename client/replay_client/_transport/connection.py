@@ -298,9 +298,9 @@ class Connection(ConnectionBase):
 
     def close(self) -> None:
         """Close the channel, which ends running calls and streams. Does nothing in a forked child."""
-        if not self._closed and not self.is_forked:
+        was_closed, self._closed = self._closed, True  # first, so that running calls know why they end
+        if not was_closed and not self.is_forked:
             self._channel.close()
-        self._closed = True
 
     def _knock(self, contact: FirstContact) -> ServerUnavailableError | None:
         """Check whether a server answers; return an error if none does."""

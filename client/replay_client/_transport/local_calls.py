@@ -3,8 +3,8 @@
     stream = calls.open_stream("Learn")                 # None if no server answers: use gRPC
     answer = calls.call("Sample", request, timeout_s=30.0)
 
-Only refusals and timeouts raise errors. After any other failure, the caller falls back to gRPC, which reports the
-problem if it also fails.
+Only refusals, timeouts and `LocalCalls.close` raise errors. After any other failure, the caller falls back to gRPC,
+which reports the problem if it also fails.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from replay_proto.tracing import Metadata, context_metadata
 from replay_proto.v1 import replay_pb2
 
 from replay_client._transport.frame_stream import FrameStream
-from replay_client.errors import DeadlineExceededError, ReplayError, ServerUnavailableError
+from replay_client.errors import ClosedError, DeadlineExceededError, ReplayError, ServerUnavailableError
 from replay_client.results.description import TableDescription
 
 FrameMethod = Literal["Learn", "Sample", "UpdatePriorities", "Write"]
@@ -113,12 +113,13 @@ class LocalCalls:
             which waits until the server is back.
 
         Raises:
+            ClosedError: `close` was called meanwhile.
             ReplayError: the request was refused, or took longer than ``timeout_s`` seconds.
         """
         deadline = time.monotonic() + timeout_s
         context = context_metadata()
         # If there is no answer, leave half of the time to gRPC.
-        stream = self._kept(method, context) or self._connected(method, context, min(timeout_s / 2, HELLO_TIMEOUT_S))
+        stream = self._kept(method, context) or self.open_stream(method, min(timeout_s / 2, HELLO_TIMEOUT_S))
         if stream is None:
             return None
         is_whole = False  # whether the stream can be reused, because no late reply can arrive on it
@@ -127,19 +128,18 @@ class LocalCalls:
             answer = stream.receive(max(0.0, deadline - time.monotonic()))
             is_whole = True
         except ServerUnavailableError:
+            if self._is_closed:
+                raise ClosedError("this client was closed during the call") from None
             return None
         except ReplayError as error:
             is_whole = bool(error.reason)
             raise
         finally:
-            if is_whole:
-                self._keep(method, _Idle(stream, context))
-            else:
-                stream.close()
+            self._put_back(method, _Idle(stream, context), is_whole=is_whole)
         return answer
 
     def close(self) -> None:
-        """Cancel streams, and close the connections of calls: idle ones now, busy ones after their calls."""
+        """Cancel streams and calls, also in threads that are waiting, and close idle connections."""
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, defaultdict(list)
@@ -192,15 +192,18 @@ class LocalCalls:
         """Take an idle connection, and close it if its spans would be in the trace of another call."""
         with self._lock:
             idle = self._idle[method]
-            kept = idle.pop() if idle else None
-        if kept is None or kept.context == context:
-            return kept and kept.stream
-        kept.stream.close()
-        return None
+            if not idle:
+                return None
+            kept = idle.pop()
+            if kept.context == context:
+                return kept.stream
+            kept.stream.close()
+            return None
 
-    def _keep(self, method: FrameMethod, kept: _Idle) -> None:
-        with self._lock:
-            if not self._is_closed:
-                self._idle[method].append(kept)
-                return
-        kept.stream.close()
+    def _put_back(self, method: FrameMethod, used: _Idle, *, is_whole: bool) -> None:
+        """Keep a call's connection for the next call if it is whole; otherwise, close it."""
+        with self._lock:  # so that `close` cancels no other socket that reuses its descriptor
+            if is_whole and not self._is_closed:
+                self._idle[method].append(used)
+            else:
+                used.stream.close()

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 from replay_client import (
+    ClosedError,
     DeadlineExceededError,
     ForkedError,
     InvalidArgumentError,
@@ -36,7 +37,7 @@ from replay_proto.v1 import replay_pb2
 
 from tests.client.conftest import COLUMNS
 from tests.client.numbered import assert_whole, exhaust, rows
-from tests.support.deadlines import wait_until
+from tests.support.deadlines import PATIENCE_S, wait_until
 from tests.support.server_process import ServerProcess
 
 StartServer = Callable[..., ServerProcess]
@@ -315,6 +316,23 @@ def test_a_call_that_ends_after_its_client_was_closed_leaves_nothing(server: Ser
     client.close()
     assert found.call("Sample", request, 5.0) is None  # the table was dropped, and with it the socket
     assert not any(found._idle.values())
+
+
+@pytest.mark.parametrize("has_called", [False, True])
+def test_closing_a_client_ends_a_call_that_waits(server: ServerProcess, near: Table, has_called: bool) -> None:
+    client = ReplayClient(server.address)
+    table = client.table(near.name)
+    if has_called:  # then the connection comes from the pool
+        table.sample(1, beta=0.4)
+    near.reset()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(table.sample, 1, beta=0.4, timeout_s=PATIENCE_S)
+        wait_until(lambda: near.stats().waiting == 1, "it waits")
+        client.close()
+        with pytest.raises(ClosedError):
+            waiting.result(PATIENCE_S / 2)
+    wait_until(lambda: near.stats().waiting == 0, "the server has noticed")
+    assert not any(local_calls(client, table)._idle.values())
 
 
 # After a fork.
