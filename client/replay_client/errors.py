@@ -145,6 +145,12 @@ class ClosedError(ReplayError):
     default_code = grpc.StatusCode.CANCELLED
 
 
+class ConcurrentUseError(ReplayError, RuntimeError):
+    """A sampler or reader is in use by another thread or task. Create one for each."""
+
+    default_code = grpc.StatusCode.FAILED_PRECONDITION
+
+
 class ForkedError(ReplayError):
     """The process was forked. Create a client in the child, or use spawn."""
 

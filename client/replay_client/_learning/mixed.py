@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, NoReturn, TypeVar
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from replay_client._learning.handle import SamplerHandle
+from replay_client._learning.one_caller import OneCaller
 from replay_client._rows.buffers import JoinedBuffers
 from replay_client._rows.checks import checked_keys, checked_priorities
 from replay_client._rows.columns import Columns, MixedRows
@@ -51,6 +53,7 @@ class MixedHandle(Generic[S]):
         """
         self.samplers: Final = dict(samplers)
         """The sampler of each table by name, for its own `Sampler.updated`, `Sampler.stale` and `Sampler.beta`."""
+        self._one_caller = OneCaller("sampler", threading.Lock())
         self._buffers = buffers
         self._weight_norm = weight_norm
         self._queues = queues

@@ -30,14 +30,16 @@ class MixedSampler(MixedHandle[Sampler]):
         """Send updates and requests for another batch, and return the oldest batch in flight.
 
         Raises:
+            ConcurrentUseError: another task waits for this call.
             ReplayError: as for `replay_client.MixedSampler`.
         """
-        undrawn = self._undrawn()
-        for sampler in undrawn:
-            await sampler.request()
-        for sampler in undrawn:
-            self._drawn.append(await anext(sampler))
-        return self._joined()
+        with self._one_caller:
+            undrawn = self._undrawn()
+            for sampler in undrawn:
+                await sampler.request()
+            for sampler in undrawn:
+                self._drawn.append(await anext(sampler))
+            return self._joined()
 
     async def update_priorities(self, batch: Columns[Any] | MixedKeys, priorities: ArrayLike) -> None:
         """Update priorities in the tables of the rows; see `replay_client.MixedSampler.update_priorities`."""

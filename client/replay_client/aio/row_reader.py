@@ -35,16 +35,18 @@ class RowReader(RowReaderBase):
         """Return the next rows. After an error or a cancellation, the next call continues.
 
         Raises:
+            ConcurrentUseError: another task waits for this call.
             ReplayError: as for `replay_client.RowReader`.
         """
-        while not self._ready:
-            if self._keys is not None:
-                rows = await self._read(self._keys)
-                self._ready += self._plan.arrived(self._keys, rows)
-                self._keys = next(self._parts, None)
-            elif not self._is_complete:
-                self._is_complete = True
-                self._ready += self._plan.rest()
-            else:
-                raise StopAsyncIteration
-        return self._ready.popleft()
+        with self._one_caller:
+            while not self._ready:
+                if self._keys is not None:
+                    rows = await self._read(self._keys)
+                    self._ready += self._plan.arrived(self._keys, rows)
+                    self._keys = next(self._parts, None)
+                elif not self._is_complete:
+                    self._is_complete = True
+                    self._ready += self._plan.rest()
+                else:
+                    raise StopAsyncIteration
+            return self._ready.popleft()

@@ -8,6 +8,7 @@ async with table.sampler(256, beta=0.4, prefetch=3) as sampler:
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable
 
@@ -17,6 +18,7 @@ from replay_proto.v1 import replay_pb2
 from replay_client._learning.answers import BatchReader
 from replay_client._learning.handle import SamplerHandle
 from replay_client._learning.learning import Exchange
+from replay_client._learning.one_caller import OneCaller
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._transport.time_limits import left_s
 from replay_client.aio._connection import Connection
@@ -51,6 +53,7 @@ class Sampler(SamplerHandle):
         ``local`` opens streams over the local socket, if the server is on this host.
         """
         super().__init__(connection, table, draw, reader, prefetch=prefetch, reconnect_timeout_s=reconnect_timeout_s)
+        self._one_caller = OneCaller("sampler", threading.Lock())
         self._draw_over_wire = draw_over_wire
         self._connection = connection
         self._stream: AnsweredStream[Exchange] = AnsweredStream(
@@ -65,18 +68,20 @@ class Sampler(SamplerHandle):
         """Send updates and a request for another batch, and return the oldest batch in flight.
 
         Raises:
+            ConcurrentUseError: another task waits for this call.
             ReplayError: as for `replay_client.Sampler`.
         """
-        await self.request()
-        batches, began_s = self._learning.batches, time.perf_counter()
-        while not batches:
-            await self._receive(None)
-        self._learning.prefetching.stepped(began_s, time.perf_counter())
-        batch = batches[0]
-        if isinstance(batch, replay_pb2.Draw):
-            batch = await self._draw_over_wire(batch)
-        batches.popleft()
-        return batch
+        with self._one_caller:
+            await self.request()
+            batches, began_s = self._learning.batches, time.perf_counter()
+            while not batches:
+                await self._receive(None)
+            self._learning.prefetching.stepped(began_s, time.perf_counter())
+            batch = batches[0]
+            if isinstance(batch, replay_pb2.Draw):
+                batch = await self._draw_over_wire(batch)
+            batches.popleft()
+            return batch
 
     async def request(self) -> None:
         """Send updates and a request for another batch; see `replay_client.Sampler.request`."""

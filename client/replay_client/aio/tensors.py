@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import deque
 from typing import Any, NoReturn
@@ -12,6 +13,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from replay_client._learning.mixed import MixedKeys
+from replay_client._learning.one_caller import OneCaller
 from replay_client._learning.tensors import Computed, Device, DeviceCopies, MixedTensorBatch, TensorBatch
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._transport.time_limits import left_s
@@ -37,6 +39,7 @@ class TensorSampler:
         self.device = self._copies.device
         """Device of the batches."""
         self._sampler = sampler
+        self._one_caller = OneCaller("sampler", threading.Lock())
         self._updates: deque[tuple[Any, NDArray[np.float64] | Computed]] = deque()
         self._fetching: asyncio.Task[_Made] | None = None
         self._held = 0  # batches received from the sampler and not returned: 0 or 1
@@ -85,20 +88,22 @@ class TensorSampler:
         """Return the next batch, ready for use in the device's current stream.
 
         Raises:
+            ConcurrentUseError: another task waits for this call or for `flush`.
             ReplayError: as for `Sampler`.
         """
-        self._check_usable()
-        if self._fetching is None:
+        with self._one_caller:
+            self._check_usable()
+            if self._fetching is None:
+                self._begin()
+            fetching = self._fetching
+            assert fetching is not None
+            await asyncio.wait((fetching,))  # if this is canceled, the next call returns the batch
+            self._check_usable()
+            self._fetching = None
+            made = fetching.result()
+            self._held = 0
             self._begin()
-        fetching = self._fetching
-        assert fetching is not None
-        await asyncio.wait((fetching,))  # if this is canceled, the next call returns the batch
-        self._check_usable()
-        self._fetching = None
-        made = fetching.result()
-        self._held = 0
-        self._begin()
-        return self._copies.usable(*made)
+            return self._copies.usable(*made)
 
     async def update_priorities(self, batch_or_keys: BatchOrKeys | MixedKeys, priorities: ArrayLike) -> None:
         """Update priorities; see `replay_client.torch.TensorSampler.update_priorities`."""
@@ -108,14 +113,15 @@ class TensorSampler:
 
     async def flush(self, *, timeout_s: float | None = None) -> None:
         """Wait until all updates are acknowledged; see `replay_client.Sampler.flush`."""
-        self._check_usable()
-        deadline = self._sampler.deadline(timeout_s)
-        if self._fetching is not None:
-            await asyncio.wait((self._fetching,), timeout=left_s(deadline))
-            if not self._fetching.done():
-                raise DeadlineExceededError("a batch requested earlier did not arrive in time")
-        await self._hand_over()
-        await self._sampler.flush(timeout_s=max(0.0, deadline - time.monotonic()))
+        with self._one_caller:
+            self._check_usable()
+            deadline = self._sampler.deadline(timeout_s)
+            if self._fetching is not None:
+                await asyncio.wait((self._fetching,), timeout=left_s(deadline))
+                if not self._fetching.done():
+                    raise DeadlineExceededError("a batch requested earlier did not arrive in time")
+            await self._hand_over()
+            await self._sampler.flush(timeout_s=max(0.0, deadline - time.monotonic()))
 
     async def close(self, *, timeout_s: float | None = None) -> None:
         """Flush and close. Idempotent; see `replay_client.Sampler.close`."""

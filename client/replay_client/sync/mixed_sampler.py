@@ -37,12 +37,13 @@ class MixedSampler(MixedHandle[Sampler]):
             ReplayError: as for `Sampler`, if one of the tables refuses to draw. Its name is in the error's
                 ``metadata``. Calling again continues; what the other tables have drawn is kept.
         """
-        undrawn = self._undrawn()
-        for sampler in undrawn:
-            sampler.request()
-        for sampler in undrawn:
-            self._drawn.append(next(sampler))
-        return self._joined()
+        with self._one_caller:
+            undrawn = self._undrawn()
+            for sampler in undrawn:
+                sampler.request()
+            for sampler in undrawn:
+                self._drawn.append(next(sampler))
+            return self._joined()
 
     def update_priorities(self, batch: Columns[Any] | MixedKeys, priorities: ArrayLike) -> None:
         """Update priorities in the tables that the rows come from. The next call of `next()` or `flush` sends them.

@@ -11,6 +11,7 @@ Rows that are inserted after the call of `Table.rows` are not read.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal, get_args
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from replay_client._extras import check_extra
 from replay_client._learning.answers import joined_rows, selected_rows
+from replay_client._learning.one_caller import OneCaller
 from replay_client.batch import Rows
 from replay_client.draws import checked_count
 from replay_client.errors import InvalidArgumentError
@@ -107,6 +109,7 @@ class RowReaderBase:
 
     def __init__(self, plan: RowPlan) -> None:
         self._plan = plan
+        self._one_caller = OneCaller("reader", threading.Lock())
 
     @property
     def inserted(self) -> int:
@@ -151,9 +154,11 @@ class RowReader(RowReaderBase):
 
         Raises:
             TableReplacedError: the table was dropped, and another one has its name.
+            ConcurrentUseError: another thread is in this call.
             ReplayError: a call failed.
         """
-        return next(self._rows)
+        with self._one_caller:
+            return next(self._rows)
 
     def _all(self, read: Callable[[NDArray[np.int64]], Rows], bar: AbstractContextManager[Advance]) -> Iterator[Rows]:
         with bar as advance:

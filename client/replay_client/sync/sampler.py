@@ -20,6 +20,7 @@ priorities again, and the batches are drawn anew.
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable
 
@@ -29,13 +30,14 @@ from replay_proto.v1 import replay_pb2
 from replay_client._learning.answers import BatchReader
 from replay_client._learning.handle import SamplerHandle
 from replay_client._learning.learning import Exchange
+from replay_client._learning.one_caller import OneCaller
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._transport.answered_stream import AnsweredStream
 from replay_client._transport.connection import Connection
 from replay_client._transport.frame_stream import FrameStream
 from replay_client.batch import Batch
 from replay_client.draws import Prefetch
-from replay_client.errors import ClosedError
+from replay_client.errors import ClosedError, ConcurrentUseError
 from replay_client.results.description import TableDescription
 
 
@@ -62,6 +64,7 @@ class Sampler(SamplerHandle):
         ``open_around`` opens a stream that bypasses gRPC, if available.
         """
         super().__init__(connection, table, draw, reader, prefetch=prefetch, reconnect_timeout_s=reconnect_timeout_s)
+        self._one_caller = OneCaller("sampler", threading.RLock())
         self._draw_over_wire = draw_over_wire
         self._connection = connection
         self._stream: AnsweredStream[Exchange] = AnsweredStream(
@@ -82,18 +85,20 @@ class Sampler(SamplerHandle):
                 seconds.
             TableResetError: the table was reset during the wait. Calling again continues.
             ServerUnavailableError: the server was unreachable for `reconnect_timeout_s`. Calling again retries.
+            ConcurrentUseError: another thread is in a call to this sampler.
             ReplayError: the server refused the request for another reason.
         """
-        self.request()
-        batches, began_s = self._learning.batches, time.perf_counter()
-        while not batches:
-            self._receive(math.inf)
-        self._learning.prefetching.stepped(began_s, time.perf_counter())
-        batch = batches[0]
-        if isinstance(batch, replay_pb2.Draw):
-            batch = self._draw_over_wire(batch)
-        batches.popleft()
-        return batch
+        with self._one_caller:
+            self.request()
+            batches, began_s = self._learning.batches, time.perf_counter()
+            while not batches:
+                self._receive(math.inf)
+            self._learning.prefetching.stepped(began_s, time.perf_counter())
+            batch = batches[0]
+            if isinstance(batch, replay_pb2.Draw):
+                batch = self._draw_over_wire(batch)
+            batches.popleft()
+            return batch
 
     def request(self) -> None:
         """Send updates and a request for another batch, as `next()` does, but do not wait for the batch.
@@ -101,9 +106,10 @@ class Sampler(SamplerHandle):
         Raises:
             ReplayError: as for `next()`.
         """
-        self._check_usable()
-        self._learning.ask()
-        self._stream.send_pending()
+        with self._one_caller:
+            self._check_usable()
+            self._learning.ask()
+            self._stream.send_pending()
 
     def update_priorities(self, batch_or_keys: BatchOrKeys, priorities: ArrayLike) -> None:
         """Update priorities. The next call of `next()` or `flush` sends them.
@@ -116,9 +122,10 @@ class Sampler(SamplerHandle):
         Raises:
             InvalidArgumentError: the keys or the priorities are invalid.
         """
-        self._check_usable()
-        self._learning.update(batch_or_keys, priorities)
-        self._stream.send_pending()
+        with self._one_caller:
+            self._check_usable()
+            self._learning.update(batch_or_keys, priorities)
+            self._stream.send_pending()
 
     def flush(self, *, timeout_s: float | None = None) -> None:
         """Wait until all updates are acknowledged. Batches that arrive meanwhile are kept.
@@ -131,28 +138,33 @@ class Sampler(SamplerHandle):
             DeadlineExceededError: timed out. The updates are kept and sent again later.
             ReplayError: as for `next()`.
         """
-        self._check_usable()
-        deadline = self.deadline(timeout_s)
-        self._learning.send_updates()
-        self._stream.send_pending()
-        while self.unacknowledged:
-            if time.monotonic() >= deadline:
-                raise self._learning.too_late()
-            self._receive(deadline)
+        with self._one_caller:
+            self._check_usable()
+            deadline = self.deadline(timeout_s)
+            self._learning.send_updates()
+            self._stream.send_pending()
+            while self.unacknowledged:
+                if time.monotonic() >= deadline:
+                    raise self._learning.too_late()
+                self._receive(deadline)
 
     def close(self, *, timeout_s: float | None = None) -> None:
-        """Flush and close. Idempotent; does nothing in a forked child.
+        """Flush and close. Idempotent; does nothing in a forked child. If another thread is in a call, that call ends.
 
         Args:
             timeout_s: as for `flush`.
 
         Raises:
-            ReplayError: as for `flush`; the sampler is closed anyway.
+            ConcurrentUseError: another thread is in a call, and updates are unacknowledged.
+            ReplayError: as for `flush`; the sampler is closed in any case.
         """
         if self._connection.is_forked or self._is_closed:
             return
         try:
             self.flush(timeout_s=timeout_s)
+        except ConcurrentUseError:
+            if self.unacknowledged:
+                raise
         finally:
             self.cancel()
 
@@ -164,7 +176,7 @@ class Sampler(SamplerHandle):
         """
         if not self._connection.is_forked:
             self._is_closed = True
-            self._stream.close(is_received=is_waited_for)
+            self._stream.close(is_received=is_waited_for or self._one_caller.is_busy)
 
     def __enter__(self) -> Sampler:
         return self

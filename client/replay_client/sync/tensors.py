@@ -13,6 +13,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from replay_client._learning.mixed import MixedKeys
+from replay_client._learning.one_caller import OneCaller
 from replay_client._learning.tensors import Computed, Device, DeviceCopies, MixedTensorBatch, TensorBatch
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._transport.time_limits import left_s
@@ -39,6 +40,7 @@ class TensorSampler:
         self.device = self._copies.device
         """Device of the batches."""
         self._sampler = sampler
+        self._one_caller = OneCaller("sampler", threading.Lock())
         self._changed = threading.Condition()
         self._ready: deque[tuple[TensorBatch, torch.cuda.Event | None]] = deque()
         self._updates: deque[tuple[Any, NDArray[np.float64] | Computed]] = deque()
@@ -95,14 +97,15 @@ class TensorSampler:
         Raises:
             ReplayError: as for `Sampler`.
         """
-        self._start()
-        with self._changed:
-            while not self._ready:
-                self._check()
-                self._changed.wait()
-            made = self._ready.popleft()
-            self._changed.notify_all()
-        return self._copies.usable(*made)
+        with self._one_caller:
+            self._start()
+            with self._changed:
+                while not self._ready:
+                    self._check()
+                    self._changed.wait()
+                made = self._ready.popleft()
+                self._changed.notify_all()
+            return self._copies.usable(*made)
 
     def update_priorities(self, batch_or_keys: BatchOrKeys | MixedKeys, priorities: ArrayLike) -> None:
         """Update priorities; see `Sampler.update_priorities`.
@@ -124,10 +127,11 @@ class TensorSampler:
 
     def flush(self, *, timeout_s: float | None = None) -> None:
         """Wait until all updates are acknowledged; see `Sampler.flush`."""
-        deadline = self._sampler.deadline(timeout_s)
-        self._pause(deadline)
-        self._hand_over()
-        self._sampler.flush(timeout_s=max(0.0, deadline - time.monotonic()))
+        with self._one_caller:
+            deadline = self._sampler.deadline(timeout_s)
+            self._pause(deadline)
+            self._hand_over()
+            self._sampler.flush(timeout_s=max(0.0, deadline - time.monotonic()))
 
     def close(self, *, timeout_s: float | None = None) -> None:
         """Flush and close; see `Sampler.close`."""

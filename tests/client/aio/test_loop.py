@@ -12,11 +12,19 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import pytest
 import replay_client
-from replay_client import ClosedError, InvalidArgumentError, ServerUnavailableError, UnauthenticatedError, aio
+from replay_client import (
+    ClosedError,
+    ConcurrentUseError,
+    InvalidArgumentError,
+    ServerUnavailableError,
+    UnauthenticatedError,
+    aio,
+)
 from replay_client._transport.local_calls import FrameMethod
 from replay_client.aio import _frames
 from replay_client.aio._connection import MessageStream
@@ -121,6 +129,29 @@ def test_a_writer_that_never_waits_leaves_the_loop_to_others(server: ServerProce
                         await writer.append(**row(number))
 
             assert median([await longest_tick_s(write) for _ in range(TRIES)]) <= LONGEST_TICK_S
+            await table.drop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["sampler", "tensors", "mixed", "reader"])
+def test_calls_at_once_are_refused_but_the_first(server: ServerProcess, kind: str) -> None:
+    async def main() -> None:
+        async with aio.ReplayClient(server.address) as client:
+            table = await client.create_table("at-once", columns=COLUMNS, capacity=100)
+            await table.insert(rows(range(10)))
+            iterators: dict[str, Any] = {
+                "sampler": table.sampler(4, beta=0.4),
+                "tensors": table.sampler(4, beta=0.4, device="cpu"),
+                "mixed": await client.sampler({"at-once": 4}, beta=0.4),
+                "reader": await table.rows(chunk=4),
+            }
+            iterator = iterators.pop(kind)
+            async with asyncio.timeout(30):
+                calls: list[Any] = [anext(iterator) for _ in range(5)]
+                results: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
+                assert [type(error) for error in results[1:]] == [ConcurrentUseError] * 4
+                assert results[0].batch_size == (await anext(iterator)).batch_size == 4
             await table.drop()
 
     asyncio.run(main())

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from replay_client import DeadlineExceededError, DrawMode, ReplayClient, Table, TableEmptyError
+from replay_client import (
+    ClosedError,
+    ConcurrentUseError,
+    DeadlineExceededError,
+    DrawMode,
+    ReplayClient,
+    Table,
+    TableEmptyError,
+)
 from replay_client._shards.keys import global_keys, shard_ids
 from scipy import stats
 
 from tests.client.shards.conftest import COLUMNS, shards_of
+from tests.support.deadlines import PATIENCE_S, wait_until
 from tests.support.server_process import ServerProcess
 
 Reach = Callable[..., ReplayClient]
@@ -41,6 +51,23 @@ def rows(numbers: NDArray[np.int64]) -> dict[str, Any]:
 def table(servers: list[ServerProcess], reach: Reach) -> Table:
     client = reach(servers)
     return client.create_table("t", columns=COLUMNS, capacity=900, alpha=ALPHA, epsilon=0.0, seed=3)
+
+
+@pytest.mark.parametrize("backend", ["sum_tree", "rank"])
+def test_a_second_thread_is_refused_while_another_waits_and_may_close(
+    servers: list[ServerProcess], reach: Reach, backend: str
+) -> None:
+    table = reach(servers).create_table("t", columns=COLUMNS, capacity=900, backend=backend)
+    sampler = table.sampler(4, beta=0.4, timeout_s=PATIENCE_S)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(next, sampler)
+        wait_until(lambda: sampler._one_caller.is_busy, "it waits for rows")
+        for call in (lambda: next(sampler), sampler.flush):
+            with pytest.raises(ConcurrentUseError):
+                call()
+        sampler.close()
+        with pytest.raises(ClosedError):
+            waiting.result(PATIENCE_S / 2)
 
 
 @pytest.mark.parametrize("mode", ["independent", "stratified"])

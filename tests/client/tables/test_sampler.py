@@ -6,12 +6,14 @@ import itertools
 import signal
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 from replay_client import (
     ClosedError,
+    ConcurrentUseError,
     DeadlineExceededError,
     InvalidArgumentError,
     ReplayClient,
@@ -23,7 +25,7 @@ from replay_client import (
 
 from tests.client.conftest import COLUMNS, ways
 from tests.client.numbered import assert_whole, exhaust, rows
-from tests.support.deadlines import wait_until
+from tests.support.deadlines import PATIENCE_S, wait_until
 from tests.support.server_process import ServerProcess
 
 ALL_DATA_PATHS = True
@@ -137,6 +139,37 @@ def test_a_sampler_ends_with_its_client(server: ServerProcess, telling: Table, d
     with pytest.raises(ClosedError):
         next(sampler)
     sampler.cancel()
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_a_second_thread_is_refused_while_another_waits_and_may_close(table: Table, device: str | None) -> None:
+    sampler: Any = table.sampler(4, beta=0.4, prefetch=2, timeout_s=PATIENCE_S, device=device)
+    with ThreadPoolExecutor(1) as pool:
+        waiting: Future[Any] = pool.submit(next, sampler)
+        wait_until(lambda: table.stats().waiting == 1, "it waits for rows")
+        for call in (lambda: next(sampler), sampler.flush):
+            with pytest.raises(ConcurrentUseError, match="create a sampler for each thread"):
+                call()
+        table.insert(rows([1]))
+        assert waiting.result(PATIENCE_S).batch_size == next(sampler).batch_size == 4
+        table.reset()
+        waiting = pool.submit(exhaust, sampler)
+        wait_until(lambda: table.stats().waiting == 1, "it waits again")
+        sampler.close()
+        with pytest.raises(ClosedError):
+            waiting.result(PATIENCE_S / 2)
+
+
+def test_updates_that_a_waiting_thread_keeps_from_being_flushed_are_reported(table: Table) -> None:
+    sampler = table.sampler(4, beta=0.4, timeout_s=PATIENCE_S)
+    sampler.update_priorities([0], [1.0])
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(next, sampler)
+        wait_until(lambda: table.stats().waiting == 1, "it waits for rows")
+        with pytest.raises(ConcurrentUseError):
+            sampler.close()
+        with pytest.raises(ClosedError):
+            waiting.result(PATIENCE_S / 2)
 
 
 def test_leaving_the_block_sends_the_last_update(telling: Table) -> None:

@@ -30,15 +30,16 @@ class RankedSampler(ShardedSampler):
         Raises:
             ReplayError: as for `next()`.
         """
-        self._check_usable()
-        self._distribute()
-        third = max(1, math.ceil((self.prefetch - 1) / 3))
-        for number, step in enumerate(list(self._steps)):
-            assert isinstance(step, RankedStep)
-            age = len(self._steps) - number
-            while step.phase < min(age // third, Phase.FETCH):
-                self._pursue(step)
-        super().request()
+        with self._one_caller:
+            self._check_usable()
+            self._distribute()
+            third = max(1, math.ceil((self.prefetch - 1) / 3))
+            for number, step in enumerate(list(self._steps)):
+                assert isinstance(step, RankedStep)
+                age = len(self._steps) - number
+                while step.phase < min(age // third, Phase.FETCH):
+                    self._pursue(step)
+            super().request()
 
     def _pursue(self, step: Step) -> None:
         """Begin another round of a step if none is running, and wait for one reply that the step needs."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -22,6 +23,7 @@ from replay_proto.v1 import replay_pb2
 
 from replay_client._learning.answers import Blank
 from replay_client._learning.learning import UPDATES_KEPT
+from replay_client._learning.one_caller import OneCaller
 from replay_client._learning.prefetch import FEWEST, MOST, prefetching
 from replay_client._rows.buffers import ColumnBuffers
 from replay_client._rows.checks import checked_keys, checked_priorities
@@ -105,6 +107,7 @@ class ShardedSampler(Sampler):
         self._reconnect_timeout_s = reconnect_timeout_s
         self._random = random
         self._is_closed = False
+        self._one_caller = OneCaller("sampler", threading.RLock())
         self._steps: deque[Step] = deque()
         self._bundle: Bundle | None = None  # the oldest step
         self._scratch: dict[str, Array] = {}  # memory for bundles of several batches
@@ -181,16 +184,18 @@ class ShardedSampler(Sampler):
             ServerUnavailableError: all servers were unreachable for `reconnect_timeout_s`. Calling again retries.
             ReplayError: as for `Sampler`.
         """
-        began_s = 0.0
-        while not began_s or not (self._left or self._steps):  # a step is given up if all its shards lost their rows
-            self.request()
-            began_s = time.perf_counter()
-            while not self._left and self._steps and not self._steps[0].is_complete:
-                self._pursue(self._steps[0])
-        if self._credit is not None:
-            self._settle(self._credit)
-        self._prefetching.stepped(began_s, time.perf_counter())
-        return self._next_batch()
+        with self._one_caller:
+            began_s = 0.0
+            # A step is given up if all its shards lost their rows.
+            while not began_s or not (self._left or self._steps):
+                self.request()
+                began_s = time.perf_counter()
+                while not self._left and self._steps and not self._steps[0].is_complete:
+                    self._pursue(self._steps[0])
+            if self._credit is not None:
+                self._settle(self._credit)
+            self._prefetching.stepped(began_s, time.perf_counter())
+            return self._next_batch()
 
     def request(self) -> None:
         """Send updates and requests for another batch, as `next()` does, but do not wait for the batch.
@@ -198,20 +203,21 @@ class ShardedSampler(Sampler):
         Raises:
             ReplayError: as for `next()`.
         """
-        self._check_usable()
-        self._follow()
-        self._distribute()
-        self._welcome_back()
-        for shard_id, stream in list(self._streams.items()):
-            while shard_id in self._streams and stream.is_asked and not stream.next_is_batch:
-                self._receive_from(shard_id)
-        self._tell_largest()
-        together = self._together()
-        has_begun = together == 1
-        while (missing := self.prefetch - self.in_flight) >= together and self._may_begin():
-            self._begin_step(min(missing, together))
-            has_begun = True
-        self._ask_idle(are_updates_sent=has_begun)
+        with self._one_caller:
+            self._check_usable()
+            self._follow()
+            self._distribute()
+            self._welcome_back()
+            for shard_id, stream in list(self._streams.items()):
+                while shard_id in self._streams and stream.is_asked and not stream.next_is_batch:
+                    self._receive_from(shard_id)
+            self._tell_largest()
+            together = self._together()
+            has_begun = together == 1
+            while (missing := self.prefetch - self.in_flight) >= together and self._may_begin():
+                self._begin_step(min(missing, together))
+                has_begun = True
+            self._ask_idle(are_updates_sent=has_begun)
 
     def update_priorities(self, batch_or_keys: BatchOrKeys, priorities: ArrayLike) -> None:
         """Update priorities; see `Sampler.update_priorities`. For each shard that is away, up to 65,536 are held.
@@ -219,12 +225,13 @@ class ShardedSampler(Sampler):
         Raises:
             InvalidArgumentError: the keys or the priorities are invalid.
         """
-        self._check_usable()
-        keys = checked_keys(batch_or_keys)
-        self._kept.append((keys.copy(), checked_priorities(priorities, len(keys)).copy()))
-        self._updates = True
-        if len(self._kept) > _MOST_KEPT or len(keys) > UPDATES_KEPT:
-            self._distribute()
+        with self._one_caller:
+            self._check_usable()
+            keys = checked_keys(batch_or_keys)
+            self._kept.append((keys.copy(), checked_priorities(priorities, len(keys)).copy()))
+            self._updates = True
+            if len(self._kept) > _MOST_KEPT or len(keys) > UPDATES_KEPT:
+                self._distribute()
 
     def flush(self, *, timeout_s: float | None = None) -> None:
         """Wait until all updates are acknowledged, except those held for servers that are away; see `Sampler.flush`.
@@ -233,22 +240,24 @@ class ShardedSampler(Sampler):
             DeadlineExceededError: timed out. The updates are kept and sent again later.
             ReplayError: as for `next()`.
         """
-        self._check_usable()
-        deadline = self.deadline(timeout_s)
-        self._distribute()
-        for shard_id, stream in list(self._streams.items()):
-            if stream.has_kept:
-                stream.ask_for(None)
-            while shard_id in self._streams and stream.unacknowledged:
-                if time.monotonic() >= deadline:
-                    raise DeadlineExceededError(f"updates of table {self._name!r} were not acknowledged in time")
-                self._receive_from(shard_id, deadline)
+        with self._one_caller:
+            self._check_usable()
+            deadline = self.deadline(timeout_s)
+            self._distribute()
+            for shard_id, stream in list(self._streams.items()):
+                if stream.has_kept:
+                    stream.ask_for(None)
+                while shard_id in self._streams and stream.unacknowledged:
+                    if time.monotonic() >= deadline:
+                        raise DeadlineExceededError(f"updates of table {self._name!r} were not acknowledged in time")
+                    self._receive_from(shard_id, deadline)
 
     def cancel(self, *, is_waited_for: bool = False) -> None:
         """Close without a flush; see `Sampler.cancel`."""
         if self._connection.is_forked:
             return
         self._is_closed = True
+        is_waited_for = is_waited_for or self._one_caller.is_busy
         for stream in list(self._streams.values()):
             stream.cancel(is_waited_for=is_waited_for)
         for away in list(self._away.values()):
