@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
-from replay_client.errors import InvalidArgumentError, MissingExtraError
-
-if TYPE_CHECKING:
-    from replay_client._learning.tensors import Device
+from replay_client.errors import MissingExtraError
 
 
 def check_extra(extra: str, *modules: str) -> None:
@@ -20,22 +16,3 @@ def check_extra(extra: str, *modules: str) -> None:
     missing = [module for module in modules if find_spec(module) is None]
     if missing:
         raise MissingExtraError(f"{', '.join(missing)} not installed; in a clone, run: pip install '.[{extra}]'")
-
-
-def check_device(device: Device | None) -> None:
-    """Check that torch is installed and can use a device; None: torch is not needed.
-
-    Raises:
-        MissingExtraError: torch is not installed.
-        InvalidArgumentError: the device is unknown, or not available here.
-    """
-    if device is None:
-        return
-    check_extra("agent", "torch")
-    import torch
-
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, TypeError, AssertionError) as error:  # AssertionError: torch without CUDA
-        got = f"{device!r}: {str(error).partition(chr(10))[0]}"
-        raise InvalidArgumentError.of_field("device", "a device that torch can use here, such as 'cpu'", got) from error

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -206,7 +207,8 @@ def test_what_a_screen_has_no_room_for_is_counted_on_it(server: ServerProcess, n
         new_table(name=name)
     console = Console(width=80, height=24, file=io.StringIO())
     with ReplayClient(server.address) as client:
-        stats = client.stats()
+        found = client.stats()
+    stats = replace(found, tables={name: found.tables[name] for name in names})  # other tests' names may be too long
     for trouble in ("", "server away for 3 s: nobody answers"):
         with console.capture() as captured:
             console.print(stats_screen(console, stats, server.address, None, trouble))

@@ -19,6 +19,19 @@ Device = torch.device | str
 """A device, or its name."""
 
 
+def check_usable(device: Device) -> None:
+    """Check that torch can use a device.
+
+    Raises:
+        InvalidArgumentError: the device is unknown, or not available here.
+    """
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, TypeError, AssertionError) as error:  # AssertionError: torch without CUDA
+        got = f"{device!r}: {str(error).partition(chr(10))[0]}"
+        raise InvalidArgumentError.of_field("device", "a device that torch can use here, such as 'cpu'", got) from error
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class TensorBatch(Drawn[torch.Tensor], MutableMapping[str, torch.Tensor]):
     """A `Batch` as tensors on a device; the keys remain a NumPy array.

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 from replay_proto.schema import Column
 from replay_proto.steps import Derived, Item
 
-from replay_client._extras import check_device, check_extra
+from replay_client._extras import check_extra
+from replay_client._learning.devices import check_device
 from replay_client._operations import server as operations
 from replay_client._operations.mixing import Mixture, checked_sizes
 from replay_client._operations.server import IfExists

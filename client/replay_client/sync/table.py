@@ -25,8 +25,9 @@ from replay_proto.frames import Content
 from replay_proto.framing import Array
 from replay_proto.v1 import replay_pb2
 
-from replay_client._extras import check_device, check_extra
+from replay_client._extras import check_extra
 from replay_client._learning.answers import Blank
+from replay_client._learning.devices import check_device
 from replay_client._operations.server import describe, drop_table, inspect_table, reset_table, stats
 from replay_client._operations.table import TableHandle
 from replay_client._rows.choosing import chosen_columns
