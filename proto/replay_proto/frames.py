@@ -34,6 +34,9 @@ class FrameKind(IntEnum):
     """A google.rpc.Status, which refuses a request."""
 
 
+_KINDS: Final = tuple(FrameKind)
+
+
 class FrameError(Exception):
     """Received data is not a valid frame."""
 
@@ -147,7 +150,7 @@ class FrameParser:
             raise FrameError(f"expected a frame of kind 0 or 1, got kind {kind}")
         if size > self.limit_bytes:
             raise FrameTooLongError(self.limit_bytes, size)
-        return FrameKind(kind), size
+        return _KINDS[kind], size
 
     def _begin_long(self, kind: FrameKind, size: int) -> None:
         """Allocate memory for this frame, and copy the part that has already arrived."""

@@ -256,4 +256,4 @@ def _check_size(rows: memoryview, row_count: int, due_bytes: int) -> None:
 
 def _own(data: bytes, dtype: str) -> NDArray[Any]:
     """Copy a small array, because protobuf's bytes may be shared."""
-    return np.frombuffer(data, dtype).copy()
+    return np.frombuffer(bytearray(data), dtype)

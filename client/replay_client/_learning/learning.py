@@ -172,12 +172,12 @@ class Learning:
     def keep(self, checked: NDArray[np.int64], values: NDArray[np.float64]) -> None:
         """Keep updates as `update` does; keys int64[n] and priorities float64[n] have been checked."""
         for first in range(0, len(checked), UPDATES_KEPT):
-            part = slice(first, first + UPDATES_KEPT)
-            if self._keys_kept + len(checked[part]) > UPDATES_KEPT:
+            keys, priorities = checked[first : first + UPDATES_KEPT], values[first : first + UPDATES_KEPT]
+            if self._keys_kept + len(keys) > UPDATES_KEPT:
                 self.send_updates()
-            self._priorities.append(values[part].tobytes())
-            self._keys.append(checked[part].tobytes())
-            self._keys_kept += len(checked[part])
+            self._priorities.append(priorities.tobytes())
+            self._keys.append(keys.tobytes())
+            self._keys_kept += len(keys)
         if self._keys_kept >= UPDATES_KEPT:
             self.send_updates()
 
@@ -195,7 +195,7 @@ class Learning:
         self.charged += head.charged
         if head.HasField("state"):
             self.state = head.state
-        self.batches.extend(batch or exchange.draw for batch in batches)
+        self.batches.extend(exchange.draw if batch is None else batch for batch in batches)
         return head
 
     def too_late(self) -> DeadlineExceededError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, NoReturn, TypeVar
@@ -53,7 +52,7 @@ class MixedHandle(Generic[S]):
         """
         self.samplers: Final = dict(samplers)
         """The sampler of each table by name, for its own `Sampler.updated`, `Sampler.stale` and `Sampler.beta`."""
-        self._one_caller = OneCaller("sampler", threading.Lock())
+        self._one_caller = OneCaller("sampler")
         self._buffers = buffers
         self._weight_norm = weight_norm
         self._queues = queues

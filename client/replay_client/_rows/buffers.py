@@ -118,15 +118,12 @@ class Buffers:
             uint8[size, rounded up to whole pages].
         """
         size = _rounded_up(size, _PAGE_BYTES)
-        return np.asarray(_Lease(self, self._take_free(size) or _Memory(size)))
-
-    def _take_free(self, size: int) -> _Memory | None:
         with self._lock:
-            for index in reversed(range(len(self._free))):
+            for index in range(len(self._free) - 1, -1, -1):
                 if self._free[index].size == size:
                     self._free_bytes -= size
-                    return self._free.pop(index)
-        return None
+                    return np.asarray(_Lease(self, self._free.pop(index)))
+        return np.asarray(_Lease(self, _Memory(size)))
 
     def give_back(self, memory: _Memory) -> None:
         """Return a lent buffer to the pool."""

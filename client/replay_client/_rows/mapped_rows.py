@@ -40,7 +40,7 @@ class MappedRows:
         self._columns: dict[str, Array] = {}
         for index, (name, column) in enumerate(table.schema.items()):
             data = _mapped(folder / column_file(index), table.slots * column.row_bytes)
-            self._columns[name] = flat_rows(data.view(column.dtype).reshape(table.slots, *column.shape))
+            self._columns[name] = _in_long_rows(data.view(column.dtype).reshape(table.slots, *column.shape))
 
     def gather(self, keys: NDArray[np.int64], columns: Mapping[str, Array]) -> bool:
         """Copy rows.
@@ -55,7 +55,7 @@ class MappedRows:
         slots = self.slots_of(keys)
         for name, values in columns.items():
             # With any mode but "raise", take() writes directly to its output; all slots are in range.
-            self._columns[name].take(slots, axis=0, out=values if values.ndim == 2 else flat_rows(values), mode="clip")
+            self._columns[name].take(slots, axis=0, out=_in_long_rows(values), mode="clip")
         return self.are_whole(keys)
 
     def slots_of(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -65,11 +65,16 @@ class MappedRows:
     @cached_property
     def as_bytes(self) -> Mapping[str, NDArray[np.uint8]]:
         """Return each column of the ring as bytes, uint8[slots, row_bytes]."""
-        return {name: column.view(np.uint8) for name, column in self._columns.items()}
+        return {name: flat_rows(column).view(np.uint8) for name, column in self._columns.items()}
 
     def are_whole(self, keys: NDArray[np.int64]) -> bool:
         """Whether copies of these rows that were made before this call are intact: no insert has overwritten a row."""
         return not len(keys) or int(keys.min()) + self._slots >= int(self._header[WRITE_HORIZON])
+
+
+def _in_long_rows(column: Array) -> Array:
+    """A view of ``dtype[n, *shape]`` with at most two dimensions, because `take` copies the last one at once."""
+    return column if column.ndim <= 2 else flat_rows(column)
 
 
 def _mapped(path: Path, size: int) -> NDArray[np.uint8]:

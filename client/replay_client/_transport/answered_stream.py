@@ -54,10 +54,10 @@ class AnsweredStream(Generic[R]):
             sends_in_background: whether requests on such a stream are sent by a background thread; if not, by
                 `send_pending`.
         """
-        lock = threading.RLock()
-        self.changed = threading.Condition(lock)
+        self._lock = threading.RLock()  # the lock of `changed`
+        self.changed = threading.Condition(self._lock)
         """Guards all state of this object and its owner."""
-        self._sender = threading.Condition(lock)  # a sampler's replies need not wake up the sending thread
+        self._sender = threading.Condition(self._lock)  # a sampler's replies need not wake up the sending thread
         self.pending = pending
         """Unanswered requests."""
         self._connection = connection
@@ -73,7 +73,7 @@ class AnsweredStream(Generic[R]):
         """Send the requests that were added to `pending`, as soon as the stream allows."""
         if not self.pending.has_unsent:
             return
-        with self.changed:
+        with self._lock:
             if isinstance(self._stream, FrameStream):
                 self._send_now(self._stream)  # only the receiving thread sends, so no other thread waits for a request
             else:
@@ -106,7 +106,7 @@ class AnsweredStream(Generic[R]):
             except BaseException:
                 self._drop(stream)  # a partial reply may have been read
                 raise
-            with self.changed:
+            with self._lock:
                 request = self.pending.answered()
             return request, answer
 
@@ -127,7 +127,7 @@ class AnsweredStream(Generic[R]):
 
     def _opened(self, deadline: float) -> MessageStream | FrameStream | SentFrames:
         """Return the stream, opening it once there is something to send."""
-        with self.changed:
+        with self._lock:
             while not self._closed and self._stream is None and not self.pending.requests:
                 wait_s = self._before_waiting()
                 if not self.pending.requests:

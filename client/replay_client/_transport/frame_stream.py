@@ -40,6 +40,8 @@ class FrameStream:
         """Use a connected socket."""
         link.setblocking(False)
         self._link = link
+        self._arrival = select.poll()
+        self._arrival.register(link, select.POLLIN)
         self.is_alive: Callable[[], bool] = lambda: True
         """Tells whether the server answers on another connection. Called when a reply is late."""
         self._parser = FrameParser(LONGEST_BYTES)
@@ -83,8 +85,8 @@ class FrameStream:
             return False
         return True
 
-    def receive(self, timeout_s: float | None = None) -> Content:
-        """Wait for the next reply, for at most ``timeout_s`` seconds; None or `math.inf`: no limit.
+    def receive(self, timeout_s: float = math.inf) -> Content:
+        """Wait for the next reply, for at most ``timeout_s`` seconds; `math.inf`: no limit.
 
         A request may have to wait for rows on the server, so a missing reply alone is no error.
 
@@ -93,7 +95,7 @@ class FrameStream:
             DeadlineExceededError: timed out; the connection is unusable afterwards.
             ReplayError: the request was refused.
         """
-        deadline = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
+        deadline = time.monotonic() + timeout_s
         try:
             kind, content = self._frame(deadline)
         except TimeoutError:
@@ -122,8 +124,7 @@ class FrameStream:
 
     def _frame(self, deadline: float) -> tuple[FrameKind, Content]:
         while (taken := self._parser.take()) is None:
-            events = select.POLLIN | (select.POLLOUT if self._send_some() else 0)
-            if not self._wait(events, min(deadline, time.monotonic() + SILENCE_S)):
+            if not self._wait_for_data(deadline):
                 self._check_silence(deadline)
                 continue
             try:
@@ -134,6 +135,13 @@ class FrameStream:
                 raise ConnectionResetError("the server ended it")
             self._parser.received(size)
         return taken
+
+    def _wait_for_data(self, deadline: float) -> bool:
+        """Wait until data arrives, and send meanwhile. Returns False after `SILENCE_S` or at the deadline."""
+        if not self._send_some() and deadline == math.inf:
+            return bool(self._arrival.poll(SILENCE_S * 1000))
+        events = select.POLLIN | (select.POLLOUT if self._unsent else 0)
+        return self._wait(events, min(deadline, time.monotonic() + SILENCE_S))
 
     def _check_silence(self, deadline: float) -> None:
         """Nothing has arrived for a while: check the deadline and, if a reply is due, the server."""

@@ -8,7 +8,6 @@ async with table.sampler(256, beta=0.4, prefetch=3) as sampler:
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Awaitable, Callable
 
@@ -53,7 +52,7 @@ class Sampler(SamplerHandle):
         ``local`` opens streams over the local socket, if the server is on this host.
         """
         super().__init__(connection, table, draw, reader, prefetch=prefetch, reconnect_timeout_s=reconnect_timeout_s)
-        self._one_caller = OneCaller("sampler", threading.Lock())
+        self._one_caller = OneCaller("sampler")
         self._draw_over_wire = draw_over_wire
         self._connection = connection
         self._stream: AnsweredStream[Exchange] = AnsweredStream(

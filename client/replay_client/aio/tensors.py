@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections import deque
 from typing import Any, NoReturn
@@ -39,7 +38,7 @@ class TensorSampler:
         self.device = self._copies.device
         """Device of the batches."""
         self._sampler = sampler
-        self._one_caller = OneCaller("sampler", threading.Lock())
+        self._one_caller = OneCaller("sampler")
         self._updates: deque[tuple[Any, NDArray[np.float64] | Computed]] = deque()
         self._fetching: asyncio.Task[_Made] | None = None
         self._held = 0  # batches received from the sampler and not returned: 0 or 1

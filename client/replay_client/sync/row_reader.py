@@ -11,7 +11,6 @@ Rows that are inserted after the call of `Table.rows` are not read.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal, get_args
@@ -109,7 +108,7 @@ class RowReaderBase:
 
     def __init__(self, plan: RowPlan) -> None:
         self._plan = plan
-        self._one_caller = OneCaller("reader", threading.Lock())
+        self._one_caller = OneCaller("reader")
 
     @property
     def inserted(self) -> int:

@@ -20,7 +20,6 @@ priorities again, and the batches are drawn anew.
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Callable
 
@@ -64,7 +63,7 @@ class Sampler(SamplerHandle):
         ``open_around`` opens a stream that bypasses gRPC, if available.
         """
         super().__init__(connection, table, draw, reader, prefetch=prefetch, reconnect_timeout_s=reconnect_timeout_s)
-        self._one_caller = OneCaller("sampler", threading.RLock())
+        self._one_caller = OneCaller("sampler")
         self._draw_over_wire = draw_over_wire
         self._connection = connection
         self._stream: AnsweredStream[Exchange] = AnsweredStream(
@@ -89,7 +88,7 @@ class Sampler(SamplerHandle):
             ReplayError: the server refused the request for another reason.
         """
         with self._one_caller:
-            self.request()
+            self._request()
             batches, began_s = self._learning.batches, time.perf_counter()
             while not batches:
                 self._receive(math.inf)
@@ -107,9 +106,7 @@ class Sampler(SamplerHandle):
             ReplayError: as for `next()`.
         """
         with self._one_caller:
-            self._check_usable()
-            self._learning.ask()
-            self._stream.send_pending()
+            self._request()
 
     def update_priorities(self, batch_or_keys: BatchOrKeys, priorities: ArrayLike) -> None:
         """Update priorities. The next call of `next()` or `flush` sends them.
@@ -187,6 +184,11 @@ class Sampler(SamplerHandle):
             self.close()
         else:
             self.cancel()
+
+    def _request(self) -> None:
+        self._check_usable()
+        self._learning.ask()
+        self._stream.send_pending()
 
     def _receive(self, deadline: float) -> None:
         """Process the next reply."""

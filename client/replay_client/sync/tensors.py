@@ -40,7 +40,7 @@ class TensorSampler:
         self.device = self._copies.device
         """Device of the batches."""
         self._sampler = sampler
-        self._one_caller = OneCaller("sampler", threading.Lock())
+        self._one_caller = OneCaller("sampler")
         self._changed = threading.Condition()
         self._ready: deque[tuple[TensorBatch, torch.cuda.Event | None]] = deque()
         self._updates: deque[tuple[Any, NDArray[np.float64] | Computed]] = deque()

@@ -22,7 +22,7 @@ def make(client: ReplayClient, capacity: int = 3000) -> Table:
 
 def test_rows_of_a_lost_server_are_counted_to_the_row(servers: list[ServerProcess], reach: Reach) -> None:
     client = reach(servers)
-    table = make(client)
+    table = make(client, capacity=30_000)  # evicts nothing until the writer has noticed
     with table.writer() as writer:
         for number in range(1500):
             writer.append(number=number, obs=np.zeros(3))

@@ -24,22 +24,16 @@ class RankedSampler(ShardedSampler):
         self._alpha = alpha
         super().__init__(*arguments, **options)
 
-    def request(self) -> None:
-        """Send updates and requests for another batch, as `next()` does, but do not wait for the batch.
-
-        Raises:
-            ReplayError: as for `next()`.
-        """
-        with self._one_caller:
-            self._check_usable()
-            self._distribute()
-            third = max(1, math.ceil((self.prefetch - 1) / 3))
-            for number, step in enumerate(list(self._steps)):
-                assert isinstance(step, RankedStep)
-                age = len(self._steps) - number
-                while step.phase < min(age // third, Phase.FETCH):
-                    self._pursue(step)
-            super().request()
+    def _request(self) -> None:
+        self._check_usable()
+        self._distribute()
+        third = max(1, math.ceil((self.prefetch - 1) / 3))
+        for number, step in enumerate(list(self._steps)):
+            assert isinstance(step, RankedStep)
+            age = len(self._steps) - number
+            while step.phase < min(age // third, Phase.FETCH):
+                self._pursue(step)
+        super()._request()
 
     def _pursue(self, step: Step) -> None:
         """Begin another round of a step if none is running, and wait for one reply that the step needs."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -107,7 +106,7 @@ class ShardedSampler(Sampler):
         self._reconnect_timeout_s = reconnect_timeout_s
         self._random = random
         self._is_closed = False
-        self._one_caller = OneCaller("sampler", threading.RLock())
+        self._one_caller = OneCaller("sampler")
         self._steps: deque[Step] = deque()
         self._bundle: Bundle | None = None  # the oldest step
         self._scratch: dict[str, Array] = {}  # memory for bundles of several batches
@@ -188,7 +187,7 @@ class ShardedSampler(Sampler):
             began_s = 0.0
             # A step is given up if all its shards lost their rows.
             while not began_s or not (self._left or self._steps):
-                self.request()
+                self._request()
                 began_s = time.perf_counter()
                 while not self._left and self._steps and not self._steps[0].is_complete:
                     self._pursue(self._steps[0])
@@ -204,20 +203,7 @@ class ShardedSampler(Sampler):
             ReplayError: as for `next()`.
         """
         with self._one_caller:
-            self._check_usable()
-            self._follow()
-            self._distribute()
-            self._welcome_back()
-            for shard_id, stream in list(self._streams.items()):
-                while shard_id in self._streams and stream.is_asked and not stream.next_is_batch:
-                    self._receive_from(shard_id)
-            self._tell_largest()
-            together = self._together()
-            has_begun = together == 1
-            while (missing := self.prefetch - self.in_flight) >= together and self._may_begin():
-                self._begin_step(min(missing, together))
-                has_begun = True
-            self._ask_idle(are_updates_sent=has_begun)
+            self._request()
 
     def update_priorities(self, batch_or_keys: BatchOrKeys, priorities: ArrayLike) -> None:
         """Update priorities; see `Sampler.update_priorities`. For each shard that is away, up to 65,536 are held.
@@ -262,6 +248,22 @@ class ShardedSampler(Sampler):
             stream.cancel(is_waited_for=is_waited_for)
         for away in list(self._away.values()):
             away.end()
+
+    def _request(self) -> None:
+        self._check_usable()
+        self._follow()
+        self._distribute()
+        self._welcome_back()
+        for shard_id, stream in list(self._streams.items()):
+            while shard_id in self._streams and stream.is_asked and not stream.next_is_batch:
+                self._receive_from(shard_id)
+        self._tell_largest()
+        together = self._together()
+        has_begun = together == 1
+        while (missing := self.prefetch - self.in_flight) >= together and self._may_begin():
+            self._begin_step(min(missing, together))
+            has_begun = True
+        self._ask_idle(are_updates_sent=has_begun)
 
     def _distribute(self) -> None:
         """Pass updates on to the shards of their rows."""
