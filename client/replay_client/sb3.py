@@ -143,7 +143,7 @@ class ServiceReplayBuffer(ReplayBuffer):
             raise InvalidArgumentError.of_field("gamma", expected, "None")
         self._beta = checked_beta(beta)
         self._prefetch = checked_count("prefetch", prefetch)
-        self._observed = [name for name in columns if name != "action"]
+        self._observed = {name: column.shape for name, column in columns.items() if name != "action"}
         derived = {f"{_NEXT_OBS}{name.removeprefix(_OBS)}": Next(name) for name in self._observed}
         self._columns: dict[str, Column | Derived] = {
             **columns,
@@ -219,7 +219,11 @@ class ServiceReplayBuffer(ReplayBuffer):
         if not self._all_continue(before):
             self._end(self._going_on & ~self._continues(before))
         actions = np.asarray(action).reshape(self.n_envs, self.action_dim)
-        self._writer.append_all({**before, "action": actions, "reward": np.asarray(reward, np.float32)})
+        rows = {**before, "action": actions, "reward": np.asarray(reward, np.float32)}
+        if self.n_envs == 1:  # SB3's usual case; a single row costs a fraction of a vector of one row
+            self._writer.append({name: values[0] for name, values in rows.items()})
+        else:
+            self._writer.append_all(rows)
         self._is_flushed = False
         self._going_on[:] = True
         self._final = {name: values.copy() for name, values in after.items()}
@@ -357,9 +361,11 @@ class ServiceReplayBuffer(ReplayBuffer):
 
     def _observations(self, obs: Any) -> dict[str, NDArray[Any]]:
         """Convert SB3's observations to columns, ``[n_envs, *shape]`` by name."""
-        parts = {name: obs[name.removeprefix(f"{_OBS}{SEPARATOR}")] if name != _OBS else obs for name in self._observed}
-        shapes = {name: cast(Column, self._columns[name]).shape for name in parts}
-        return {name: np.asarray(part).reshape(self.n_envs, *shapes[name]) for name, part in parts.items()}
+        observed = self._observed.items()
+        if _OBS in self._observed:
+            return {name: np.asarray(obs).reshape(self.n_envs, *shape) for name, shape in observed}
+        keys = {name: name.removeprefix(f"{_OBS}{SEPARATOR}") for name in self._observed}
+        return {name: np.asarray(obs[keys[name]]).reshape(self.n_envs, *shape) for name, shape in observed}
 
     def _normalized(self, batch: Batch, prefix: str, env: VecNormalize | None) -> Any:
         if not isinstance(self.observation_space, spaces.Dict):
@@ -378,7 +384,9 @@ class ServiceReplayBuffer(ReplayBuffer):
         return np.asarray(np.clip(scaled, -largest, largest), np.float32)
 
     def _tensor(self, array: Any) -> torch.Tensor:
-        return self.to_torch(array, copy=False)  # no copy: the caller of a sampler owns its batches
+        """Move an array to the device, without a copy if that is the CPU: the caller of a sampler owns its batches."""
+        tensor = torch.from_numpy(array)
+        return tensor if self.device.type == "cpu" else tensor.to(self.device)
 
 
 class PrioritizedReplay(OffPolicyAlgorithm):
