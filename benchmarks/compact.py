@@ -98,7 +98,7 @@ def step_table(client: ReplayClient, workload: Workload, n_step: int) -> Table:
 def measure_steps(
     workload: Workload, peers: Path = _PEERS, rounds: int = ROUNDS, window_s: float = WINDOW_S
 ) -> Section:
-    """Learner steps on one host and over gRPC, and of Reverb if the workload has frames."""
+    """Measure learner steps on one host, over gRPC and, if the workload has frames, with Reverb."""
     with ExitStack() as stack:
         address, _ = stack.enter_context(running_server())
         near = stack.enter_context(ReplayClient(address))

@@ -125,8 +125,8 @@ def export_dataset(
 ) -> ExportedDataset:
     """Write the whole episodes of a table to a new local dataset.
 
-    The table remains in use meanwhile: rows inserted after this call are not written. Episodes that have no end, or
-    whose first steps were evicted, are left out and counted.
+    The table can be used during the export. Rows inserted after its start are not written. Episodes that have no end,
+    or whose first steps were evicted, are left out and counted.
 
     Args:
         table: a table of steps. Its episodes must have been ended with final values of all observation columns.

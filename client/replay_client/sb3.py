@@ -5,7 +5,7 @@
     PrioritizedDQN("MlpPolicy", env, replay_buffer_kwargs={"address": "localhost:50051", "table": "cartpole"})
 
 The buffer uses a table of steps, which stores each observation once. The client computes next observations and n-step
-returns when it draws a batch. A pickled buffer contains no rows, but only a reference to its table on the server.
+returns when it draws a batch. A pickled buffer contains no rows, only a reference to its table on the server.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Group:
 
     @property
     def overall(self) -> NDArray[np.float64]:
-        """float64[runs]: return averaged over training, which rewards learning fast."""
+        """float64[runs]: the return averaged over training, so that faster learning scores higher."""
         return np.asarray(self.returns.mean(axis=1))
 
     @property

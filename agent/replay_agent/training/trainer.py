@@ -397,7 +397,7 @@ class Trainer:
 
 
 def _exploration(settings: TrainSettings) -> tuple[LinearSchedule, tuple[float, ...]]:
-    """Return the trainer's epsilon, and the constant epsilons of other actors; empty: they share the trainer's."""
+    """Return the trainer's epsilon and the constant epsilons of other actors; if empty, they use the trainer's."""
     if settings.exploration == "annealed":
         return LinearSchedule(settings.epsilon_start, settings.epsilon_end, settings.epsilon_steps), ()
     epsilons = ape_x_epsilons(settings.ape_x_epsilon, settings.ape_x_alpha, settings.explorers)

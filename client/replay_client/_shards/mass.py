@@ -19,7 +19,8 @@ from replay_client.draws import DrawMode
 def shard_chances(masses: NDArray[np.float64], drawable: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the probability of each shard, float64[shards].
 
-    It is the shard's part of the total mass or, if all masses are zero, of the drawable rows, as in a single table.
+    It is the shard's share of the total mass. If all masses are zero, it is the share of the drawable rows, because a
+    single table then draws uniformly.
 
     Args:
         masses: float64[shards]: mass of each shard.

@@ -99,7 +99,7 @@ def newest_reports(parts: Iterable[TableStats]) -> dict[int, ShardReport]:
 
 
 def _lost_with_shards(parts: Sequence[TableStats], reports: Mapping[int, ShardReport], shards: ShardMap) -> int:
-    """Count the rows of lost shards, from the map or, if it has more inserts, from a client's report."""
+    """Count the rows of lost shards. The map has their counts; a client's report is used if it has more inserts."""
     uids = {part.table.uid for part in parts}
     lost = 0
     for shard in (each for each in shards.shards if each.state == "lost"):

@@ -48,7 +48,7 @@ def checked_addresses(addresses: object) -> list[str]:
 
 
 def listens(address: str) -> bool:
-    """Whether connections to an address are accepted quickly; False for addresses that only gRPC can resolve."""
+    """Whether a server listens at an address, by a quick connection. False for addresses that only gRPC can resolve."""
     found = _TCP.fullmatch(address)
     if found is None:
         return False

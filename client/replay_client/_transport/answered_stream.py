@@ -153,7 +153,7 @@ class AnsweredStream(Generic[R]):
             stream.send(b"".join(request.parts()))
 
     def _requests(self, token: object) -> Iterator[Sequence[Content]]:
-        """Yield messages in parts to the sending thread until the stream with this token is replaced."""
+        """Yield messages, each in parts, to the sending thread, until the stream with this token is replaced."""
         while True:
             with self.changed:
                 while self._token is token and not self._closed and not self.pending.has_unsent:

@@ -189,7 +189,7 @@ class LocalCalls:
         return True
 
     def _kept(self, method: FrameMethod, context: Metadata) -> FrameStream | None:
-        """Take an idle connection, and close it if its spans would be in the trace of another call."""
+        """Take an idle connection. If it was opened in another trace context, close it and return None."""
         with self._lock:
             idle = self._idle[method]
             if not idle:

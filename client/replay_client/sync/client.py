@@ -437,8 +437,8 @@ class ReplayClient:
     def set_shards(self, addresses: Sequence[str]) -> ShardMap:
         """Distribute tables over these servers. Known servers keep their ids; new servers get new ids.
 
-        Rows do not move: new rows go to the emptier servers. All tables get their shards on new servers now, and
-        running clients use them within a second.
+        Rows do not move; new rows go to the emptier servers. The call creates the shards of all tables on new
+        servers, and running clients use these shards within a second.
 
         Raises:
             InvalidArgumentError: there is no address, one is malformed or given twice, or the address of a server in

@@ -1,4 +1,4 @@
-"""Writes rows for actors: collects them in blocks and sends each exactly once, in the background.
+"""Writes rows for actors: collects them in blocks and sends each row exactly once, in the background.
 
     with table.writer() as writer:
         for ...:
@@ -12,13 +12,14 @@ and its blocks:
 
     with table.writer(streams=8) as writer:
         writer[i].append(frame=frame, action=action, reward=reward)
-        writer[i].end_episode(frame=final, terminated=True)     # the values are for tables of steps
+        writer[i].end_episode(frame=final, terminated=True)     # values only if the table has steps
         writer.append_all(frame=frames, action=actions, reward=rewards)         # [8, ...]: a row for each stream
         writer.end_episodes(done, terminated=terminated, frame=finals)
 
-`append` copies the row and returns. A block is sent when it is full, 0.1 s after its first row, by `flush` and, in a
-writer with one stream, at the end of an episode. A server with many writers asks them for larger blocks: they then send
-less often, but at the latest `max_delay_s` after a block's first row.
+`append` copies the row and returns. A block is sent as soon as it is full, 0.1 s have passed since its first
+row, or `flush` is called. A writer with one stream also sends it at the end of an episode. A server with many writers
+asks them for larger blocks: they then send less often, but never later than `max_delay_s` after a block's first row.
+
 While `MAX_BLOCKS_IN_FLIGHT` blocks are unacknowledged, `append` waits. This happens if the server is slow or
 unreachable, or if the table's rate limiter or full queue delays inserts.
 

@@ -67,7 +67,7 @@ class Reads(Protocol):
     """The method of a call's context that is used here."""
 
     async def read(self) -> Any:
-        """Read the next message; at the end, gRPC returns a value that is not bytes."""
+        """Return the next message. At the end of the stream, gRPC returns a marker, which is not bytes."""
 
 
 def server_options(

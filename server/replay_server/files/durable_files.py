@@ -16,7 +16,7 @@ def sync_path(path: Path) -> None:
 
 
 def overwrite_file(path: Path, content: bytes) -> None:
-    """Overwrite the beginning of a file, or create it. If the file has this size already, no new space is needed.
+    """Overwrite the beginning of a file, or create it. A file that is long enough already needs no new disk space.
 
     A power loss may tear the file.
     """

@@ -104,7 +104,7 @@ class Feed:
             self.pages -= 1
 
     def history_of(self, name: str) -> dict[str, list[float]]:
-        """Return the rates of a table over the last ten minutes, see `History.points`.
+        """Return the rates of a table over the last ten minutes; see `History.points`.
 
         Raises:
             RequestError: TABLE_NOT_FOUND.

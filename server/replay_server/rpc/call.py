@@ -98,10 +98,10 @@ class Call:
         return bool(self._when_sent)
 
     def when_sent(self, do: Callable[[], None]) -> None:
-        """Register a callback that runs when the reply has been sent or has failed."""
+        """Register a callback that runs when the reply has been sent, or could not be sent."""
         self._when_sent.append(do)
 
     def sent(self) -> None:
-        """Run the callbacks, because the reply has been sent or has failed."""
+        """Run the callbacks. Called when the reply has been sent, or could not be sent."""
         while self._when_sent:
             self._when_sent.pop()()

@@ -100,7 +100,7 @@ class WriterRecords:
         return self.file.bytes[: places * _WRITER.itemsize].tobytes()
 
     def load(self, content: NDArray[np.uint8], inserted: int) -> None:
-        """Replace all records; allowed only before the first insert. Records of rows beyond ``inserted`` are erased."""
+        """Replace all records after a restore, before any insert. Records of rows beyond ``inserted`` are erased."""
         self.file.bytes[:] = content
         self._writers.clear()
         self._recover(inserted)

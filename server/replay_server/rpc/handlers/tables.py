@@ -18,7 +18,7 @@ from replay_server.table.table import Table
 
 
 def describe(table: Table, *, socket: Path | None = None) -> replay_pb2.TableDescription:
-    """Describe a table; with a ``socket``, include the paths for clients on this host."""
+    """Describe a table. If there is a ``socket``, include its path and the table's directory for local clients."""
     return replay_pb2.TableDescription(
         config=table.config.to_proto(),
         uid=table.uid,

@@ -79,7 +79,7 @@ class TableFigures:
     """Records the statistics of one table. All methods run on the event loop."""
 
     def __init__(self, *, slots: int, capacity: int, inserted: int, size: int) -> None:
-        """Start for a table with ``size`` live rows; ``inserted`` is its next key."""
+        """Start without events, for a table with ``size`` live rows whose next key is ``inserted``."""
         self._inserted = Rate()
         self._sampled = Rate()
         self._updated = Rate()

@@ -1,7 +1,7 @@
 """The writers of a `ShardedWriter`, one for each shard, while servers come, go and die.
 
     writers = ShardWriters(roster, options, reconnect_timeout_s, random)
-    shard = writers.choose()                # the emptier of two shards that get new rows
+    shard = writers.choose()                # of two random shards, the emptier one
     writers[shard].append(...)
     writers.follow()                        # uses new shards, and moves unacknowledged rows of lost ones
 

@@ -200,7 +200,7 @@ class ShardedWriter(Writer):
         self._writers.abort()
 
     def unacknowledged_rows(self) -> dict[str, Array]:
-        """Return unacknowledged rows, shard after shard; see `Writer.unacknowledged_rows`."""
+        """Return unacknowledged rows, shard by shard; see `Writer.unacknowledged_rows`."""
         return self._writers.unacknowledged_rows()
 
     def __enter__(self) -> ShardedWriter:
