@@ -36,7 +36,7 @@ _QUICK_STEPS = 50_000
 
 
 def backend_section(rows: tuple[int, ...]) -> Section:
-    """Benchmarks of priority backends in process."""
+    """Measure the priority backends in process, with these numbers of rows."""
     warm_up()
     results = [backends.measure(backend, count) for backend in BACKENDS for count in rows]
     return Section(

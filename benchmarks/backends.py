@@ -45,7 +45,7 @@ class Timing:
     """Times of one kind of call."""
 
     call: str
-    """The method."""
+    """What is called, such as ``write 256``."""
     median_us: float
     """Median in microseconds."""
     p10_us: float
@@ -102,7 +102,7 @@ class Ring:
         return lambda: self.index.write(keys, priorities)
 
     def prepare_draw(self) -> Callable[[], object]:
-        """Return a call that draws rows at random."""
+        """Return a call that draws a batch of rows by priority."""
         fractions, live = next(self._fractions), self.live
         return lambda: self.index.draw(fractions, live)
 
@@ -112,7 +112,7 @@ class Ring:
         return lambda: (write(), draw())
 
     def prepare_insert(self, count: int) -> Callable[[], object]:
-        """Return a call that adds new rows at the largest priority and evicts equally many of the oldest."""
+        """Return a call that adds new rows with the largest priority, and evicts as many of the oldest rows."""
         added: NDArray[np.int64] = np.arange(self.inserted, self.inserted + count)
         priorities = np.full(count, self.index.largest_priority)
         evicted = added - self.rows
@@ -126,7 +126,7 @@ class Ring:
 
 
 def timed(name: str, prepare: Callable[[], Callable[[], object]]) -> Timing:
-    """Time many calls, without their preparation."""
+    """Measure the times of many calls, without the time to prepare them."""
     taken_us = np.empty(CALLS)
     for i in range(CALLS):
         call = prepare()
@@ -169,7 +169,7 @@ def show(results: Sequence[Measured]) -> None:
 
 
 def machine() -> str:
-    """Print the machine and versions."""
+    """Return a description of the processor, its cores and the version of Python."""
     return f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
 
 

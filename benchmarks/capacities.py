@@ -25,7 +25,7 @@ PREFETCH = 3
 
 
 def measure(rounds: int = ROUNDS, window_s: float = WINDOW_S) -> Section:
-    """Measure all backends and sizes in turn, so that the load of the machine affects them alike."""
+    """Measure all backends and sizes in turn, so that other load on the machine affects them alike."""
     with ExitStack() as stack:
         contestants: dict[str, Window] = {}
         for capacity in CAPACITIES:
@@ -66,7 +66,7 @@ def _name(backend: str, capacity: int) -> str:
 
 
 def _ratio(times: Sequence[float], others: Sequence[float]) -> str:
-    """Return the ratio of one contestant's step times to another's."""
+    """Return the ratio of two contestants' median times, with the smallest and largest ratio of a round."""
     by_round = [time / other for time, other in zip(times, others, strict=True)]
     median = statistics.median(times) / statistics.median(others)
     return f"{median:.2f} ({min(by_round):.2f} to {max(by_round):.2f})"

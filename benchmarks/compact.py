@@ -54,7 +54,7 @@ _PEERS: Final = Path(".peers")
 
 
 def columns_of(workload: Workload) -> dict[str, Any]:
-    """Columns that give a learner what the workload's transitions have."""
+    """Return the columns of a table of steps that offers a learner the same as the workload's transitions."""
     common = {
         "action": Column("int64"),
         "reward": Column("float32", sampled=False),
@@ -67,7 +67,7 @@ def columns_of(workload: Workload) -> dict[str, Any]:
 
 
 def some_steps(table: Table, count: int) -> dict[str, NDArray[Any]]:
-    """Random values of every stored column, ``dtype[count, *shape]``."""
+    """Return random values for every stored column, ``dtype[count, *shape]``."""
     rng = np.random.default_rng(0)
     return {
         name: rng.integers(0, 200, (count, *column.shape)).astype(column.dtype) for name, column in table.schema.items()
@@ -86,7 +86,7 @@ def write_steps(table: Table, rows: int, streams: int = STREAMS) -> None:
 
 
 def step_table(client: ReplayClient, workload: Workload, n_step: int) -> Table:
-    """A table of steps of the workload, filled until its ring has wrapped."""
+    """Create a table of steps for a workload, and fill it until its ring has wrapped."""
     name = f"{workload.name}-{n_step}"
     table = client.create_table(
         name, columns=columns_of(workload), capacity=workload.capacity, steps=Transitions(n_step=n_step, gamma=0.99)
@@ -98,7 +98,7 @@ def step_table(client: ReplayClient, workload: Workload, n_step: int) -> Table:
 def measure_steps(
     workload: Workload, peers: Path = _PEERS, rounds: int = ROUNDS, window_s: float = WINDOW_S
 ) -> Section:
-    """Measure learner steps on one host, over gRPC and, if the workload has frames, with Reverb."""
+    """Measure learner steps on one host and over gRPC and, if the workload has frames, those of Reverb."""
     with ExitStack() as stack:
         address, _ = stack.enter_context(running_server())
         near = stack.enter_context(ReplayClient(address))
@@ -137,12 +137,12 @@ def measure_steps(
 
 
 def step_rows(times: Mapping[str, Sequence[float]], sent: Mapping[str, float]) -> list[list[str]]:
-    """Rows of the table of learner steps.
+    """Return the rows of the table of learner steps.
 
     Args:
-        times: microseconds per step in each round, by contestant: ``"transitions, PATH"`` and others with the same
-            path, and peers.
-        sent: kilobytes per step of those that use the network.
+        times: microseconds per step in each round, by contestant. The names of peers contain no path; all others are
+            ``"KIND, PATH"``. Each is compared with ``"transitions, PATH"`` for the same path.
+        sent: kilobytes per step, for contestants that use the network.
     """
     medians = {name: statistics.median(values) for name, values in times.items()}
 
@@ -162,7 +162,7 @@ def step_rows(times: Mapping[str, Sequence[float]], sent: Mapping[str, float]) -
 
 
 def measure_writing(rounds: int = ROUNDS, window_s: float = WINDOW_S) -> Section:
-    """The actor's time per step, and the throughput of one writer after the ring has wrapped."""
+    """Measure the actor's time per step, and the throughput of one writer after the ring has wrapped."""
     with running_server() as (address, _), ReplayClient(address) as client:
         table = step_table(client, ATARI, 1)
         row_bytes = table.schema.row_bytes
@@ -186,7 +186,7 @@ def measure_writing(rounds: int = ROUNDS, window_s: float = WINDOW_S) -> Section
 
 
 def measure_sequences(rounds: int = ROUNDS, window_s: float = WINDOW_S) -> Section:
-    """Batches of R2D2 on one host, compared with one `np.take` of as many frames into warm memory."""
+    """Measure batches of R2D2 on one host, and one `np.take` of as many frames into memory that is in use already."""
     columns: dict[str, Any] = {
         "frame": Column("uint8", (84 * 84,)),
         "action": Column("int64"),
@@ -218,7 +218,7 @@ def measure_sequences(rounds: int = ROUNDS, window_s: float = WINDOW_S) -> Secti
 
 
 def measure_memory() -> Section:
-    """Memory and files of a million drawable Atari transitions; see `MEMORY_NEEDED`."""
+    """Measure the memory, including files, of a million drawable Atari transitions; needs `MEMORY_NEEDED`."""
     with running_server() as (address, pid), ReplayClient(address) as client:
         process = psutil.Process(pid)
         empty = resident_bytes(process)
@@ -265,7 +265,7 @@ def _about_reverb(facts: Mapping[str, float]) -> str:
 
 
 def _kilobytes_per_step(window: Window) -> float:
-    """Kilobytes that the loopback interface carries per step, measured for a second."""
+    """Return the kilobytes that the loopback interface carries per step, measured over one second."""
     before = psutil.net_io_counters(pernic=True)["lo"].bytes_sent
     us = window(1.0)
     sent = psutil.net_io_counters(pernic=True)["lo"].bytes_sent - before
@@ -273,7 +273,7 @@ def _kilobytes_per_step(window: Window) -> float:
 
 
 def _append_us(table: Table, streams: int) -> Iterator[float]:
-    """Microseconds of the actor's time per row, in bursts so small that it never waits."""
+    """Yield the actor's time per row in microseconds, by burst. Bursts are so small that it never waits."""
     steps = some_steps(table, streams)
     one = {name: values[0] for name, values in steps.items()}
     bursts = max(1, 512 // streams)
@@ -313,7 +313,7 @@ def _sequence_steps(table: Table) -> Window:
 
 
 def _takes(table: Table) -> Window:
-    """Copies the frames of as many sequences directly from the table's ring."""
+    """Return a window whose steps copy as many frames as a batch has, from an array laid out like the table's ring."""
     frames = np.ones((table.slots, 84 * 84), np.uint8)
     in_order = np.concatenate([rows.row_keys for rows in table.rows(order="episode")]) % table.slots
     length = SEQUENCE.burn_in + SEQUENCE.length

@@ -1,4 +1,4 @@
-"""Measures contestants in turn, one window each per round, so that the load of the machine affects them alike."""
+"""Measures contestants in turn, one window each per round, so that other load affects them alike."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WARM_UP_S = 1.0
 REVERB: Final = "Reverb 0.14"
 
 Window = Callable[[float], float]
-"""Measures for a number of seconds, and returns microseconds per step."""
+"""Takes a number of seconds, measures steps for that long, and returns microseconds per step."""
 
 _SCRIPTS = Path(__file__).parent / "peers"
 
@@ -46,10 +46,10 @@ class Peer:
     """A peer in a separate process and environment."""
 
     def __init__(self, stack: ExitStack, python: Path, script: str, *arguments: str) -> None:
-        """Start it and wait until it is ready. When the stack is closed, its input ends and it exits.
+        """Start the peer, and wait until it is ready. When the stack is closed, the peer's input ends and it exits.
 
         Raises:
-            RuntimeError: it does not become ready.
+            RuntimeError: the peer exits before it is ready.
         """
         command = [str(python), str(_SCRIPTS / script), *arguments]
         self._process = stack.enter_context(
@@ -60,7 +60,7 @@ class Peer:
         self.facts: dict[str, float] = json.loads(self._answer())
 
     def __call__(self, window_s: float) -> float:
-        """Microseconds per step in a window of this many seconds."""
+        """Return microseconds per step in a window of this many seconds."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{window_s}\n")
         self._process.stdin.flush()
@@ -85,7 +85,7 @@ def start_peers(stack: ExitStack, workload: str, folder: Path) -> dict[str, Peer
 def start_reverb(
     stack: ExitStack, workload: str, folder: Path, storage: Literal["transitions", "steps"]
 ) -> dict[str, Peer]:
-    """Start Reverb if it is installed in ``folder``. It stores whole transitions, or steps that items refer to."""
+    """Start Reverb if it is installed in ``folder``. It stores whole transitions, or steps to which its items refer."""
     python = folder / "reverb" / "bin" / "python"
     if not python.exists():
         return {}

@@ -49,13 +49,13 @@ _MOST_BYTES: Final = 8_000_000
 
 @functools.cache
 def _values_of(workload: Workload) -> list[NDArray[Any]]:
-    """Columns with as many rows as a block may have."""
+    """Return the columns of the largest block that a writer may send."""
     count = min(_MOST_ROWS, _MOST_BYTES // workload.row_bytes)
     return list(workload.rows(count, np.random.default_rng(3)).values())
 
 
 class LeanWriter:
-    """A writer of the protocol."""
+    """A writer that speaks the protocol directly."""
 
     def __init__(self, address: str, workload: Workload = CARTPOLE) -> None:
         """Connect to a server with the full table of a workload."""
@@ -83,7 +83,7 @@ class LeanWriter:
         self.delay_s = min(LONGEST_DELAY_S, max(SHORTEST_DELAY_S, response.delay_s))
 
     async def write_steadily(self, rows_per_s: float) -> None:
-        """Write until cancelled."""
+        """Write this many rows per second until canceled."""
         began, sent = time.monotonic() - random.random() * SHORTEST_DELAY_S, 0
         while True:
             await asyncio.sleep(self.delay_s)
@@ -99,7 +99,7 @@ class LeanWriter:
 
 
 async def run_fleet(address: str, count: int) -> None:
-    """Write until standard input ends, at the lowest priority, because real writers run on other machines."""
+    """Run writers until standard input ends, at the lowest CPU priority, as real writers run on other machines."""
     os.nice(19)
     writers = [LeanWriter(address) for _ in range(count)]
     tasks = [asyncio.create_task(writer.write_steadily(ROWS_PER_S)) for writer in writers]
@@ -116,7 +116,7 @@ async def run_fleet(address: str, count: int) -> None:
 
 @contextmanager
 def fleet(address: str, count: int = WRITERS) -> Iterator[None]:
-    """Run this many writers in another process."""
+    """Run this many writers in another process until the block ends."""
     command = [sys.executable, "-m", "benchmarks.fleet", "--write", address, str(count)]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
         time.sleep(_SETTLE_S)
@@ -128,7 +128,7 @@ def fleet(address: str, count: int = WRITERS) -> Iterator[None]:
 
 
 def step_times_us(client: ReplayClient, window_s: float) -> list[float]:
-    """Times of the steps of a learner in a window."""
+    """Return the time of each step of a learner, in microseconds, during a window of this many seconds."""
     rng = np.random.default_rng(1)
     times, end = [], time.perf_counter() + window_s
     with client.table(CARTPOLE.name).sampler(CARTPOLE.batch_size, beta=BETA) as sampler:
@@ -143,7 +143,7 @@ def step_times_us(client: ReplayClient, window_s: float) -> list[float]:
 def measure(rounds: int = ROUNDS, window_s: float = WINDOW_S) -> Section:
     """Measure the learner alone, the fleet alone, and both together, in turn."""
     alone, among, cores, rows, messages = [], [], [], [], []
-    # All connections come from one host, unlike those of a real fleet, so they share a lane.
+    # Unlike those of a real fleet, all connections come from one host, so they share a lane.
     connections = ("--max-connections", str(WRITERS + 16))
     with running_server(*connections) as (address, process_id), ReplayClient(address) as client:
         table, server = full_table(client, CARTPOLE), psutil.Process(process_id)

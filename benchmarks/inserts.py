@@ -25,7 +25,7 @@ _ROWS = 256
 
 
 def append_us(table: Table, workload: Workload) -> list[float]:
-    """Microseconds of the actor's time per row, in bursts small enough that `append` never waits."""
+    """Return the actor's time per row in microseconds, by burst. Bursts are so small that `append` never waits."""
     rows = _separate_rows(workload)
     burst = max(16, min(4096, _BURST_BYTES // table.schema.row_bytes))
     times = []
@@ -40,7 +40,7 @@ def append_us(table: Table, workload: Workload) -> list[float]:
 
 
 def rows_per_second(table: Table, workload: Workload, window_s: float) -> float:
-    """Throughput of one busy writer in rows per second."""
+    """Return the throughput of one busy writer in rows per second."""
     rows = _separate_rows(workload)
     with table.writer() as writer:
         count, began = 0, time.perf_counter()

@@ -38,7 +38,7 @@ def touch(batch: Batch) -> int:
 
 
 def us_per_step(step: Callable[[], None], window_s: float) -> float:
-    """Mean wall time of a step in microseconds, over a window of this many seconds."""
+    """Return the mean wall time of a step in microseconds, over a window of this many seconds."""
     steps, began = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - began) < window_s:
         step()
@@ -47,7 +47,7 @@ def us_per_step(step: Callable[[], None], window_s: float) -> float:
 
 
 def sampler_steps(table: Table, workload: Workload, prefetch: Prefetch) -> Window:
-    """Steps through a sampler with ``prefetch`` batches in flight."""
+    """Return a window of steps through a sampler with ``prefetch`` batches in flight."""
     rng = np.random.default_rng(1)
 
     def window(window_s: float) -> float:
@@ -64,7 +64,7 @@ def sampler_steps(table: Table, workload: Workload, prefetch: Prefetch) -> Windo
 
 
 def single_call_steps(table: Table, workload: Workload) -> Window:
-    """Steps of `sample` and `update_priorities`, one call each."""
+    """Return a window of steps that each call `sample` and `update_priorities` once."""
     rng = np.random.default_rng(1)
 
     def step() -> None:
@@ -76,7 +76,7 @@ def single_call_steps(table: Table, workload: Workload) -> Window:
 
 
 def gathers(table: Table, workload: Workload) -> Window:
-    """Only copies rows of random keys from the server's files: a lower bound for a step with rows."""
+    """Return a window of steps that only copy random rows from the server's files: a lower bound for learner steps."""
     description = table.describe()
     rows = DataPath.on_same_host(description).rows
     if rows is None:

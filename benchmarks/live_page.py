@@ -64,7 +64,7 @@ def main(*, tables: int = 3, pages: int = 10, seconds: float = 20.0) -> None:
 
 
 def busy_table(stack: ExitStack, client: ReplayClient, number: int) -> None:
-    """Create a full table with open streams."""
+    """Create a full table with a learner that keeps its stream open and is idle."""
     workload = replace(WORKLOADS["cartpole"], name=f"table-{number}")
     table = full_table(client, workload)
     sampler = stack.enter_context(table.sampler(workload.batch_size, beta=_BETA))
@@ -72,7 +72,7 @@ def busy_table(stack: ExitStack, client: ReplayClient, number: int) -> None:
 
 
 def _cpu_share(process: psutil.Process, seconds: float) -> float:
-    """CPU time of a process per second, in percent."""
+    """Return how much CPU time a process uses, in percent of a core."""
     time.sleep(_SETTLE_S)
     before, began = process.cpu_times(), time.perf_counter()
     time.sleep(seconds)
@@ -82,7 +82,7 @@ def _cpu_share(process: psutil.Process, seconds: float) -> float:
 
 
 def _page(port: int) -> ExitStack:
-    """Open the events of a page, and read them until the end of the block."""
+    """Read the events of a live page until the returned stack is closed."""
     stack = ExitStack()
     connection = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
     connection.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -99,7 +99,7 @@ def _page(port: int) -> ExitStack:
 
 
 def _repeating(do: Callable[[], None]) -> ExitStack:
-    """Do something each second until the end of the block."""
+    """Call ``do`` each second until the returned stack is closed."""
     stack, stop = ExitStack(), threading.Event()
 
     def repeat() -> None:

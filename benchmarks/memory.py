@@ -21,18 +21,18 @@ from benchmarks.workloads import CARTPOLE
 ROWS = 1_000_000
 STEPS = 1_000_000
 _STEADY_FROM = 10_000
-"""Warm-up steps, after which buffers have grown and every page was touched."""
+"""Number of warm-up steps, after which buffers no longer grow and every page has been touched."""
 _INSERT_EVERY = 100
 _INSERT_ROWS = 256
 
 
 def resident_bytes(process: psutil.Process) -> int:
-    """Memory in use, including pages of mapped files."""
+    """Return the memory that a process uses, including pages of mapped files."""
     return int(process.memory_info().rss)
 
 
 def measure_backend(backend: str, steps: int) -> list[str]:
-    """Figures of one backend."""
+    """Measure one backend, and return its row of the table."""
     workload = dataclasses.replace(CARTPOLE, capacity=ROWS)
     rng = np.random.default_rng(1)
     rows = workload.rows(_INSERT_ROWS, rng)

@@ -25,7 +25,7 @@ class NotebookBatch:
     places: list[int]
     """Position of each transition, in order of insertion."""
     probabilities: NDArray[np.float64]
-    """float64[batch]."""
+    """Probability of each draw, float64[batch]."""
     columns: list[NDArray[Any]]
     """Fields of the transitions, stacked: ``dtype[batch, ...]``."""
 
@@ -46,12 +46,12 @@ class NotebookBuffer(Protocol):
 
 
 class RecursiveSumTree:
-    """Proportional: a binary tree of sums, traversed recursively, over an array of objects."""
+    """Draws proportionally: a recursively traversed binary tree of sums over an array of objects."""
 
     name: ClassVar[str] = "recursive sum tree"
 
     def __init__(self, transitions: Sequence[Transition], priorities: Sequence[float], alpha: float) -> None:
-        """Hold these transitions."""
+        """Store these transitions; ``alpha`` is the exponent of the priorities."""
         self._alpha = alpha
         self._count = len(transitions)
         self._tree = np.zeros(2 * self._count - 1)
@@ -62,7 +62,7 @@ class RecursiveSumTree:
             self._tree[node] = self._tree[2 * node + 1] + self._tree[2 * node + 2]
 
     def sample(self, batch_size: int, rng: np.random.Generator) -> NotebookBatch:
-        """Draw one in each of ``batch_size`` equal segments of the total."""
+        """Draw one transition from each of ``batch_size`` equal segments of the total mass."""
         total = self._tree[0]
         segment = total / batch_size
         leaves = [self._retrieve(0, rng.uniform(segment * i, segment * (i + 1))) for i in range(batch_size)]
@@ -95,18 +95,18 @@ class RecursiveSumTree:
 
 
 class DequeChoice:
-    """Proportional: deques, and `numpy.random.Generator.choice` over all probabilities."""
+    """Draws proportionally: deques, and `numpy.random.Generator.choice` with the probabilities of all rows."""
 
     name: ClassVar[str] = "deque and numpy choice"
 
     def __init__(self, transitions: Sequence[Transition], priorities: Sequence[float], alpha: float) -> None:
-        """Hold these transitions."""
+        """Store these transitions; ``alpha`` is the exponent of the priorities."""
         self._alpha = alpha
         self._data = deque(transitions, maxlen=len(transitions))
         self._priorities = deque(priorities, maxlen=len(transitions))
 
     def sample(self, batch_size: int, rng: np.random.Generator) -> NotebookBatch:
-        """Draw independently."""
+        """Draw transitions independently of each other."""
         masses = np.array(self._priorities) ** self._alpha
         probabilities = masses / masses.sum()
         chosen = rng.choice(len(self._data), batch_size, p=probabilities)
@@ -121,12 +121,12 @@ class DequeChoice:
 
 
 class SortedList:
-    """Rank-based: a list kept sorted by bisection, largest priority first, newest first if equal."""
+    """Draws by rank: a list that bisection keeps sorted by priority, largest first. Ties put the newest row first."""
 
     name: ClassVar[str] = "sorted list with bisect"
 
     def __init__(self, transitions: Sequence[Transition], priorities: Sequence[float], alpha: float) -> None:
-        """Hold these transitions."""
+        """Store these transitions; ``alpha`` is the exponent of the ranks."""
         self._data = list(transitions)
         self._priorities = list(priorities)
         self._order = sorted((-priority, -place) for place, priority in enumerate(priorities))
@@ -135,7 +135,7 @@ class SortedList:
         self._cumulated = np.cumsum(self._probabilities)
 
     def sample(self, batch_size: int, rng: np.random.Generator) -> NotebookBatch:
-        """Draw one in each of ``batch_size`` equal segments of the total."""
+        """Draw one transition from each of ``batch_size`` equal segments of the total mass."""
         points = (np.arange(batch_size) + rng.random(batch_size)) / batch_size * self._cumulated[-1]
         ranks = np.searchsorted(self._cumulated, points, side="right").clip(max=len(self._data) - 1)
         places = [-self._order[rank][1] for rank in ranks.tolist()]

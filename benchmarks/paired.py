@@ -43,7 +43,7 @@ class Checkout:
     """One start of a checkout: a server with a full table, and its clients."""
 
     def __init__(self, stack: ExitStack, tree: Path, workload: str) -> None:
-        """Start it; `ready` waits for it. When the stack is closed, its input ends and it exits."""
+        """Start a process; `ready` waits for it. When the stack is closed, the process's input ends and it exits."""
         path = os.pathsep.join(map(str, (tree, *(tree / package for package in _PACKAGES))))
         self._process = stack.enter_context(
             subprocess.Popen(
@@ -57,12 +57,12 @@ class Checkout:
         )
 
     def ready(self) -> list[str]:
-        """Wait until it is ready to measure, and return the names of its contestants."""
+        """Wait until the process is ready to measure, and return the names of its contestants."""
         names: list[str] = json.loads(self._answer())
         return names
 
     def us_per_step(self, name: str, window_s: float) -> float:
-        """Measure a contestant."""
+        """Measure a contestant for a number of seconds; return microseconds per step."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([name, window_s]) + "\n")
         self._process.stdin.flush()
@@ -80,7 +80,7 @@ def one_start(trees: Sequence[Path], order: Sequence[int], workload: str) -> dic
     """Start the checkouts in an order and measure them in turn.
 
     Returns:
-        Median of each checkout in microseconds per step, in the order of ``trees``, by contestant.
+        By contestant: the median microseconds per step of each checkout, in the order of ``trees``.
     """
     with ExitStack() as stack:
         checkouts = {index: Checkout(stack, trees[index], workload) for index in order}
@@ -94,7 +94,12 @@ def one_start(trees: Sequence[Path], order: Sequence[int], workload: str) -> dic
 
 
 def compared(medians: Sequence[Sequence[float]]) -> list[str]:
-    """Both medians over all starts, and the geometric mean of the ratio first / second, with its standard error."""
+    """Compare pairs of medians.
+
+    Returns:
+        The median of the first elements and that of the second ones, then the geometric mean of the ratio first /
+        second with its standard error.
+    """
     ours, theirs = zip(*medians, strict=True)
     logs = [math.log(mine / other) for mine, other in medians]
     error = statistics.stdev(logs) / math.sqrt(len(logs))

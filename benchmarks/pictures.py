@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 RESOLUTION_DPI = 120
 _OWN_COLOR, _OTHER_COLOR = "#3182bd", "#9e9e9e"
 _OWN = ("sampl", "service")
-"""Prefix of the names of the service's own contestants."""
+"""Prefixes of the names of the service's own contestants."""
 
 Growth = Mapping[str, Mapping[str, Mapping[int, Sequence[float]]]]
 """Microseconds per step in each round, by panel, contestant and number of rows."""
@@ -24,7 +24,7 @@ def draw_steps(panels: Mapping[str, Mapping[str, Sequence[float]]], path: Path) 
 
     Args:
         panels: microseconds per step in each round, by title and contestant.
-        path: of the file.
+        path: the file to write.
     """
     if not panels:
         return

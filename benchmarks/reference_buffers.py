@@ -42,13 +42,13 @@ Times = dict[str, dict[str, dict[int, list[float]]]]
 
 
 def transitions(workload: Workload, rng: np.random.Generator) -> list[Transition]:
-    """Rows of a workload as tuples."""
+    """Return random rows of a workload as tuples, enough to fill its table."""
     columns = workload.rows(workload.capacity, rng)
     return list(zip(*columns.values(), strict=True))
 
 
 def notebook_steps(buffer: NotebookBuffer, batch_size: int) -> Window:
-    """Steps of a buffer: draw rows, and set their priorities."""
+    """Return a window of steps that draw rows from a buffer and set their priorities."""
     rng = np.random.default_rng(1)
 
     def step() -> None:
@@ -59,7 +59,7 @@ def notebook_steps(buffer: NotebookBuffer, batch_size: int) -> Window:
 
 
 def measure_rows(rows: int, rounds: int, window_s: float) -> Mapping[int, Mapping[str, list[float]]]:
-    """Microseconds per step with this many rows in each round, by batch size and contestant."""
+    """Measure with this many rows; return microseconds per step in each round, by batch size and contestant."""
     rng = np.random.default_rng(0)
     base = dataclasses.replace(CARTPOLE, capacity=rows)
     times = {}

@@ -36,12 +36,12 @@ class Section:
     notes: Sequence[str] = field(default_factory=list)
     """Notes for interpreting them."""
     times_us: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """For the picture: microseconds per step in each round, by contestant, if that was measured."""
+    """Microseconds per step in each round, by contestant, for the picture of step times; may be empty."""
     picture: str = ""
-    """File name of a picture of the figures, next to the document."""
+    """File name of a picture of the figures, in the folder of the document; empty if there is none."""
 
     def to_markdown(self) -> str:
-        """The section as Markdown."""
+        """Return the section as Markdown."""
         lines = [f"## {self.title}", "", *self.notes, *([""] if self.notes else [])]
         lines += [f"![{self.title}]({self.picture})", ""] if self.picture else []
         lines += ["| " + " | ".join(self.header) + " |", "|" + "---|" * len(self.header)]
@@ -59,12 +59,12 @@ class Section:
 
 
 def spread(values: Sequence[float]) -> str:
-    """``median (smallest to largest)``."""
+    """Format figures as ``median (smallest to largest)``."""
     return f"{statistics.median(values):.4g} ({min(values):.4g} to {max(values):.4g})"
 
 
 def machine() -> str:
-    """A sentence about the machine."""
+    """Return a sentence about the machine and the versions of Python and packages."""
     versions = ", ".join(f"{package} {version(package)}" for package in _PACKAGES)
     memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     return (
@@ -74,7 +74,7 @@ def machine() -> str:
 
 
 def write_document(path: Path, sections: Sequence[Section]) -> None:
-    """Write docs/benchmarks.md, and a picture of its steps next to it."""
+    """Write sections to a page such as docs/benchmarks.md, with a picture of step times next to it."""
     picture = path.with_suffix(".png")
     draw_steps({section.title: section.times_us for section in sections if section.times_us}, picture)
     intro = [

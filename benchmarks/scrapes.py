@@ -33,7 +33,7 @@ _SPAWNING = multiprocessing.get_context("spawn")
 
 
 def measure(workload: Workload, tables: int, rounds: int, seconds: float) -> Section:
-    """Measure the learner of one table of a server."""
+    """Measure the learner of one table, with and without scrapes of a server that has this many tables."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with ExitStack() as stack:
@@ -70,7 +70,7 @@ def _scrape_while(wanted: Event, loaded: Event, port: int) -> None:
 
 
 def _during(wanted: Event, steps: Window) -> Window:
-    """Windows of the same steps during scrapes."""
+    """Return a window that measures the same steps during scrapes."""
 
     def window(window_s: float) -> float:
         wanted.set()

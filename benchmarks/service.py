@@ -19,7 +19,7 @@ _STOP_S = 30.0
 
 @contextmanager
 def running_server(*flags: str) -> Iterator[tuple[str, int]]:
-    """Start a server on a free port; yields its address and process id, and stops it at the end."""
+    """Run a server on a free port until the block ends; yield its address and process id."""
     command = [sys.executable, "-m", "replay_server", "--port", "0", "--log-level", "warning", *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -34,7 +34,7 @@ def running_server(*flags: str) -> Iterator[tuple[str, int]]:
 
 
 def full_table(client: ReplayClient, workload: Workload, backend: str = "sum_tree") -> Table:
-    """Create a table of the workload, filled until its ring has wrapped, with different priorities."""
+    """Create a table for a workload, and fill it with rows of random priorities until its ring has wrapped."""
     rng = np.random.default_rng(0)
     table = client.create_table(workload.name, columns=workload.columns, capacity=workload.capacity, backend=backend)
     step = min(_FILL_ROWS, table.slots - table.capacity)

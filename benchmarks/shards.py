@@ -31,7 +31,8 @@ from benchmarks.workloads import CARTPOLE
 from tests.support.server_process import ServerProcess
 
 SETTINGS: tuple[tuple[int, Prefetch], ...] = ((1, 3), (3, 3), (1, 16), (4, 16))
-"""Servers, and batches in flight. Each setting with several servers is compared with the one-server setting before."""
+"""Number of servers, and batches in flight. Each setting with several servers follows the one with a single server that
+it is compared with."""
 WINDOW_S = 1.0
 _ROWS = 1 << 16
 _WORKLOAD = replace(CARTPOLE, capacity=_ROWS)
@@ -40,7 +41,7 @@ _US_PER_S = 1e6
 
 
 def started(stack: ExitStack, servers: int, *flags: str) -> tuple[ReplayClient, Table]:
-    """Start servers that share a table, and fill it."""
+    """Start servers that share a table, and fill the table."""
     addresses = [stack.enter_context(running_server(*flags))[0] for _ in range(servers)]
     client = stack.enter_context(ReplayClient(",".join(addresses)))
     table = client.create_table(_WORKLOAD.name, columns=_WORKLOAD.columns, capacity=_ROWS)
@@ -52,7 +53,7 @@ def started(stack: ExitStack, servers: int, *flags: str) -> tuple[ReplayClient, 
 
 
 def steps(table: Table, prefetch: Prefetch) -> Callable[[float], tuple[float, float]]:
-    """Return a function that measures wall and CPU time of a learner step in microseconds, in a window of seconds."""
+    """Return a function that takes a number of seconds, and returns wall and CPU time per step in microseconds."""
     rng = np.random.default_rng(1)
 
     def window(window_s: float) -> tuple[float, float]:
@@ -136,7 +137,7 @@ def outage() -> Section:
 
 
 def fullest_over_mean() -> float:
-    """Let 64 writers write episodes of different lengths to four servers; return how evenly they are filled."""
+    """Let 64 writers write episodes to four servers; return the rows of the fullest server divided by the mean."""
     random = np.random.default_rng(1)
     with ExitStack() as stack:
         addresses = [stack.enter_context(running_server())[0] for _ in range(4)]

@@ -34,7 +34,7 @@ _COPY: Final = "copy"
 
 
 class Cost(NamedTuple):
-    """What a transfer took."""
+    """Time and memory that a transfer took."""
 
     wall_s: float
     cpu_s: float
@@ -101,7 +101,7 @@ def _alone(transfer: Callable[[str, str], Cost], address: str, path: str) -> Cos
 
 @contextmanager
 def _writing(table: Table) -> Iterator[None]:
-    """Write up to 20,000 rows per second inside the block."""
+    """Write up to 20,000 rows per second until the block ends."""
     stop = Event()
     rows = ROWS.rows(_BURST, np.random.default_rng(1))
     burst = [{name: values[place] for name, values in rows.items()} for place in range(_BURST)]

@@ -19,13 +19,13 @@ class Workload:
     """Rows of one kind, and the number of rows per draw."""
 
     name: str
-    """Its name in tables of figures."""
+    """Name of the workload and of its table."""
     capacity: int
-    """Capacity of the table, which is full when measured."""
+    """Capacity of the table, which is full during measurements."""
     batch_size: int
     """Rows per learner step."""
     obs: Column
-    """An observation."""
+    """Column of an observation."""
 
     @property
     def columns(self) -> dict[str, Column]:
@@ -44,7 +44,7 @@ class Workload:
         return sum(column.row_bytes for column in self.columns.values())
 
     def rows(self, count: int, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
-        """Random rows, by column."""
+        """Return random rows, by column."""
         shape = (count, *self.obs.shape)
         return {
             "obs": rng.integers(0, 255, shape).astype(self.obs.dtype),
@@ -60,4 +60,4 @@ CARTPOLE = Workload("cartpole", capacity=1 << 20, batch_size=256, obs=Column("fl
 ATARI = Workload("atari", capacity=1 << 16, batch_size=32, obs=Column("uint8", (84 * 84 * 4,)))
 """Rows of 56 KB."""
 WORKLOADS: Mapping[str, Workload] = {workload.name: workload for workload in (CARTPOLE, ATARI)}
-"""By name."""
+"""All workloads, by name."""

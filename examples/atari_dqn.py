@@ -4,8 +4,8 @@
     python examples/atari_dqn.py        # Catch, a small game in this file
     python examples/atari_dqn.py --game ALE/Pong-v5 --steps 10_000_000 --capacity 1_000_000
 
-Atari games need the extra ``atari``. Targets are n-step Double DQN (van Hasselt et al. 2016). This process acts and
-learns. Actors in other processes can open ``client["atari-dqn"]`` and write to it in the same way.
+Atari games need the extra ``atari``. Targets are those of n-step Double DQN (van Hasselt et al. 2016). This process
+acts and learns. Actors in other processes can open ``client["atari-dqn"]`` and write to it in the same way.
 """
 
 from __future__ import annotations
@@ -72,14 +72,17 @@ def make_env(game: str | None, stream: WriterStream) -> gymnasium.Env[Any, Any]:
 
 
 def make_network(actions: int) -> nn.Module:
-    """The network of Mnih et al. 2015: uint8[b, 4, 84, 84] to float32[b, actions]."""
+    """Create the network of Mnih et al. 2015: float32[b, 4, 84, 84], from 0 to 1, to float32[b, actions]."""
     convolutions = (nn.Conv2d(STACK, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3))
     head = (nn.Flatten(), nn.Linear(64 * 7 * 7, 512), nn.ReLU(), nn.Linear(512, actions))
     return nn.Sequential(*convolutions, nn.ReLU(), *head)
 
 
 def td_errors(network: nn.Module, target: nn.Module, batch: Any) -> torch.Tensor:
-    """Return float32[b]: n-step Double DQN. The discount is gamma**k after k steps, and 0 after a terminal state."""
+    """Return the TD errors of n-step Double DQN, float32[b].
+
+    The discount is gamma**k after k steps, and 0 after a terminal state.
+    """
     next_obs = batch["next_obs"] / 255.0
     with torch.no_grad():
         best = network(next_obs).argmax(1, keepdim=True)

@@ -65,7 +65,10 @@ def greedy(network: nn.Module, obs: Any) -> int:
 
 
 def td_errors(network: nn.Module, target: nn.Module, batch: Any) -> torch.Tensor:
-    """Return float32[b]: n-step Double DQN. The discount is gamma**k after k steps, and 0 after a terminal state."""
+    """Return the TD errors of n-step Double DQN, float32[b].
+
+    The discount is gamma**k after k steps, and 0 after a terminal state.
+    """
     with torch.no_grad():
         best = network(batch["next_obs"]).argmax(1, keepdim=True)
         returns = batch["n_return"] + batch["discount"] * target(batch["next_obs"]).gather(1, best)[:, 0]

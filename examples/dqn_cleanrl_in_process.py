@@ -51,7 +51,7 @@ def make_env(env_id: str) -> gymnasium.Env[Any, Any]:
 
 
 class QNetwork(nn.Module):
-    """The values of all actions: float32[b, *shape] to float32[b, actions]."""
+    """Computes the values of all actions: float32[b, *shape] to float32[b, actions]."""
 
     def __init__(self, envs: Any) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class QNetwork(nn.Module):
 
 
 def linear_schedule(start: float, end: float, duration: float, step: int) -> float:
-    """Interpolate linearly from ``start`` to ``end``, reached after ``duration`` steps."""
+    """Interpolate linearly from ``start`` to ``end`` over ``duration`` steps, then stay at ``end``."""
     return max(start + (end - start) * step / duration, end)
 
 

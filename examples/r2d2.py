@@ -30,7 +30,7 @@ EPSILON = 1e-3  # of the rescaling
 
 
 def make_env() -> gymnasium.Env[Any, Any]:
-    """CartPole without velocities."""
+    """Make CartPole without velocities."""
     positions = gymnasium.spaces.Box(-np.inf, np.inf, (len(POSITIONS),))
     return TransformObservation(gymnasium.make("CartPole-v1"), lambda obs: obs[POSITIONS], positions)
 
@@ -67,18 +67,18 @@ class RecurrentQ(nn.Module):
 
 
 def rescaled(x: Tensor) -> Tensor:
-    """h(x) of Kapturowski et al. 2019, section 2.3; compresses large returns."""
+    """Return h(x) of Kapturowski et al. 2019, section 2.3, which compresses large returns."""
     return x.sign() * ((x.abs() + 1).sqrt() - 1) + EPSILON * x
 
 
 def unscaled(x: Tensor) -> Tensor:
-    """The inverse of h (Pohlen et al. 2018, proposition A.2)."""
+    """Return the inverse of h (Pohlen et al. 2018, proposition A.2)."""
     root = (1 + 4 * EPSILON * (x.abs() + 1 + EPSILON)).sqrt()
     return x.sign() * (((root - 1) / (2 * EPSILON)) ** 2 - 1)
 
 
 def n_step_targets(values: Tensor, reward: Tensor, discount: Tensor, mask: Tensor) -> Tensor:
-    """Return float32[b, t - n]: n-step targets, over fewer steps at the end of an episode."""
+    """Return n-step targets, float32[b, t - n]. At the end of an episode, they span fewer steps."""
     targets = values
     for length in range(values.shape[1] - 1, values.shape[1] - 1 - N_STEP, -1):
         after_step = reward[:, :length] + discount[:, :length] * targets[:, 1:]
@@ -87,7 +87,7 @@ def n_step_targets(values: Tensor, reward: Tensor, discount: Tensor, mask: Tenso
 
 
 def td_errors(network: RecurrentQ, target: RecurrentQ, batch: Any) -> Tensor:
-    """Return float32[b, PERIOD]: TD errors of rescaled values (section 2.3)."""
+    """Return the TD errors of rescaled values (section 2.3), float32[b, PERIOD]."""
     before = batch["obs"][:, :BURN_IN], batch["state"].float(), batch["mask"][:, :BURN_IN]
     names = ("obs", "action", "reward", "discount", "mask")
     obs, action, reward, discount, mask = (batch[name][:, BURN_IN:] for name in names)

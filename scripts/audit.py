@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def ask() -> list[dict[str, Any]]:
-    """Return the known vulnerabilities of each version; empty if pip-audit cannot connect."""
+    """Return pip-audit's answer for each pinned version, or an empty list if pip-audit cannot connect."""
     try:
         done = subprocess.run(COMMAND, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:

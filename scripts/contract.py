@@ -22,16 +22,16 @@ from google.protobuf.descriptor_pb2 import (
 PROTO: Final = Path(__file__).resolve().parents[1] / "proto"
 BUF: Final = Path(sys.executable).with_name("buf")
 PACKAGE: Final = "replay.v1"
-"""Types of other packages are named without a link."""
+"""Package of the protocol. Types of other packages are named without a link."""
 _FILE_COMMENT: Final = 12, 0
-"""Path of the statement ``syntax``, whose comment is about the file, and an index into its detached comments."""
+"""The first number is the path of the statement ``syntax``, whose leading comment describes the file."""
 
 Comments = dict[tuple[int, ...], str]
 Type = DescriptorProto | EnumDescriptorProto | ServiceDescriptorProto
 
 
 def markdown() -> str:
-    """All files of the protocol, each with its services, messages and enums."""
+    """Return the protocol as Markdown: each file with its services, messages and enums."""
     image = subprocess.run([BUF, "build", PROTO, "--output", "-"], capture_output=True, check=True).stdout
     files = reversed(FileDescriptorSet.FromString(image).file)  # replay.proto is more interesting than learner.proto
     return "\n\n".join(text for file in files if file.package == PACKAGE for text in _file(file))
@@ -74,7 +74,7 @@ def _signature(method: MethodDescriptorProto) -> str:
 
 
 def _field(field: FieldDescriptorProto, message: DescriptorProto) -> str:
-    """Number, name and type of a field."""
+    """Return the number, name and type of a field."""
     entries = {entry.name: entry for entry in message.nested_type if entry.options.map_entry}
     entry = entries.get(field.type_name.rpartition(".")[2])
     if entry is not None:
@@ -115,5 +115,5 @@ def _cell(text: str) -> str:
 
 
 def _text(comment: str) -> str:
-    """A comment as Markdown, without the space after ``//``."""
+    """Return a comment as Markdown, without the space after ``//``."""
     return re.sub(r"^ ", "", comment, flags=re.M).strip()

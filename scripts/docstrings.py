@@ -11,7 +11,7 @@ _TABLE: Final = "|"
 
 
 def process(app: object, what: str, name: str, value: object, options: object, lines: list[str]) -> None:
-    """Handle Sphinx's event ``autodoc-process-docstring``: change the lines of a module's docstring."""
+    """Handle Sphinx's event ``autodoc-process-docstring``: convert the docstring of a module in place."""
     if what == "module":
         lines[:] = as_restructured_text(lines)
 

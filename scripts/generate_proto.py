@@ -22,7 +22,7 @@ OUTPUTS = ("python_out", "grpc_python_out", "mypy_out", "mypy_grpc_out")
 
 
 def generate(destination: Path) -> None:
-    """Write modules and type stubs for every contract below ``destination/replay_proto/v1``."""
+    """Write the modules and type stubs of every .proto file to ``destination/replay_proto/v1``."""
     plugins = Path(sys.executable).parent
     subprocess.run(
         [
@@ -48,7 +48,7 @@ def differences(fresh: Path) -> list[str]:
 
 
 def main() -> int:
-    """Generate in place, or with ``--check`` compare; returns the exit status."""
+    """Generate the code in place or, with ``--check``, only compare it; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing; fail when generated code is not current")
     if not parser.parse_args().check:

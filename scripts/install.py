@@ -1,4 +1,4 @@
-"""Installs packages with uv, using pip's configuration: uv itself reads neither pip's variables nor its files.
+"""Installs packages with uv, using pip's configuration, which uv itself does not read.
 
 .venv/bin/python scripts/install.py --python .venv/bin/python PACKAGE
 """
@@ -28,7 +28,7 @@ def options_of(settings: dict[str, str]) -> Iterator[str]:
 
 
 def pip_settings() -> dict[str, str]:
-    """Read pip's settings by name; variables come before files."""
+    """Return pip's settings by name; environment variables take precedence over files."""
     listing = [sys.executable, "-m", "pip", "config", "list"]
     lines = subprocess.run(listing, capture_output=True, text=True, check=True).stdout.splitlines()
     given = [line.partition("=") for line in sorted(lines, key=lambda line: line.startswith(":env:"))]

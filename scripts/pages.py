@@ -2,7 +2,8 @@
 
 The blocks of a page run in order, in a fresh folder and a separate network, with this environment's commands on the
 path. So commands can run exactly as printed: ports are free, and the host names `buffer` and `learner` refer to this
-machine. Programs that still run at the end of a page are stopped. The first block that fails ends the run.
+machine. After the last block of a page, programs that are still running are stopped. The first block that fails ends
+the run.
 
 Every block names its language. `bash` and `python` blocks are run; variables that a shell exports apply to all later
 blocks. `toml` blocks must be valid, and `text` blocks are only shown. A comment in the line above a block changes this:
@@ -32,11 +33,11 @@ from typing import Final, Protocol
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PATIENCE_S: Final = 180.0
-"""Time limit for a block to end, or to be ready."""
+"""Time limit for a block to end or, in the background, to become ready."""
 STOP_S: Final = 30.0
 """Time limit for a background program to end."""
 PAGES: Final = (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))
-"""All pages."""
+"""All pages of the documentation."""
 HOSTS: Final = "127.0.0.1 localhost buffer learner\n::1 localhost\n"
 LANGUAGES: Final = ("bash", "python", "text", "toml")
 MARKS: Final = ("not run", "run by", "file", "background", "output")
@@ -55,17 +56,17 @@ class Block:
     line: int
     """Line of the page where the block begins."""
     language: str
-    """Its language."""
+    """Language of the block, one of `LANGUAGES`."""
     mark: str
     """The mark in the comment above it, one of `MARKS`, or empty."""
     argument: str
-    """Argument of the mark."""
+    """What follows the mark and a colon, or empty."""
     text: str
-    """Its content."""
+    """Content of the block."""
 
 
 def blocks_of(page: Path) -> list[Block]:
-    """All blocks of a page in order.
+    """Return all blocks of a page in order.
 
     Raises:
         BlockError: a block names no language, or has an unknown mark.
@@ -211,7 +212,7 @@ class Page:
 
 
 def end(process: Process) -> None:
-    """Stop a block and all programs that it started: its session."""
+    """Stop a block and all programs that it started, which share its session."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)

@@ -1,6 +1,6 @@
 """Takes the pictures of terminal screens in docs/: `make screens`, or `python -m scripts.screens`.
 
-Trains CartPole with a server, like a user in a terminal of 80 x 24 characters, and looks at the run with `replay`.
+Like a user, it trains CartPole with a server in a terminal of 80 x 24 characters, and looks at the run with `replay`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TRAINING: Final = ("replay-train", "--server", "localhost:50051", "--name", "car
 BAR_AT: Final = re.compile(r"1[1-9],\d{3} of [\d,]+ steps(?!.*(?:validating|no step))", re.S)
 """Matches the progress bar at the moment when its picture is taken."""
 SPARKLINE: Final = re.compile("[▁-█]{6}")
-"""Matches the rates of six seconds."""
+"""Matches a sparkline that shows the rates of at least six seconds."""
 PATIENCE_S: Final = 300.0
 _COLORS: Final = {"brown": "yellow", "brightbrown": "bright_yellow"}
 """Colors for which `pyte` has other names."""
@@ -76,7 +76,7 @@ class Terminal:
             pass
 
     def _read(self) -> bool:
-        """Show what the command prints within a second; return whether it still runs."""
+        """Show what the command prints next, waiting for up to a second; return whether it still runs."""
         if select.select([self._end], [], [], 1.0)[0]:
             try:
                 self._stream.feed(os.read(self._end, 1 << 16))
@@ -91,7 +91,7 @@ class Terminal:
         os.close(self._end)
 
     def save(self, path: Path) -> None:
-        """Draw the screen up to its last line that is not empty."""
+        """Save the screen as an SVG picture, up to its last line that is not empty."""
         rows = [self._row(number) for number in range(self._screen.lines)]
         while not rows[-1].plain.strip():
             rows.pop()
@@ -123,7 +123,7 @@ def _color(name: str) -> str:
 
 
 def shoot(*command: str) -> None:
-    """Run a command to its end, and take its picture."""
+    """Run a command to its end, and save a picture of what it printed."""
     terminal = Terminal(*command, lines=LONGEST_LINES)
     terminal.finish()
     terminal.save(DOCS / f"{'-'.join(command[:2])}.svg")

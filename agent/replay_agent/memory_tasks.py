@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 CARTPOLE_STEPS: Final = 500
 POSITIONS: Final = [0, 2]
-"""Elements of CartPole's observation: the positions of the cart and of the pole."""
+"""Indices of the cart's position and the pole's angle in CartPole's observation."""
 
 CORRIDOR: Final = 20
 TMAZE_STEPS: Final = 10 * CORRIDOR
@@ -29,7 +29,7 @@ MISTAKE_REWARD: Final = -0.1
 
 
 def make_masked_cartpole(**options: Any) -> gymnasium.Env[Any, Any]:
-    """Make CartPole-v1 with observations float32[2]: the positions, without the velocities."""
+    """Make CartPole-v1 without velocities. Observations are float32[2]: the cart's position and the pole's angle."""
     env = CartPoleEnv(**options)
     assert isinstance(env.observation_space, spaces.Box)
     high = env.observation_space.high[POSITIONS]
@@ -53,14 +53,14 @@ class TMaze(gymnasium.Env[NDArray[np.float32], np.int64]):
     reward of 4 and a turn in the other direction -0.1; both end the episode. A move against a wall gives -0.1. Without
     memory, no policy has a mean return above 1.95.
 
-    Observations are float32[3]: (0, 1, 1) or (1, 1, 0) at the start, (1, 0, 1) in the corridor, (0, 1, 0) at the
-    junction.
+    Observations are float32[3]. At the start, they are (0, 1, 1) if the goal is north and (1, 1, 0) if it is south. In
+    the corridor, they are (1, 0, 1), and at the junction (0, 1, 0).
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium's own attribute
 
     def __init__(self, length: int = CORRIDOR) -> None:
-        """Make a maze with ``length`` moves from the start to the junction, at least 1."""
+        """Make a maze whose junction is ``length`` moves (1 or more) from the start."""
         self.observation_space = spaces.Box(0.0, 1.0, (3,), np.float32)
         self.action_space = spaces.Discrete(len(Move))
         self._length = length

@@ -1,9 +1,9 @@
-"""Reverb: a server in C++ in a second process, sampled through its dataset with prefetch, its fastest path.
+"""Reverb: a server in C++ in a second process, which the learner reads through a prefetching dataset, the fastest path.
 
     reverb_peer.py WORKLOAD PORT transitions|steps
 
-Rows are stored as whole transitions, or as steps: then each frame is stored once, and items refer to stacks of frames
-in chunks that they share.
+Rows are stored as whole transitions or as steps. With steps, each frame is stored once, in chunks of frames that items
+share, and each item refers to stacks of frames.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DATASETS = ((-1, 2), (1, 4), (2, 4), (4, 4), (8, 1))
 _CHUNK_LENGTHS = (1, 2, 5)
 """Frames per chunk; the fastest setting is measured. Reverb sends whole chunks: with 10, a step takes twice as long."""
 _TRIALS = 3
-"""Per setting; the fastest counts, because other load only slows a trial down."""
+"""Trials per setting. The fastest counts, because other load can only slow a trial down."""
 _TRIAL_STEPS = 100
 _ROWS_PER_FLUSH = 50
 
@@ -40,13 +40,13 @@ class Storage:
     signature: Callable[[PeerWorkload], Any]
     """Types and shapes of an item."""
     fill: Callable[[reverb.Client, PeerWorkload, int], float]
-    """Fills the table of a chunk length; returns microseconds per row."""
+    """Fills the table for a chunk length, and returns microseconds per row."""
     chunk_lengths: tuple[int, ...]
-    """Lengths to try. There is a table for each."""
+    """Chunk lengths to try, each with its own table."""
 
 
 def transition_signature(workload: PeerWorkload) -> Any:
-    """Types and shapes of a transition."""
+    """Return the types and shapes of a transition."""
     obs = tf.TensorSpec((workload.obs_size,), workload.obs_dtype)
     return (obs, tf.TensorSpec((), tf.int64), tf.TensorSpec((), tf.float32), obs, tf.TensorSpec((), tf.bool))
 
@@ -67,7 +67,7 @@ def fill_transitions(client: reverb.Client, workload: PeerWorkload, chunk_length
 
 
 def step_signature(workload: PeerWorkload) -> Any:
-    """Types and shapes of a step with its stack of frames and the next one."""
+    """Return the types and shapes of a step with its stack of frames and the next stack."""
     stack = tf.TensorSpec((STACK, workload.obs_size // STACK), workload.obs_dtype)
     return {
         "obs": stack,
@@ -79,7 +79,7 @@ def step_signature(workload: PeerWorkload) -> Any:
 
 
 def fill_steps(client: reverb.Client, workload: PeerWorkload, chunk_length: int) -> float:
-    """Insert steps one by one, and an item for each that has both stacks; return microseconds per step."""
+    """Insert steps one by one, with an item for each step that has both stacks; return microseconds per step."""
     frames = np.random.default_rng(0).integers(0, 255, (4096, workload.obs_size // STACK)).astype(workload.obs_dtype)
     rest = {"action": np.int64(0), "reward": np.float32(0), "done": np.bool_(False)}
     began = time.perf_counter()
@@ -107,7 +107,7 @@ STORAGES = {
 
 
 def table_name(chunk_length: int) -> str:
-    """Name of the table whose chunks have this length."""
+    """Return the name of the table whose chunks have this length."""
     return f"chunks of {chunk_length}"
 
 
@@ -146,7 +146,7 @@ class Steps:
         self._client.mutate_priorities(self._table, updates={int(key): 1.3 for key in keys})
 
     def trial_s(self) -> float:
-        """Duration of some steps in seconds, in the fastest of several trials."""
+        """Return the duration of `_TRIAL_STEPS` steps in seconds, in the fastest of several trials."""
         for _ in range(10):
             self()
         times = []

@@ -1,4 +1,4 @@
-"""A bare TCP round trip on loopback with the bytes of a learner step: a lower bound for services over TCP."""
+"""A bare TCP round trip on loopback with as many bytes as a learner step: a lower bound for services over TCP."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from windows import WORKLOADS, serve_windows
 
 _KEY_AND_NUMBER_BYTES = 8 + 4
-"""Bytes per row: a key, and a priority in one direction or a weight in the other."""
+"""Bytes per row in each direction: a key, and a priority in requests or a weight in replies."""
 
 
 def answer(listener: socket.socket, request: int, reply: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Learner steps of one checkout, for `benchmarks.paired`: imports the checkout that comes first on the module path.
+"""Measures learner steps of the checkout that comes first on the module path, for `benchmarks.paired`.
 
 It prints the names of its contestants as a line of JSON. Then, for each input line ``[name, seconds]``, it measures a
 window and prints microseconds per step.

@@ -1,4 +1,4 @@
-"""Code shared by the peers. They run in separate environments, so this file needs only Python and NumPy.
+"""Code shared by the peers. They run in separate environments, so this file needs only Python.
 
 A peer reads the workload from its command line, prepares, and prints a line. It then measures one window for each line
 of input, so that contestants can take turns.
@@ -13,15 +13,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 EPISODE = 1000
-"""Steps of an episode, where steps are stored."""
+"""Steps of an episode, for peers that store steps."""
 STACK = 4
-"""Frames of an observation, where steps are stored."""
+"""Frames of an observation, for peers that store steps."""
 _US_PER_S = 1e6
 
 
 @dataclass(frozen=True)
 class PeerWorkload:
-    """Like `benchmarks.workloads.Workload`, in plain numbers."""
+    """A workload like `benchmarks.workloads.Workload`, in plain numbers."""
 
     capacity: int
     filled: int

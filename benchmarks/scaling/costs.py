@@ -22,7 +22,7 @@ from benchmarks.workloads import ATARI, CARTPOLE, Workload
 
 _WRITERS: Final = 50
 _MESSAGES_PER_S: Final = 500.0
-"""The rate that a server asks for. At lower rates, a server is often idle, and needs more time per message."""
+"""The rate that a server asks for. At lower rates, a server is often idle, and then takes more time per message."""
 _BLOCKS: Final = (
     (CARTPOLE, 1, 1500),
     (CARTPOLE, 64, 1500),
@@ -61,7 +61,7 @@ class Cost:
 
     @classmethod
     def fitted(cls, points: Sequence[tuple[int, int, float]]) -> Self:
-        """Fit to measured points: rows of a message, bytes of a row, seconds.
+        """Fit the costs to measured points: tuples of rows per message, bytes per row, and seconds per message.
 
         The fit minimizes relative errors. Otherwise, the largest messages would dominate.
         """
@@ -115,7 +115,7 @@ def _table_of(workload: Workload) -> Workload:
 
 
 def _write_s(workload: Workload, rows: int, count: int) -> float:
-    """Server's CPU time of a block of ``rows``, mean of ``count`` blocks."""
+    """Return the server's CPU time in seconds for a block of ``rows`` rows, the mean of ``count`` blocks."""
     with running_server() as (address, process_id), ReplayClient(address) as client:
         full_table(client, _table_of(workload))
         used = cpu_s(process_id)
@@ -140,7 +140,7 @@ async def _write_each(writer: LeanWriter, rows: int, count: int) -> None:
 
 
 def _draw_s(workload: Workload, rows: int, count: int) -> tuple[float, float]:
-    """CPU time of a learner's step with ``rows``, of the server and of the learner."""
+    """Return the CPU time in seconds that a step with ``rows`` rows takes in the server and in the learner."""
     rng = np.random.default_rng(1)
     with running_server() as (address, process_id), ReplayClient(address, same_host=False) as client:
         table, used = full_table(client, _table_of(workload)), cpu_s(process_id)

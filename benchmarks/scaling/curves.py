@@ -1,4 +1,4 @@
-"""The picture of "Sizing": steps of all learners, and what bounds them, by number of servers."""
+"""Draws the picture of "Sizing": the steps of all learners, and what limits them, by number of servers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DPI: Final = 100
 
 
 def draw(costs: Costs, path: Path) -> None:
-    """Simulate, and draw a PNG file."""
+    """Run the simulations, and draw their results as a PNG file."""
     figure = Figure(figsize=(8.0, 7.6), layout="constrained")
     FigureCanvasAgg(figure)
     steps, shares = figure.subplots(2, 1, sharex=True)

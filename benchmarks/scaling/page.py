@@ -16,7 +16,7 @@ _SERVERS: Final = (1, 2, 3, 4, 8)
 
 
 def rewrite(page: str, costs: Costs, measured: Sequence[Measured]) -> str:
-    """Replace the figures of a page."""
+    """Return the page with new figures between `BEGIN` and `END`."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     parts = (

@@ -28,7 +28,7 @@ _SETTLE_S: Final = 2.0
 
 @dataclass(frozen=True)
 class Measured:
-    """What a server did."""
+    """What was measured on one server."""
 
     writers: int
     """Writers of 35 rows per second each, next to a learner of 50 steps per second."""
@@ -37,7 +37,7 @@ class Measured:
     steps_per_s: float
     """Steps of the learner."""
     core: float
-    """The server's CPU time per second."""
+    """Share of a core that the server used."""
 
 
 def measure() -> list[Measured]:

@@ -1,7 +1,7 @@
 """A simulation of writers, servers and learners by discrete events, with measured costs.
 
-Each server has three resources: its core, and its network in both directions. Of a learner, only the core and the
-incoming network matter. A resource serves one request after another, in order of arrival.
+A server has three resources: its core, and its network link in each direction. A learner has two that matter: its core
+and its incoming network link. A resource serves one request after another, in order of arrival.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Then = Callable[[], None]
 
 
 class Clock:
-    """Events in order of time."""
+    """Keeps the simulated time, and processes events in order of time."""
 
     def __init__(self) -> None:
         """Begin at time 0."""
@@ -37,11 +37,11 @@ class Clock:
         self._order = itertools.count()
 
     def at(self, time: float, then: Then) -> None:
-        """Call ``then`` at a time."""
+        """Call ``then`` at this simulated time."""
         heapq.heappush(self._events, (time, next(self._order), then))
 
     def run(self, until: float) -> None:
-        """Process all events up to a time."""
+        """Process all events up to this simulated time."""
         while self._events and self._events[0][0] <= until:
             self.now, _, then = heapq.heappop(self._events)
             then()
@@ -160,7 +160,7 @@ class Simulation:
         )
 
     def send(self, row_bytes: float, out_of: Resource, into: Resource, then: Then) -> None:
-        """Send bytes of rows over the network; the receiver gets them as fast as they are sent."""
+        """Send bytes of rows over the network. Receiving them begins after the sending, and takes as long."""
         seconds = row_bytes / self.machine.network_bytes_per_s
         out_of.serve(seconds, lambda: into.serve(seconds, then))
 

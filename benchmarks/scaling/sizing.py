@@ -23,11 +23,11 @@ class Fleet:
     writers: int
     """Actors with a writer each."""
     rows_per_s: float
-    """Inserted by all writers."""
+    """Rows inserted per second by all writers together."""
     learners: int
     """Learners with a sampler each."""
     steps_per_s: float
-    """Batches drawn by each learner."""
+    """Batches drawn per second by each learner."""
     batch_size: int
     """Rows of a batch."""
     row_bytes: int
@@ -51,9 +51,9 @@ class Machine:
     """A machine with one server."""
 
     network_bytes_per_s: float
-    """In each direction."""
+    """Bytes per second in each direction."""
     memory_bytes: float
-    """For the tables."""
+    """Bytes of memory for the tables."""
 
 
 APE_X: Final = Fleet(
@@ -71,7 +71,7 @@ MACHINE: Final = Machine(network_bytes_per_s=10e9 / 8, memory_bytes=64e9)
 
 
 def delay_s(fleet: Fleet, servers: int) -> float:
-    """Seconds for which the servers ask writers to collect rows; see `WriterPace`."""
+    """Return the seconds for which servers ask writers to collect rows; see `WriterPace`."""
     return min(LONGEST_DELAY_S, max(SHORTEST_DELAY_S, fleet.writers / servers / MESSAGES_PER_S))
 
 
@@ -108,7 +108,7 @@ class Load:
 
 
 def load(fleet: Fleet, costs: Costs, machine: Machine, servers: int, delay: float | None = None) -> Load:
-    """Compute the load per server. Writers send every ``delay`` seconds; None: at the interval that servers ask for."""
+    """Compute the load per server. Writers send every ``delay`` seconds or, if None, as often as servers ask for."""
     steps = fleet.learners * fleet.steps_per_s  # each step asks each server
     messages = fleet.writers / servers / (delay_s(fleet, servers) if delay is None else delay)
     busier = max(fleet.bytes_in_per_s, fleet.bytes_out_per_s)

@@ -1,4 +1,4 @@
-"""Checks that libraries of optional parts are installed."""
+"""Checks that the libraries that optional parts of this package need are installed."""
 
 from __future__ import annotations
 

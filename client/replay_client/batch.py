@@ -26,7 +26,7 @@ class Drawn(Columns[T_co]):
     """Arrays by column name, in the order of the schema: ``dtype[batch, *shape]``. A table of steps has sampled and
     derived columns; for sequences, they are ``dtype[batch, burn_in + length, *shape]``."""
     probabilities: T_co
-    """float64[batch]: mass of each row divided by the total mass."""
+    """float64[batch]: the mass of each row, divided by the total mass."""
     weights: T_co
     """float32[batch]: (drawable * probability) ** -beta, normalized by `weight_norm` (Schaul et al. 2016, 3.4)."""
     beta: float

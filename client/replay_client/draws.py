@@ -20,7 +20,7 @@ DrawMode = Literal["stratified", "independent"]
 """One draw from each of `batch_size` equal segments of the mass (Schaul et al. 2016, 3.3), or independent draws."""
 
 Prefetch = int | Literal["auto"]
-"""Batches that a sampler keeps in flight. "auto": as few as keep the learner from waiting, 2 to 16."""
+"""Batches that a sampler keeps in flight. "auto": the fewest, from 2 to 16, with which the learner does not wait."""
 
 _WEIGHT_NORMS: Final[Mapping[str, replay_pb2.WeightNorm.ValueType]] = {
     "batch": replay_pb2.WEIGHT_NORM_BATCH,
@@ -44,7 +44,9 @@ def draw_of(
     wait_s: float = 0.0,
     columns: replay_pb2.ColumnNames | None = None,
 ) -> replay_pb2.Draw:
-    """Build the message for a draw; see `Table.sample` for the arguments. ``columns`` are the stored ones to send.
+    """Build the message for a draw; see `Table.sample` for the arguments.
+
+    ``columns`` are the names of the stored columns that replies must carry; None stands for the server's default.
 
     Raises:
         InvalidArgumentError: a name is unknown, or a value is not a number or is out of range.
@@ -60,7 +62,7 @@ def draw_of(
 
 
 def beta_for(backend: str, beta: float | None) -> float:
-    """Return the exponent of the weights. It is optional if the backend's weights are always 1.
+    """Return the exponent of the weights: ``beta`` or, if it is None and the backend's weights are always 1, zero.
 
     Raises:
         InvalidArgumentError: ``beta`` is required but missing.
@@ -106,7 +108,7 @@ def checked_beta(beta: float) -> float:
 
 
 def with_beta(draw: replay_pb2.Draw, beta: float) -> replay_pb2.Draw:
-    """Return a copy of a draw with another exponent, because batches in flight refer to the original.
+    """Return a copy of a draw with another exponent. The original is unchanged, because batches in flight refer to it.
 
     Raises:
         InvalidArgumentError: as for `checked_beta`.

@@ -82,7 +82,7 @@ class ServerUnavailableError(ReplayError, ConnectionError):
 
     default_code = grpc.StatusCode.UNAVAILABLE
     silent_s = 0.0
-    """Seconds for which the server had not answered when a connection was given up, if that is known."""
+    """Seconds without an answer from the server until the connection was given up; 0 if unknown."""
 
 
 class UnauthenticatedError(ReplayError, PermissionError):
@@ -260,7 +260,7 @@ def _typed(code: grpc.StatusCode, message: str, info: error_details_pb2.ErrorInf
 
 
 def _cut_off(message: str) -> ResourceExhaustedError:
-    """Convert gRPC's refusal of an oversized request to the same error as for the server's own limits."""
+    """Convert gRPC's refusal of an oversized request to the error that the server's own limits raise."""
     setting = "max_request_mb of the server"
     return ResourceExhaustedError(
         f"bytes of a request: gRPC rejected it as far beyond the limit ({setting}): {message}",

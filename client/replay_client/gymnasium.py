@@ -150,7 +150,7 @@ class RecordedVectorEnv(VectorWrapper):
         return obs, rewards, terminated, truncated, infos
 
     def _end(self, done: NDArray[np.bool_], terminated: Any, obs: Any, infos: Mapping[str, Any]) -> None:
-        """End the episodes in ``done``. Final observations are in ``obs``, or in ``SAME_STEP`` mode in ``infos``."""
+        """End the episodes in ``done``. Final observations are in ``obs`` or, in ``SAME_STEP`` mode, in ``infos``."""
         if self._mode is not AutoresetMode.SAME_STEP:
             if done.any():
                 self._writer.end_episodes(done, {self._names.obs: obs}, terminated=terminated)

@@ -7,9 +7,9 @@
     sampler.update_priorities(batch, abs(td_errors))
 
 The leaves are the arrays with one value per row: columns, keys, probabilities and weights. So an operation on all
-leaves (a slice, a permutation, stacking batches) also applies to the keys. Keys have 64 bits, but by default, JAX
-truncates integers to 32 bits. So the leaf of the keys stores each key as two halves, ``uint32[n, 2]``, and `row_keys`
-is a `Wide`, which `update_priorities` and `numpy.asarray` convert back.
+leaves (a slice, a permutation, stacking batches) also applies to the keys. Keys have 64 bits, but JAX truncates
+integers to 32 bits by default. So the leaf of the keys stores each key as two halves, ``uint32[n, 2]``. In a batch of
+JAX arrays, `row_keys` is a `Wide`, which `update_priorities` and `numpy.asarray` convert back.
 
 Values of the whole batch (`beta`, `size`, `inserted`, ...) are not leaves. Inside traced functions, and in their
 results, they are None. A `MixedBatch` loses its `parts`.
@@ -130,7 +130,7 @@ def _put_together(kind: _Kind, structure: _Structure, given: Iterable[Any]) -> A
 
 
 def _halves(values: Any) -> Any:
-    """The leaf of 64-bit integers, or None."""
+    """Return the leaf for 64-bit integers, which has their halves; None for None."""
     if values is None:
         return None
     if isinstance(values, Wide):
@@ -139,7 +139,7 @@ def _halves(values: Any) -> Any:
 
 
 def _whole(leaf: Any, dtype: np.dtype[Any]) -> Any:
-    """The integers of a leaf; for a NumPy array, converted immediately."""
+    """Return the integers of a leaf as a `Wide`. If the leaf is a valid NumPy array, convert them back at once."""
     if leaf is None:
         return None
     wide = Wide(leaf, dtype)

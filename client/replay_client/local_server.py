@@ -1,12 +1,12 @@
-"""A replay server that this program starts for itself, in a process of its own.
+"""Starts a replay server for this program alone, in a separate process.
 
     with LocalServer() as server:
         client = server.client()
 
     client = LocalServer().client()         # in a notebook: the server runs as long as the client is in use
 
-The server stops when `close` is called, when the `LocalServer` and all clients that it created have been freed, and
-when this process ends, even by SIGKILL. It listens on a free port of the loopback interface. Other users of the machine
+The server stops when `close` is called, when the `LocalServer` and all clients that it created have been freed, or when
+this process ends, even by SIGKILL. It listens on a free port of the loopback interface. Other users of the machine
 can reach that port, so the server requires a random token. Clients from `LocalServer.client` send it.
 """
 
@@ -68,7 +68,9 @@ class LocalServer:
         keep_open: Sequence[int] = (),
         **settings: object,
     ) -> None:
-        """Start a server and wait until it is ready: about a second, or 20 seconds at the first start of a version.
+        """Start a server, and wait until it is ready.
+
+        This takes about a second, or 20 seconds at the first start of a version.
 
         Args:
             data_dir: directory that keeps the tables; None: a temporary one in memory, removed when the server ends.
@@ -198,7 +200,7 @@ def _flags(settings: Mapping[str, object]) -> Iterator[str]:
 
 
 def _environment() -> dict[str, str]:
-    """Return this process's variables, without ``REPLAY_SERVER_*``, and with imports from the current directory off."""
+    """Return this process's variables without ``REPLAY_SERVER_*``, and turn off imports from the current directory."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_VARIABLES)}
     return {**kept, "PYTHONSAFEPATH": "1"}
 
@@ -209,7 +211,7 @@ def _end(process: subprocess.Popen[str], owner: int) -> None:
 
 
 def _relay_progress(lines: Sequence[str]) -> None:
-    """Log that the first start compiles kernels, as warnings, which are shown even if logging is not configured."""
+    """Log the progress of compilation at the first start as warnings, which appear even without a logging config."""
     for line in lines:
         if found := _PROGRESS.search(line):
             log.warning("replay server: %s", found[0])

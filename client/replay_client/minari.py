@@ -1,4 +1,4 @@
-"""Exports tables of steps to Minari datasets, and imports Minari datasets into tables of steps, by episode.
+"""Exports the episodes of a table of steps to a Minari dataset, and imports those of a dataset into a table.
 
     saved = export_dataset(table, "cartpole/replay-v0", env="CartPole-v1")
     print(saved.episodes, "episodes;", saved.unfinished, "had not ended,", saved.broken, "have lost their first steps")
@@ -136,8 +136,8 @@ def export_dataset(
         action: column of actions, or the outer name of nested ones.
         reward: column of rewards.
         env: environment of the dataset, for its spaces, and so that users can recover it from the dataset.
-        observation_space: space of the observations. None: that of `env` or, without one, an unlimited `Box` for each
-            column.
+        observation_space: space of the observations. None: the space of `env`. If there is no `env` either, an
+            unlimited `Box` for each column.
         action_space: space of the actions, like `observation_space`.
         progress: show a bar on standard error (needs the extra ``cli``).
         **details: more arguments of `minari.create_dataset_from_buffers`: ``author``, ``description``,
@@ -215,7 +215,7 @@ def columns_from_dataset(
 
 
 def rows_in_dataset(dataset: minari.MinariDataset) -> int:
-    """Return the number of rows of a dataset in a table: one for each step, and one that closes each episode."""
+    """Return how many rows a dataset needs in a table: one for each step, and one that closes each episode."""
     return int(dataset.total_steps + dataset.total_episodes)
 
 
@@ -349,7 +349,9 @@ def _new_dataset(dataset_id: str, **options: Any) -> minari.MinariDataset:
 
 
 def _checked_space(field: str, schema: Schema, name: str, space: gymnasium.Space[Any] | None) -> gymnasium.Space[Any]:
-    """Check that columns and a space can hold each other's values. Return the space; None: derive it from the columns.
+    """Check that columns and a space can hold each other's values, and return the space.
+
+    If there is no space, derive it from the columns.
 
     Raises:
         InvalidArgumentError: names the column that differs.
@@ -401,7 +403,7 @@ def _values_in(space: gymnasium.Space[Any], name: str, rows: Rows) -> Any:
 
 
 def _last_is(rows: Rows, end: int) -> NDArray[np.bool_]:
-    """bool[steps]: for the last step, whether the episode ended like ``end``; False for all other steps."""
+    """Return bool[steps]: for the last step, whether the episode ended like ``end``; for all other steps, False."""
     assert rows.ends is not None
     return np.append(np.zeros(rows.batch_size - 2, bool), rows.ends[-1] == end)
 

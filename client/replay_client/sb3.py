@@ -101,14 +101,15 @@ class ServiceReplayBuffer(ReplayBuffer):
             device: device of the samples.
             n_envs: number of environments.
             optimize_memory_usage: must be False: a table of steps stores each observation once anyway.
-            handle_timeout_termination: whether targets bootstrap from the final observation of a truncated episode.
+            handle_timeout_termination: whether targets bootstrap from the final observation of an episode that a time
+                limit has truncated.
             address: address of the server, or a client connected to it. With an address, token and TLS files come from
                 ``REPLAY_TOKEN`` and ``REPLAY_TLS...``. They are not arguments, because SB3 saves arguments with models.
             table: name of the table.
-            n_steps: number of steps of returns. `PrioritizedDQN` and `PrioritizedQRDQN` set it to their own; for other
+            n_steps: number of steps of returns. `PrioritizedDQN` and `PrioritizedQRDQN` pass their own value. For other
                 algorithms, put it into ``replay_buffer_kwargs``.
-            gamma: the algorithm's discount factor. Required if `n_steps` is above 1, because the table then computes
-                the returns; `PrioritizedDQN` and `PrioritizedQRDQN` set it to their own.
+            gamma: the algorithm's discount factor. Required if `n_steps` is above 1, because batches then contain
+                n-step returns. `PrioritizedDQN` and `PrioritizedQRDQN` pass their own value.
             beta: initial value of `beta`, the exponent of the importance-sampling weights.
             prefetch: batches in flight. With 1, each batch reflects all earlier steps and priorities, so runs with the
                 same seeds give the same results. With 2, a batch is requested one call of `sample` in advance, and
@@ -201,8 +202,8 @@ class ServiceReplayBuffer(ReplayBuffer):
     ) -> None:
         """Add one step of each environment.
 
-        If an environment's ``obs`` differs from the ``next_obs`` of its last step, its episode was interrupted, and is
-        truncated here.
+        If an environment's ``obs`` differs from the ``next_obs`` of its last step, its episode was interrupted. The
+        episode is then stored as truncated.
 
         Args:
             obs: observations before the step, ``[n_envs, *shape]``, or a dict of such arrays.
@@ -349,11 +350,11 @@ class ServiceReplayBuffer(ReplayBuffer):
             self._going_on &= ~which
 
     def _all_continue(self, before: Mapping[str, NDArray[Any]]) -> bool:
-        """Whether all observations before this step equal those after the last step: the usual case, found quickly."""
+        """Check quickly for the usual case: all observations before this step equal those after the last step."""
         return all(bool((before[name] == final).all()) for name, final in self._final.items())
 
     def _continues(self, before: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_]:
-        """bool[n_envs]: whether the observations before this step equal those after the last step."""
+        """Return which environments' observations before this step equal those after the last step, bool[n_envs]."""
         continues = np.ones(self.n_envs, bool)
         for name, final in self._final.items():
             continues &= (before[name] == final).reshape(self.n_envs, -1).all(axis=1)
@@ -384,7 +385,7 @@ class ServiceReplayBuffer(ReplayBuffer):
         return np.asarray(np.clip(scaled, -largest, largest), np.float32)
 
     def _tensor(self, array: Any) -> torch.Tensor:
-        """Move an array to the device, without a copy if that is the CPU: the caller of a sampler owns its batches."""
+        """Move an array to the device. For the CPU, do not copy it, because a sampler's caller owns its batches."""
         tensor = torch.from_numpy(array)
         return tensor if self.device.type == "cpu" else tensor.to(self.device)
 

@@ -3,7 +3,7 @@
     ReplayClient("buffer:50051", token=token, tls=Tls(ca="ca.pem"))
     ReplayClient("buffer:50051", tls=Tls(ca="ca.pem", cert="actor.pem", key="actor.key"))     # mutual TLS
 
-The commands read both from environment variables, because other users can see command lines:
+The commands read tokens and TLS settings from environment variables, because other users can see command lines:
 
     REPLAY_TOKEN            the token
     REPLAY_TLS              1: use TLS (implied by each of the following)
@@ -65,7 +65,7 @@ class Tls:
             environment: the variables (default: this process's environment).
 
         Returns:
-            The settings; None: no TLS.
+            The settings, or None for no TLS.
 
         Raises:
             InvalidArgumentError: the variables contradict each other.

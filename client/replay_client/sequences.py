@@ -1,9 +1,9 @@
-"""Priorities of sequences, for recurrent learners.
+"""Computes priorities of sequences, for recurrent learners.
 
     td = ...                                        # TD errors [batch, positions]
     sampler.update_priorities(batch, sequence_priorities(td, batch["mask"]))
 
-The results are the new priorities of the sequences.
+The result of `sequence_priorities` has the new priority of each sequence.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ A = TypeVar("A")
 
 
 def sequence_priorities(td: A, mask: Any, eta: float = 0.9) -> A:
-    """The priority of each sequence: ``eta * max + (1 - eta) * mean`` of the absolute TD errors of its steps.
+    """Return ``eta * max + (1 - eta) * mean`` of the absolute TD errors of each sequence's steps: its priority.
 
     See Kapturowski et al. 2019, section 2.3. Exclude the burn-in: pass only positions from ``burn_in`` on.
 
     Args:
         td: TD errors, float[b, positions]; an array, or a torch tensor on any device.
-        mask: bool[b, positions], of the same library: which positions count. A sequence without any has priority 0.
+        mask: bool[b, positions], of the same library: which positions count. If none counts, the priority is 0.
         eta: weight of the largest error, 0 to 1.
 
     Returns:

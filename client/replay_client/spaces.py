@@ -10,8 +10,8 @@
     writer.append(obs=obs, action=action, ...)                  # observations may be nested
     table.insert({**flatten_value("obs", stacked), ...})        # flatten stacked observations
 
-A `Dict` space named ``obs`` becomes ``obs/camera``, ``obs/speed``; a `Tuple` becomes ``obs/0``, ``obs/1``. Deeper
-nesting gives longer names.
+A `Dict` space named ``obs`` becomes the columns ``obs/camera`` and ``obs/speed``; a `Tuple` becomes ``obs/0`` and
+``obs/1``. Deeper nesting gives longer names.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ The first batch that a collector adds creates the table. It is a table of steps 
 Tianshou's algorithms compute n-step returns by following n steps through a buffer in memory. Here, sampled transitions
 already contain the results: ``rew`` is the n-step return, and ``obs_next`` the observation up to n steps later. To make
 the algorithms compute the same targets, the buffer presents each transition as n steps. The first step has the return
-as its reward, and the others have the reward 0. The step that ends the episode is marked done, or else the last step.
+as its reward, and the others have the reward 0. If a step ends the episode, it is marked done; otherwise, the last step
+is.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from replay_client.sync.writer import Writer
 __all__ = ["ServiceReplayBuffer"]
 
 _STEP_BITS: Final = 40
-"""Indices of steps that were added, for a collector's statistics, are ``environment + 1 << _STEP_BITS | step``."""
+"""`add` returns indices ``environment + 1 << _STEP_BITS | step``, which collectors use for their statistics."""
 
 
 class _Episode:
@@ -120,8 +121,8 @@ class ServiceReplayBuffer(ReplayBufferManager):  # type: ignore[misc]  # Tiansho
             buffer_ids: int64[n]: indices of the environments; None: all.
 
         Returns:
-            Four arrays with one value per environment: index of the step; return and length of the episode if the step
-            ends it, otherwise 0; index of the episode's first step.
+            Four arrays with one value per environment: the index of the step, the return of the episode, its length,
+            and the index of its first step. Return and length are 0 unless the step ends the episode.
 
         Raises:
             InvalidArgumentError: values cannot be stored, or do not match the table's columns. The error names the key;
@@ -251,7 +252,7 @@ class ServiceReplayBuffer(ReplayBufferManager):  # type: ignore[misc]  # Tiansho
         return np.arange(start, stop)
 
     def hasnull(self) -> bool:
-        """Whether a NaN was added."""
+        """Whether a NaN was added since the last `reset`."""
         return self._has_null
 
     def reset(self, keep_statistics: bool = False) -> None:
@@ -412,9 +413,9 @@ def _nested(columns: dict[str, NDArray[Any]], name: str) -> Any:
 
 
 def _steps_spanned(discounts: NDArray[np.float32], item: Transitions) -> NDArray[np.int64]:
-    """int64[batch]: the number of steps k that each transition spans, computed from its discount ``gamma**k``.
+    """Return the number of steps k that each transition spans, int64[batch], computed from its discount ``gamma**k``.
 
-    If gamma or the discount is 0, or gamma is 1, k is unknown and n is returned. Targets do not depend on k then.
+    If gamma or the discount is 0, or gamma is 1, k is unknown, and n is returned. Targets then do not depend on k.
     """
     spanned = np.full(len(discounts), item.n_step)
     if 0.0 < item.gamma < 1.0:

@@ -1,4 +1,4 @@
-"""Batches as torch tensors.
+"""Converts batches to torch tensors.
 
     from replay_client.torch import to_torch
 
@@ -83,8 +83,8 @@ class TableDataset(IterableDataset[TensorBatch]):
             timeout_s: seconds to wait for a batch, as for `Table.sampler`.
             reconnect_timeout_s: seconds to retry an unreachable server, as for `Table.sampler`.
             columns: names of the columns to draw, as for `Table.sample`.
-            device: without workers, prefetch batches to this device, as for `Table.sampler`. None: batches on the CPU.
-                Workers always return batches on the CPU; `to_torch` copies them to a device.
+            device: device to which batches are prefetched, as for `Table.sampler`; None: the CPU. Workers always return
+                batches on the CPU, which `to_torch` copies to a device.
 
         Raises:
             InvalidArgumentError: for a missing or invalid `beta`. Other arguments are checked when iteration begins.

@@ -10,10 +10,11 @@
         ...
         buffer.update_tensordict_priority(data)
 
-The first tensordict creates the table; each of its keys is a column: ``("next", "reward")`` is ``next/reward``. Each
-element of a tensordict's batch is a row, so ``[envs, time]`` gives ``envs * time`` transitions.
+The first tensordict creates the table. Each of its keys becomes a column: ``("next", "reward")`` becomes
+``next/reward``. Each element of a tensordict's batch becomes a row, so a batch of the size ``[envs, time]`` gives
+``envs * time`` rows.
 
-Collectors pickle the buffer into their workers. Each worker then has a connection of its own.
+Collectors pickle the buffer to send it to their workers. Each worker then has its own connection.
 """
 
 from __future__ import annotations

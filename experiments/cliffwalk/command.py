@@ -27,7 +27,7 @@ def cliffwalk(settings: CliffwalkSettings, stop: StopRequest, console: Console) 
 
     Args:
         settings: settings of the experiment.
-        stop: whether to stop; results so far are kept.
+        stop: set to stop the experiment; results so far are kept.
         console: shows progress.
 
     Raises:

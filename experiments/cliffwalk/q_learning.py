@@ -71,16 +71,16 @@ class QLearner:
         return self._squares < self._learned_squares and self.mean_squared_error() < LEARNED_ERROR
 
     def mean_squared_error(self) -> float:
-        """Mean over all states and actions, computed from scratch."""
+        """Return the mean squared error over all states and actions, computed from scratch."""
         errors = (error for action in range(ACTIONS) for error in self._errors(action))
         return math.fsum(error * error for error in errors) / (ACTIONS * self._rows)
 
     def value(self, state: int, action: int) -> float:
-        """Q(s, a)."""
+        """Return Q(s, a)."""
         return self._weights[action][state] + self._constant * self._biases[action]
 
     def td_error(self, transition: Transition) -> float:
-        """The TD error of a transition (equation 2)."""
+        """Return the TD error of a transition (equation 2)."""
         target = transition.reward
         if not transition.terminated:
             target += self._gamma * max(self.value(transition.next_state, action) for action in range(ACTIONS))
@@ -98,11 +98,11 @@ class QLearner:
         return td_error
 
     def loss_growth(self, transition: Transition) -> float:
-        """Return the increase of the total squared error to the true values if this transition updated them."""
+        """Return how much an update with this transition would increase the total squared error to the true values."""
         return self._growth(transition.state, transition.action, self._step_size * self.td_error(transition))
 
     def _growth(self, state: int, action: int, step: float) -> float:
-        """Growth of the total squared error if ``step`` is added to a weight and, if values are linear, to the bias."""
+        """Return the growth of the total squared error if ``step`` is added to a weight, and to the bias if used."""
         shift = self._constant * step
         error = self.value(state, action) - self._true[action][state] + shift
         return shift * (2.0 * self._error_sums[action] + self._rows * shift) + step * (2.0 * error + step)

@@ -58,7 +58,7 @@ class Replay(Protocol):
     """Chooses transitions from a table."""
 
     def next(self, learner: QLearner) -> Transition:
-        """The next transition to learn from."""
+        """Return the next transition to learn from."""
         ...
 
     def write_back(self, td_error: float) -> None:
@@ -70,7 +70,7 @@ class Replay(Protocol):
 def open_replay(
     method: Method, client: ReplayClient, walk: Cliffwalk, name: str, rng: np.random.Generator
 ) -> Iterator[Replay]:
-    """Create a table, fill it with all transitions of a walk, and drop it at the end.
+    """Create a table that contains all transitions of a walk. Drop it when the block ends.
 
     Args:
         method: how to choose transitions.
@@ -121,7 +121,7 @@ class UniformReplay:
         self._drawn: deque[Transition] = deque()
 
     def next(self, learner: QLearner) -> Transition:
-        """A transition drawn at random."""
+        """Return a transition drawn at random."""
         if not self._drawn:
             batch = next(self._sampler)
             columns = (batch[name].tolist() for name in Transition._fields)
@@ -141,10 +141,10 @@ class PrioritizedReplay:
         self.keys: NDArray[np.int64] = np.empty(0, dtype=np.int64)
         """int64[1]: key of the last transition."""
         self.probability = 0.0
-        """Probability of the last transition."""
+        """Probability with which the last transition was drawn."""
 
     def next(self, learner: QLearner) -> Transition:
-        """A transition drawn by priority."""
+        """Return a transition drawn by priority."""
         batch = next(self._sampler)
         self.keys = batch.row_keys
         self.probability = float(batch.probabilities[0])
@@ -166,7 +166,7 @@ class OracleReplay:
     def __init__(
         self, table: Table, walk: Cliffwalk, columns: Mapping[str, NDArray[np.generic]], keys: NDArray[np.int64]
     ) -> None:
-        """Record the key of one row of each kind.
+        """Find the key of one row for each kind of transition.
 
         Args:
             table: the filled table.

@@ -19,7 +19,7 @@ from experiments.cliffwalk.walk import Cliffwalk
 from experiments.common.results import ResultFile
 
 LOOK_UP_UPDATES: Final = 256
-"""Updates between checks of the clock."""
+"""Number of updates between checks of the clock and of ``should_stop``."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,14 @@ def run(
 ) -> RunResult | None:
     """Learn until the values are learned or the time is up.
 
-    Runs with the same seed start with the same parameters and the same memory in the same order, for all methods.
+    With all methods, runs with the same seed and number of states start with the same parameters. Their memories
+    contain the same transitions in the same order.
 
     Args:
         key: identifies the run.
         client: a client of the server.
         max_run_s: seconds until the run is aborted.
-        should_stop: whether to stop.
+        should_stop: returns whether to stop.
         clock: returns monotonic seconds.
 
     Returns:
@@ -96,7 +97,7 @@ def run(
 
 
 def planned(settings: CliffwalkSettings) -> list[WalkKey]:
-    """All runs that the settings request, shortest first."""
+    """Return all runs that the settings request, shortest first."""
     return [
         WalkKey(representation, method, states, seed)
         for states in sorted(set(settings.states))
@@ -107,13 +108,13 @@ def planned(settings: CliffwalkSettings) -> list[WalkKey]:
 
 
 def outstanding(plan: Sequence[WalkKey], results: Sequence[RunResult], max_run_s: float) -> list[WalkKey]:
-    """Runs that have no result, or that an earlier, shorter time limit aborted."""
+    """Return the planned runs that have no result, or that a shorter time limit aborted earlier."""
     latest = {result.key: result for result in results}
     return [key for key in plan if key not in latest or (not latest[key].learned and latest[key].seconds < max_run_s)]
 
 
 def conditions() -> dict[str, Any]:
-    """Conditions that affect results, besides the key of a run."""
+    """Return the conditions that affect results, besides the key of a run."""
     return {
         "step_size": STEP_SIZE,
         "initial_std": INITIAL_STD,
@@ -124,7 +125,7 @@ def conditions() -> dict[str, Any]:
 
 
 def result_file(path: Path) -> ResultFile[RunResult]:
-    """The CSV file of results."""
+    """Return the CSV file of results."""
     fields = ["representation", "method", "states", "transitions", "seed", "updates", "learned", "seconds"]
     return ResultFile(path, fields, _parse, _to_row)
 

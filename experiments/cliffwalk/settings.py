@@ -47,5 +47,5 @@ class CliffwalkSettings(Settings):
     """TOML file with these settings"""
 
     def seeds_of(self, states: int) -> range:
-        """Seeds for a walk with this many states."""
+        """Return the seeds for a walk with this many states."""
         return range(self.seeds if states < MANY_STATES else min(self.seeds, self.large_seeds))

@@ -78,7 +78,7 @@ def _point(states: int, results: Sequence[RunResult]) -> Point:
 
 
 def summary_table(curves: Curves, representation: Representation) -> Table:
-    """Median updates by number of states and method, and the speedup over uniform replay."""
+    """Return a table of median updates by number of states and method, with speedups over uniform replay."""
     by_method = curves.get(representation, {})
     methods = [method for method in Method if method in by_method]
     table = Table(

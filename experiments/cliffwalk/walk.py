@@ -1,9 +1,8 @@
 """The Blind Cliffwalk (Schaul et al. 2016, arXiv:1511.05952, section 3.1 and appendix B.1).
 
-There are n states in a row and two actions. The correct action, which alternates from one state to the next, leads to
-the next state, or, from the last state, to a reward of 1 and the end of the episode. The wrong action ends the episode
-without a reward.
-A random sequence of actions earns the reward with probability ``2**-n``.
+There are n states in a row and two actions. Which action is correct alternates from one state to the next. The correct
+action leads to the next state. In the last state, it earns a reward of 1 and ends the episode. The wrong action ends
+the episode without a reward. A random sequence of actions earns the reward with probability ``2**-n``.
 """
 
 from __future__ import annotations
@@ -63,11 +62,11 @@ class Cliffwalk:
         return int(2 ** (self.states + 1)) - 2
 
     def right_action(self, state: int) -> int:
-        """The correct action."""
+        """Return the correct action in a state."""
         return state % ACTIONS
 
     def step(self, state: int, action: int) -> Transition:
-        """The transition for a state and an action."""
+        """Return the transition for a state and an action."""
         if action != self.right_action(state):
             return Transition(state, action, 0.0, state, True)
         if state == self.states - 1:
@@ -75,17 +74,17 @@ class Cliffwalk:
         return Transition(state, action, 0.0, state + 1, False)
 
     def true_value(self, state: int, action: int) -> float:
-        """The value of an action under the optimal policy: a power of the discount, or 0 for a wrong action."""
+        """Return the value of an action under the optimal policy: a power of the discount, or 0 for a wrong action."""
         if action != self.right_action(state):
             return 0.0
         return float(self.gamma ** (self.states - 1 - state))
 
     def distinct_transitions(self) -> list[Transition]:
-        """One transition of each kind: state by state, action 0 before action 1."""
+        """Return one transition of each kind, state by state, with action 0 before action 1."""
         return [self.step(state, action) for state in range(self.states) for action in range(ACTIONS)]
 
     def memory(self, rng: np.random.Generator) -> dict[str, NDArray[np.generic]]:
-        """All transitions of all sequences of actions in random order, as columns of a table.
+        """Return all transitions of all sequences of actions in random order, as columns of a table.
 
         In ``2**(n - s)`` of the ``2**n`` sequences, the episode reaches state s; in half of these, it takes action 0
         there. Sequences that differ only after the end of the episode count separately.

@@ -52,11 +52,11 @@ def run_command(
     Args:
         name: name of the experiment.
         settings_class: class of its settings.
-        experiment: executes missing runs and shows all results.
-        arguments: the command line without the program's name; None: the process's own.
+        experiment: function that executes missing runs and shows all results.
+        arguments: the command line without the program's name; None: that of this process.
 
     Returns:
-        0; 1 when the experiment failed; 128 + n when signal n stopped it.
+        0 when the experiment is done, 1 when it failed, 128 + n when signal n stopped it.
 
     Raises:
         SystemExit: with 2 if a setting is invalid.

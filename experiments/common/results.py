@@ -1,4 +1,4 @@
-"""Raw results in a CSV file: appended after each run, and read when the experiment is started again.
+"""Stores raw results in a CSV file, to which each run is appended. A restarted experiment reads them again.
 
 A separate file records the conditions, so that results with different settings are never mixed.
 """
@@ -30,7 +30,7 @@ class ResultFile(Generic[R]):
         parse: Callable[[Mapping[str, str]], R],
         to_row: Callable[[R], Mapping[str, object]],
     ) -> None:
-        """Use a file, which is created with the first result.
+        """Use a file. It is created when the first result is appended.
 
         Args:
             path: path of the file.

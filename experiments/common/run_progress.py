@@ -78,6 +78,6 @@ def run_progress(console: Console, title: str, total: int, done: int) -> Iterato
 
 
 def result_console() -> Console:
-    """A console on standard output; if this is not a terminal, it is wide enough for tables."""
+    """Return a console on standard output. If the output is not a terminal, the console is wide enough for tables."""
     console = Console()
     return console if console.is_terminal else Console(width=FILE_WIDTH)

@@ -28,7 +28,7 @@ class ServerAccess:
         """Create a client of the server.
 
         Raises:
-            InvalidArgumentError: for a malformed token, or an unreadable certificate file.
+            InvalidArgumentError: the token is malformed, or a certificate file cannot be read.
         """
         if self.own is not None:  # It listens on loopback only, without TLS.
             return ReplayClient(self.address, token=self.own.token)

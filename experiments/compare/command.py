@@ -40,7 +40,7 @@ def compare(settings: CompareSettings, stop: StopRequest, console: Console) -> N
 
     Args:
         settings: settings of the comparison.
-        stop: whether to stop; finished runs are kept.
+        stop: set to stop the comparison; finished runs are kept.
         console: shows progress.
 
     Raises:
@@ -148,7 +148,7 @@ def _missing(runs: Sequence[TrainingKey], curves: dict[TrainingKey, Curve]) -> l
 
 
 def _training_values(settings: CompareSettings, key: TrainingKey, server: ServerAccess) -> dict[str, Any]:
-    """Settings of the trainer for one run."""
+    """Return the settings of the trainer for one run."""
     contestant = key.contestant
     return {
         **settings.train,

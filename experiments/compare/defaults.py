@@ -36,7 +36,7 @@ PAPER_FACTORS: Final[Mapping[ReplayMethod, float]] = MappingProxyType(
 SWEEP_FACTORS: Final = (1.0, 0.5, 0.25, 0.125)
 """Step sizes of the sweep, relative to uniform replay (table 2)."""
 SWEEP_SEED: Final = 1000
-"""First seed of the sweep. It uses other seeds than the comparison, to avoid selection bias."""
+"""First seed of the sweep. The sweep and the comparison use different seeds, to avoid selection bias."""
 
 COMMON: Final[Mapping[str, Any]] = MappingProxyType(
     {
@@ -77,7 +77,7 @@ _MOUNTAIN_CAR: Final[Mapping[str, Any]] = MappingProxyType(
     {
         **PRESETS["MountainCar-v0"],
         "steps": 40_000,
-        # For uniform replay. Prioritized replay uses a quarter of it, as in the preset.
+        # Step size of uniform replay. Prioritized replay uses a quarter of it, which is the preset's step size.
         "learning_rate": 4e-3,
     }
 )
@@ -114,5 +114,5 @@ OTHER_MINATAR: Final = EnvironmentDefaults(3, 1, _MINATAR)
 
 
 def defaults_of(env: str) -> EnvironmentDefaults:
-    """The defaults of any environment, known or unknown."""
+    """Return the defaults of any environment, known or unknown."""
     return ENVIRONMENTS.get(env, OTHER_MINATAR if env.startswith(MINATAR_PREFIX) else OTHERS)

@@ -61,13 +61,13 @@ PAPER: Final[Sequence[Contestant]] = [Contestant(method, factor) for method, fac
 
 
 def paper_runs(settings: CompareSettings) -> list[TrainingKey]:
-    """Runs with the paper's step sizes, ordered by seed so that partial results are comparable."""
+    """Return the runs with the paper's step sizes, ordered by seed so that partial results are comparable."""
     contestants = [contestant for contestant in PAPER if contestant.method in settings.methods]
     return [TrainingKey(contestant, seed) for seed in range(settings.seed_count) for contestant in contestants]
 
 
 def sweep_runs(settings: CompareSettings) -> list[TrainingKey]:
-    """Every method with every step size, on separate seeds."""
+    """Return the runs of the sweep: every method with every step size, on separate seeds."""
     seeds = range(SWEEP_SEED, SWEEP_SEED + settings.sweep_seed_count)
     return [
         TrainingKey(Contestant(method, factor), seed)
@@ -78,12 +78,12 @@ def sweep_runs(settings: CompareSettings) -> list[TrainingKey]:
 
 
 def best_runs(settings: CompareSettings, curves: Mapping[TrainingKey, Curve]) -> list[TrainingKey]:
-    """Each method with the step size that had the highest mean return over training in the sweep."""
+    """Return the runs of each method with its best step size in the sweep, by mean return over training."""
     return [TrainingKey(best, seed) for seed in range(settings.seed_count) for best in best_of_sweep(curves).values()]
 
 
 def best_of_sweep(curves: Mapping[TrainingKey, Curve]) -> dict[ReplayMethod, Contestant]:
-    """The best step size of each method in the sweep; if several are equally good, the largest."""
+    """Return the best step size of each method in the sweep. If several are equally good, the largest wins."""
     scores: dict[Contestant, list[float]] = defaultdict(list)
     for key, curve in curves.items():
         if key.seed >= SWEEP_SEED:
@@ -103,7 +103,7 @@ def curves_of(points: Sequence[CurvePoint]) -> dict[TrainingKey, Curve]:
 
 
 def curve_file(path: Path) -> ResultFile[CurvePoint]:
-    """The CSV file of learning curves."""
+    """Return the CSV file of learning curves."""
     return ResultFile(path, ["method", "step_size_factor", "seed", "step", "mean_return"], _parse, _to_row)
 
 

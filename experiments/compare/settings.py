@@ -85,11 +85,11 @@ class CompareSettings(Settings):
 
     @property
     def base_learning_rate(self) -> float:
-        """Step size of uniform replay, which the other methods multiply by a factor."""
+        """Step size of uniform replay. The factors of the comparison are relative to it."""
         default = TrainSettings.model_fields["learning_rate"].default
         return float(self.train.get("learning_rate", default))
 
     def conditions(self) -> dict[str, Any]:
-        """Conditions that affect results, besides method, step size and seed."""
+        """Return the conditions that affect results, besides method, step size and seed."""
         methods = {str(method): dict(values) for method, values in METHODS.items()}
         return {"train": self.train, "methods": methods, "sweep_factors": SWEEP_FACTORS}

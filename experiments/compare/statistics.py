@@ -1,8 +1,9 @@
 """Statistics over a few runs, as recommended by Agarwal et al. (2021, arXiv:2108.13264; their library is `rliable`).
 
-The 95 % intervals of mean and interquartile mean come from scipy's percentile bootstrap over runs. The probability that
-one method beats another has Newcombe's interval (2006, Statistics in Medicine 25, 559-573, method 5), which stays wide
-for few runs. A bootstrap would find no spread if all runs of one method are better, even if there are only two.
+The 95 % intervals of mean and interquartile mean come from scipy's percentile bootstrap over runs. For the
+probability that one method beats another, the interval is Newcombe's (2006, Statistics in Medicine 25, 559-573, method
+5), which stays wide if there are few runs. If all runs of one method beat those of the other, a bootstrap would give an
+interval of zero width, even with only two runs.
 """
 
 from __future__ import annotations
@@ -38,19 +39,19 @@ class Estimate:
 
 
 def mean(runs: NDArray[np.float64]) -> Estimate:
-    """Mean of float64[runs], with its interval."""
+    """Return the mean of float64[runs], with its interval."""
     return _estimate(runs, _mean)
 
 
 def interquartile_mean(runs: NDArray[np.float64]) -> Estimate:
-    """Mean of the middle half of float64[runs], with its interval."""
+    """Return the mean of the middle half of float64[runs], with its interval."""
     return _estimate(runs, _interquartile_mean)
 
 
 def probability_of_improvement(runs: NDArray[np.float64], others: NDArray[np.float64]) -> Estimate:
-    """Probability that a run of float64[runs] exceeds one of float64[others]; ties count half.
+    """Return the probability that a run of float64[runs] exceeds one of float64[others], with its interval.
 
-    This is the Mann-Whitney statistic divided by the number of pairs.
+    This is the Mann-Whitney statistic divided by the number of pairs. Ties count half.
     """
     differences = runs[:, None] - others[None, :]
     value = float(np.mean((np.sign(differences) + 1.0) / 2.0))
@@ -58,7 +59,7 @@ def probability_of_improvement(runs: NDArray[np.float64], others: NDArray[np.flo
     quantile = stats.norm.ppf((1 + CONFIDENCE) / 2)
 
     def beyond(truth: float) -> float:
-        """Negative if ``truth`` is within the interval."""
+        """Return a number that is negative if ``truth`` is within the interval."""
         spread = 1 + (mean_runs - 1) * ((1 - truth) / (2 - truth) + truth / (1 + truth))
         return float((truth - value) ** 2 - quantile**2 * truth * (1 - truth) * spread / pairs)
 

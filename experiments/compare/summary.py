@@ -46,12 +46,12 @@ class Group:
 
     @property
     def overall(self) -> NDArray[np.float64]:
-        """float64[runs]: the return averaged over training, so that faster learning scores higher."""
+        """Mean return of each run over its whole training, float64[runs]. Runs that learn faster have higher means."""
         return np.asarray(self.returns.mean(axis=1))
 
     @property
     def final(self) -> NDArray[np.float64]:
-        """float64[runs]: return averaged over the last validations."""
+        """Mean return of each run over its last validations, float64[runs]."""
         count = max(1, round(FINAL_SHARE * self.returns.shape[1]))
         return np.asarray(self.returns[:, -count:].mean(axis=1))
 
@@ -72,7 +72,7 @@ def groups_of(curves: Mapping[TrainingKey, Curve]) -> list[Group]:
 
 
 def _group(contestant: Contestant, curves: Sequence[Curve]) -> Group:
-    # All runs validate at the same steps, because the trainer acts. Separate actors could end a run a step late.
+    # All runs validate at the same steps, because the trainer itself acts. With separate actors, a run might end late.
     count = min(map(len, curves))
     steps = np.array([point.step for point in curves[0][:count]], dtype=np.int64)
     returns = np.array([[point.mean_return for point in curve[:count]] for curve in curves])
@@ -80,7 +80,7 @@ def _group(contestant: Contestant, curves: Sequence[Curve]) -> Group:
 
 
 def summary_table(env: str, groups: Sequence[Group]) -> Table:
-    """Results of each contestant, with 95 % intervals over runs."""
+    """Return a table of the results of each contestant, with 95 % intervals over runs."""
     table = Table(
         title=f"{env}: returns with 95 % intervals; P(better) than uniform replay",
         title_justify="left",

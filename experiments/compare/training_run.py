@@ -38,11 +38,11 @@ class Validations:
 
 
 _stop = StopRequest()
-"""Whether this process should stop; set by its parent."""
+"""Set when the parent tells this process to stop."""
 
 
 def prepare_process(stopping: Event, token: str | None) -> None:
-    """Prepare a process: quiet logging, a stop signal from its parent, and the token of an embedded server.
+    """Prepare a process: log only errors, stop when the parent says so, and use the token of an embedded server.
 
     Args:
         stopping: set when runs are to stop.

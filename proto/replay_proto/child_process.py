@@ -1,4 +1,4 @@
-"""Child processes that never outlive their parent, and that Ctrl-C in the parent's terminal does not reach."""
+"""Runs child processes that end when their parent ends, and that Ctrl-C in the parent's terminal does not reach."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def start_module(
     """Run ``python -m module`` and append its standard error to a log.
 
     The child's standard input is a pipe that closes when this process dies, even by SIGKILL. The child runs in a
-    separate session, so Ctrl-C in the terminal does not reach it. Its standard output is a pipe if ``pipe_output``, or
-    else goes to the log. It inherits the file descriptors ``keep_open``.
+    separate session, so Ctrl-C in the terminal does not reach it. If ``pipe_output`` is set, its standard output is a
+    pipe; otherwise, it goes to the log. The child inherits the file descriptors ``keep_open``.
     """
     with log_path.open("a") as log_file:
         return subprocess.Popen(

@@ -122,7 +122,7 @@ def run_app(app: App, arguments: Sequence[str] | None = None) -> Any:
 
 
 def given(arguments: ArgumentCollection, setting: str) -> str | None:
-    """The value of a setting in the sources read so far."""
+    """Return the value of a setting in the sources read so far, or None if none has it."""
     tokens = arguments[f"--{setting}"].tokens
     return tokens[0].value if tokens else None
 

@@ -77,7 +77,7 @@ class FrameParser:
         return self._is_long_open or self._end < _CHUNK_BYTES
 
     def space(self) -> memoryview:
-        """Memory to receive the next bytes into; call `received` afterwards."""
+        """Return memory to receive the next bytes into. Call `received` afterwards."""
         if self._is_long_open:
             assert self._long is not None
             return self._long[self._long_end :]
@@ -91,7 +91,7 @@ class FrameParser:
             self._end += count
 
     def take(self) -> tuple[FrameKind, Content] | None:
-        """Remove and return the next frame; None if it is incomplete.
+        """Remove and return the next frame, or return None if it is incomplete.
 
         Raises:
             FrameTooLongError: the frame exceeds the limit.
@@ -126,7 +126,7 @@ class FrameParser:
 
     @property
     def _is_long_open(self) -> bool:
-        """Whether the next bytes belong into the separate buffer."""
+        """Whether the next bytes belong in the separate buffer."""
         return self._long is not None and self._long_end < len(self._long)
 
     def _make_room(self) -> None:
@@ -142,7 +142,7 @@ class FrameParser:
             self._start, self._end = 0, unread
 
     def _next_head(self) -> tuple[FrameKind, int] | None:
-        """Kind of the next frame in the chunk, and length of its content; None if its header is incomplete."""
+        """Return the next frame's kind and the length of its content, or None if its header is incomplete."""
         if self._end - self._start < HEAD_BYTES:
             return None
         size, kind = _HEAD.unpack_from(self._chunk, self._start)

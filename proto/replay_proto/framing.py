@@ -66,7 +66,7 @@ def message_with_rows(head: Message, size: int, write: Callable[[NDArray[np.uint
 
 
 def joined_message(head: Message, parts: Sequence[memoryview]) -> bytes:
-    """Serialize a message whose rows already exist in parts: faster than `message_with_rows`, but holds the GIL.
+    """Serialize a message whose rows already exist in parts. Faster than `message_with_rows`, but holds the GIL.
 
     Args:
         head: the message without ``rows``.
@@ -180,19 +180,19 @@ class Carried:
     """The stored columns in the field ``rows`` of a message."""
 
     def __init__(self, columns: Mapping[str, Column]) -> None:
-        """Take the columns by name, in the order of the schema."""
+        """Describe rows with these columns, which are in the order of the schema."""
         self.columns = columns
         """The columns by name."""
         self._window_bytes = sum(column.row_bytes for column in columns.values() if column.at == "start")
         self._row_bytes = sum(column.row_bytes for column in columns.values()) - self._window_bytes
 
     def size(self, row_count: int, windows: int | None = None) -> int:
-        """Return the bytes of this many rows; for ``windows``, see `column_views`."""
+        """Return the size of this many rows in bytes. For ``windows``, see `column_views`."""
         return self._row_bytes * row_count + self._window_bytes * (row_count if windows is None else windows)
 
 
 def flat_rows(column: Array) -> Array:
-    """A view of ``dtype[n, *shape]`` as ``dtype[n, elements]``."""
+    """View ``dtype[n, *shape]`` as ``dtype[n, elements]``."""
     return column.reshape(len(column), math.prod(column.shape[1:]))
 
 

@@ -17,7 +17,7 @@ LARGEST_MIN_SIZE = 1 << 48
 """Largest ``min_size`` in rows: no table has more keys."""
 
 ErrorBuffer = float | tuple[float, float]
-"""Allowed difference: a deviation from ``min_size * samples_per_insert``, or a minimum and a maximum."""
+"""Allowed difference, as a deviation from ``min_size * samples_per_insert``, or as a minimum and a maximum."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class RateLimit:
     samples_per_insert: float | None = None
     """Average number of draws per row; None: no ratio."""
     min_diff: float = -math.inf
-    """Minimum of the difference ``inserted * samples_per_insert - sampled``: draws wait rather than fall below it."""
+    """Minimum of the difference ``inserted * samples_per_insert - sampled``. Draws that would go below it wait."""
     max_diff: float = math.inf
-    """Maximum of the difference: inserts wait rather than exceed it."""
+    """Maximum of the difference. Inserts that would exceed it wait."""
 
     def __post_init__(self) -> None:
         """Validate as Reverb does.
@@ -109,7 +109,7 @@ class RateLimit:
 
     @property
     def largest_insert(self) -> int | None:
-        """Maximum rows of an insert that is sure to be allowed once enough rows are drawn; None: unlimited."""
+        """Maximum rows with which an insert is sure to be allowed once enough rows are drawn; None: unlimited."""
         if self.samples_per_insert is None:
             return None
         # Draws of single samples bring the difference to less than 1 above min_diff.

@@ -39,7 +39,7 @@ DTYPES: Mapping[str, replay_pb2.DataType.ValueType] = {
 SEPARATOR = "/"
 """Joins the parts of a nested observation in the name of a column: ``obs/camera``."""
 PRESENT = "_present"
-"""Ends the name of an optional column's mask."""
+"""Suffix that forms the name of an optional column's mask."""
 MAX_DIMENSIONS = 31
 """Maximum dimensions of a column: NumPy arrays have at most 32, and one is for the rows."""
 MAX_VALUE_BYTES = 2**31 - 1
@@ -82,8 +82,8 @@ class Column:
             shape: sizes of the dimensions of one row's value; ``4`` is short for ``(4,)``.
             sampled: whether batches contain the column. It can be False only in a table of steps, where other columns
                 may be derived from it.
-            at: ``"start"``, only in a table of sequences: a drawn sequence has only the value of its first row, such as
-                the state of a recurrent network.
+            at: with ``"start"``, a drawn sequence has only the value of its first row, such as the state of a recurrent
+                network. Only for tables of sequences.
             optional: whether rows may leave the column out. The table then also has a bool column with the same name
                 and the suffix `PRESENT`, which says which rows have a value. Rows without a value have zeros.
 
@@ -126,7 +126,7 @@ class Schema(Mapping[str, Column]):
     """The columns of a table by name, in the order in which they are sent and stored."""
 
     columns: Mapping[str, Column] = field(hash=False)
-    """The columns by name; at least one. The mask of an optional column follows it, unless it was given."""
+    """The columns by name; at least one. The mask of an optional column follows it, unless the mask was given, too."""
 
     def __post_init__(self) -> None:
         """Check the names, and add masks; `Column` has already checked dtypes and shapes.
@@ -262,7 +262,7 @@ def _with_masks(columns: Mapping[str, Column]) -> dict[str, Column]:
 
 
 def _outer_names(name: str) -> Iterator[str]:
-    """Yield ``a`` and ``a/b`` for ``a/b/c``."""
+    """Yield the names that contain this nested name: ``a`` and ``a/b`` for ``a/b/c``."""
     return (name[: place.start()] for place in re.finditer(SEPARATOR, name))
 
 

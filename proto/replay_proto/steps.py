@@ -1,4 +1,4 @@
-"""Tables of steps: what they draw, and the columns that clients derive from the stored ones.
+"""Describes tables of steps: the items that they draw, and the columns that clients derive from the stored ones.
 
     columns = {
         "frame": Column("uint8", (84, 84), sampled=False),
@@ -35,7 +35,7 @@ Padding = Literal["zero", "repeat"]
 
 @dataclass(frozen=True)
 class Stack:
-    """The values of a column at consecutive steps, oldest first: ``dtype[count, *shape]``; ``[*shape]`` for one."""
+    """The values of a column at consecutive steps, oldest first: ``dtype[count, *shape]``, or ``[*shape]`` for one."""
 
     of: str
     """The stored column."""
@@ -44,7 +44,7 @@ class Stack:
     padding: Padding = "zero"
     """What the stack has at positions before the episode's first step."""
     ahead: bool = False
-    """False: ends at the anchor. True: ends n steps later, or at the episode's end. Only with `Transitions`."""
+    """False: the stack ends at the anchor. True, only with `Transitions`: n steps later, or at the episode's end."""
 
 
 def Next(of: str) -> Stack:  # noqa: N802 - used like the classes beside it
@@ -102,7 +102,7 @@ class Sequences:
     burn_in: int = 0
     """Number of positions before the anchor, at least 0."""
     period: int = 1
-    """Steps from one anchor to the next, 1 to `length`; an episode's first step is an anchor."""
+    """Steps from one anchor to the next, 1 to `length`. The first anchor of an episode is its first step."""
     gamma: float = 0.99
     """Discount factor, 0 to 1."""
 
@@ -119,7 +119,7 @@ class WindowShape(NamedTuple):
     backward: int
     """Number of rows before the anchor; fewer if the episode begins later."""
     period: int = 1
-    """Steps from one anchor to the next; an episode's first step is an anchor."""
+    """Steps from one anchor to the next. The first anchor of an episode is its first step."""
 
     @property
     def rows(self) -> int:
@@ -127,10 +127,10 @@ class WindowShape(NamedTuple):
         return self.backward + 1 + self.forward
 
     def most_drawable(self, capacity: int) -> int:
-        """Maximum number of drawable steps among ``capacity`` rows.
+        """Return the maximum number of drawable steps among ``capacity`` rows.
 
-        The row after a drawable step is not the newest one, unless windows have no later rows. With a period above 1,
-        it is no anchor; in episodes of one step, every second row is one.
+        If windows have rows after the anchor, the newest row is not drawable. If the period is also above 1, the row
+        after an anchor is never an anchor, so at most half of the rows are. Episodes of one step reach this limit.
         """
         if not self.forward:
             return capacity
@@ -139,7 +139,7 @@ class WindowShape(NamedTuple):
 
 @dataclass(frozen=True)
 class Steps:
-    """The definition of a table of steps: its stored columns, the items that it draws, and derived columns."""
+    """The definition of a table of steps: its stored columns, its derived columns, and the items that it draws."""
 
     item: Item
     """Transitions or sequences."""
@@ -200,7 +200,7 @@ class Steps:
 
     @cached_property
     def sampled(self) -> Mapping[str, Column]:
-        """The columns of a batch by name: the dtype, and the shape of an item's value."""
+        """The columns of a batch by name, each with its dtype and the shape of one item's value."""
         along = () if isinstance(self.item, Transitions) else (self.item.burn_in + self.item.length,)
         columns = {
             name: Column(
@@ -298,7 +298,7 @@ class Steps:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any], schema: Schema) -> Steps:
-        """Read `to_json`.
+        """Read the result of `to_json`.
 
         Raises:
             InvalidArgumentError: names the invalid field.

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans, and the context that connects the spans of a client with those of its server.
+"""Records OpenTelemetry spans, and passes the context that connects the spans of a client with those of its server.
 
 Does nothing unless the program has configured OpenTelemetry's SDK, for example by running under
 ``opentelemetry-instrument``. OpenTelemetry is neither required nor imported.
@@ -42,7 +42,7 @@ def span(name: str, metadata: Iterable[tuple[str, str | bytes]] | None = None) -
 
 
 def context_metadata() -> Metadata:
-    """Metadata that passes the current span to the server with a call."""
+    """Return metadata that passes the current span to the server with a call."""
     if not is_tracing():
         return ()
     from opentelemetry import propagate

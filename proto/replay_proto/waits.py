@@ -1,4 +1,4 @@
-"""Says what calls of a table wait for, based on WaitStats: the same sentence in every view.
+"""Describes what calls of a table wait for, based on WaitStats, with the same sentence in every view.
 
 1 learner waits for rows: 3,120 of 10,000, about 4 s
 """
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 RECENT_S = 10
-"""Window of the insert and draw rates, in seconds, from which the server estimates how long a call will wait."""
+"""The server estimates how long a call will wait from the rates of inserts and draws in the last this many seconds."""
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 

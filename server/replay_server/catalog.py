@@ -1,4 +1,4 @@
-"""The catalog of a server: creates, finds, lists, drops and reopens tables by name."""
+"""The catalog of a server: creates, finds, lists, resets and drops tables by name, and reopens stored ones."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ class Catalog:
     """The tables of a server. Long operations (allocating and removing files) run in a worker thread."""
 
     def __init__(self, root: Root, bounds: Bounds | None = None, *, checked: bool = False) -> None:
-        """Start without tables; `restore` opens those stored in ``root``.
+        """Start without tables. Call `restore` to open the tables that are stored in ``root``.
 
-        If ``checked``, all tables have checksums, which detect rows torn by a power loss.
+        If ``checked``, all tables get checksums, which detect rows torn by a power loss.
         """
         self._root = root
         self._checked = checked
         self._boot = None if root.temporary else BootMark(root.path)
         self.bounds = bounds or Bounds()
         self.shards = ShardMapFile(root.path)
-        """The other servers of this service, if any."""
+        """The shard map: the servers among which this service's tables are divided, if there are several."""
         self._tables: dict[str, Table] = {}
         self._changing = asyncio.Lock()
         bounds, share = self.bounds, self.bounds.caller_share
@@ -69,7 +69,8 @@ class Catalog:
         """Open the tables stored in the root.
 
         Raises:
-            DamagedTableError: a table is corrupt, or cannot be verified as required.
+            DamagedTableError: a table is corrupt. With ``checked``, also if the machine went down while a table without
+                checksums was open, because its rows cannot be verified.
         """
         for folder in finished_tables(self._root.tables):
             began = time.monotonic()
@@ -110,7 +111,7 @@ class Catalog:
         return iter([self._tables[name] for name in sorted(self._tables)])
 
     async def in_turns(self) -> AsyncIterator[Table]:
-        """Iterate over all tables, sorted by name. Other calls run in between, and may drop some."""
+        """Iterate over all tables, sorted by name. Other calls run between two tables; tables they drop are skipped."""
         for name in sorted(self._tables):
             table = self._tables.get(name)
             if table is not None:
@@ -122,10 +123,10 @@ class Catalog:
         return self._tables.get(name)
 
     def find(self, name: str, uid: bytes = b"") -> Table:
-        """Find a table by name, and by uid unless that is empty.
+        """Find a table by name, and check its uid unless ``uid`` is empty.
 
         Raises:
-            RequestError: TABLE_NOT_FOUND or TABLE_REPLACED.
+            RequestError: TABLE_NOT_FOUND, or TABLE_REPLACED if the table has another uid.
         """
         table = self._tables.get(name)
         if table is None:
@@ -141,14 +142,14 @@ class Catalog:
 
         Args:
             config: the table's config.
-            creator: rights of the token that owns the table; None: nobody owns it.
+            creator: name and rights of the token that will own the table. If None, nobody owns it.
             client: identity of the caller, for the log.
 
         Returns:
             The table, and whether this call created it.
 
         Raises:
-            RequestError: TABLE_EXISTS (with another config), TOO_LARGE or NO_SPACE.
+            RequestError: TOO_LARGE, NO_SPACE, or TABLE_EXISTS if a table with this name has another config.
         """
         config = replace(config, owner="" if creator is None else creator.name)
         return await _to_its_end(self._create(config, creator, client))
@@ -211,7 +212,7 @@ class Catalog:
         """Remove all rows of a table, and refuse calls that wait for it; ``client`` is as for `drop`.
 
         Returns:
-            Number of removed live rows.
+            The number of live rows that were removed.
         """
         began = time.monotonic()
         removed = table.reset()
@@ -262,7 +263,7 @@ class Catalog:
 
 
 def _fields(table: str, began: float, client: str = "") -> dict[str, object]:
-    """Fields of an event in the log; ``began`` is when it began, by the monotonic clock."""
+    """Return the log fields of an event that began at ``began``, by the monotonic clock, and has just ended."""
     return {"table": table, "client": client, "duration_s": round(time.monotonic() - began, 6)}
 
 

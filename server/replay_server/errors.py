@@ -118,7 +118,7 @@ def limited(name: str, lack: Lack) -> RequestError:
 
 
 def table_reset(name: str) -> RequestError:
-    """The table was reset while a call waited on it."""
+    """The table was reset while a call waited for it."""
     message = f"table {name!r} was reset while the call waited; the call had no effect, retry it if needed"
     return RequestError("TABLE_RESET", message, table=name)
 
@@ -148,7 +148,7 @@ def sequence_too_old(oldest_known: int, got: int) -> RequestError:
 
 
 def writer_unknown(got: int) -> RequestError:
-    """An unknown writer does not start at sequence 1."""
+    """The first insert of an unknown writer does not have sequence number 1."""
     message = (
         f"unknown writer: expected sequence 1, got {got}; it was idle for too long, or the table was created again; "
         "continue as a new writer"
@@ -201,13 +201,13 @@ def unauthenticated(problem: str) -> RequestError:
 
 
 def permission_denied(caller: str, one_of: Sequence[str], on: str, table: str = "") -> RequestError:
-    """The caller lacks a right; does not reveal whether the table exists.
+    """The caller lacks a right. The refusal does not reveal whether the table exists.
 
     Args:
-        caller: name of its token.
+        caller: name of the caller's token.
         one_of: rights, one of which is required.
-        on: the object of the right, in words.
-        table: the table, if the caller named it.
+        on: what the caller needs the right on, in words.
+        table: name of the table, if the caller named one.
     """
     right = " or ".join(one_of)
     message = f"the token {caller!r} lacks the right {right} on {on}; add it to the server's tokens file"

@@ -42,7 +42,7 @@ class Step(NamedTuple):
         truncated: the episode was cut off.
         state: float32[*state_shape], the recurrent network's state before the step; see `ActingNetwork`.
         value: the network's value of the action; None unless the actor estimates values.
-        next_value: the largest action value of ``next_obs``, 0 if the step terminated; None like ``value``.
+        next_value: the largest action value of ``next_obs``, or 0 if the episode terminated; None if ``value`` is None.
     """
 
     obs: NDArray[Any]
@@ -91,7 +91,7 @@ class EpsilonGreedyPolicy:
         return state
 
     def look(self, obs: NDArray[Any]) -> NDArray[np.float32]:
-        """Return the action values of the observation to act on next, float32[actions]; cached until `choose`.
+        """Return the action values of the observation to act on next, float32[actions]. They are cached until `choose`.
 
         Args:
             obs: any[*observation_shape].
@@ -131,7 +131,7 @@ class Actor:
             actor_id: recorded in finished episodes.
             device: the network's device; None: the CPU.
             estimates: whether to estimate the values of actions and next observations, for priorities. Not supported
-                with a recurrent network, whose states belong to the steps taken.
+                with a recurrent network: a look at the next observation would advance its state too early.
         """
         self._env: Environment = make_environment(env_id)
         info = describe_environment(self._env, env_id)

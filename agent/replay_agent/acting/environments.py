@@ -45,8 +45,8 @@ class EnvironmentInfo:
     Attributes:
         env_id: its Gymnasium id.
         observation_shape: shape of one observation.
-        observation_dtype: NumPy name of its dtype.
-        bounds: bounds of its elements.
+        observation_dtype: NumPy name of the observation's dtype.
+        bounds: bounds of the observation's elements.
         actions: number of actions, numbered from 0.
         first_action: the number that the environment uses for action 0.
         stack: frames in an observation, oldest first, if a `FrameStackObservation` stacks them; otherwise 1.
@@ -69,10 +69,10 @@ class EnvironmentInfo:
 
 
 def make_environment(env_id: str) -> Environment:
-    """Create an environment. Those whose ids begin with ``ALE/`` get the usual preprocessing of Atari games.
+    """Create an environment. Atari games, whose ids begin with ``ALE/``, get their usual preprocessing.
 
     Raises:
-        UnsupportedEnvironmentError: Gymnasium does not know it, or a dependency is missing.
+        UnsupportedEnvironmentError: Gymnasium does not know the environment, or a dependency is missing.
     """
     try:
         return _make_atari(env_id) if env_id.startswith(ATARI_PREFIX) else gymnasium.make(env_id)

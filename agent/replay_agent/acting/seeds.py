@@ -11,7 +11,7 @@ from enum import IntEnum
 
 import numpy as np
 
-# Gymnasium accepts any non-negative seed; training, validation and evaluation each use 2^30 of them.
+# Gymnasium accepts any non-negative seed. Training, validation and evaluation each use a range of 2^30 seeds.
 RANGE_BITS = 30
 
 
@@ -62,7 +62,7 @@ class RunSeeds:
         return _integer(_spawn(self.seed, Purpose.DRAWS))
 
     def actor(self, actor_id: int) -> int:
-        """Return the seed of an actor's `ActorSeeds` for this start, from 0 to 2^63 - 1."""
+        """Return the seed for the `ActorSeeds` of an actor in this start of the run, from 0 to 2^63 - 1."""
         return _integer(_spawn(self.seed, Purpose.ACTOR, self.start, actor_id))
 
     def validation(self, number: int, count: int) -> list[int]:

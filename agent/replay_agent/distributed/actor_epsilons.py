@@ -14,8 +14,8 @@ class ActorEpsilons:
 
     The holder of an epsilon is the actor that got it last. An actor that joins under the name of a holder gets the same
     epsilon, for example after a restart, or if the reply to its first Join was lost. Any other actor gets an epsilon
-    without a holder. If all have holders, it takes over the epsilon of the holder that has been silent longest. With as
-    many epsilons as actors, that holder is gone; with more actors, some share an epsilon.
+    without a holder. If all have holders, it takes over the epsilon of the holder that has been silent longest. If
+    there are as many epsilons as actors, that holder is gone. If there are more actors, some share an epsilon.
     """
 
     def __init__(self, epsilons: Sequence[float], clock: Callable[[], float] = time.monotonic) -> None:

@@ -32,7 +32,7 @@ class LearnerAccess:
 
     Attributes:
         tls_cert: TLS certificate; None: connections are not encrypted.
-        tls_key: its private key.
+        tls_key: private key of the certificate.
         tls_client_ca: CA that must have signed actors' certificates; None: actors need no certificate.
         tokens: file of tokens; None: anyone who reaches the learner may join.
     """
@@ -52,7 +52,7 @@ class LearnerAccess:
         )
 
     def credentials(self) -> grpc.ServerCredentials | None:
-        """Credentials of the port; None for plain text.
+        """Return the credentials of the port, or None for plain text.
 
         Raises:
             UnusableFileError: a file cannot be used.
@@ -66,7 +66,7 @@ class Gate:
     """Refuses calls without a token that grants write access to a table."""
 
     def __init__(self, tokens: Path | None, table: str) -> None:
-        """Read the file of tokens; None: no call is refused.
+        """Read the file of tokens. Without a file, no call is refused.
 
         Raises:
             UnusableFileError: the file cannot be used.

@@ -78,12 +78,12 @@ class LearnerClient:
             timeout_s: time limit of a call in seconds, including retries.
             token: for a learner that requires one.
             tls: certificates for TLS; None: plain text.
-            stop: once set, calls raise instead of waiting.
-            weights_relay: ``host:port`` of a relay on this machine to fetch weights from; if it does not answer, they
-                come from the learner.
+            stop: once set, calls raise `ToldToStopError` instead of waiting.
+            weights_relay: ``host:port`` of a relay on this machine to fetch weights from. If the relay does not answer,
+                or is None, weights come from the learner.
 
         Raises:
-            InvalidArgumentError: for a malformed token, or a certificate file that cannot be read.
+            InvalidArgumentError: the token is malformed, or a certificate file cannot be read.
         """
         self._address = address
         self._timeout_s = timeout_s
@@ -113,7 +113,7 @@ class LearnerClient:
     def newer_weights(
         self, assignment: learner_pb2.JoinResponse, have_version: int
     ) -> tuple[int, dict[str, Tensor]] | None:
-        """Fetch weights newer than ``have_version``; None if there are none."""
+        """Fetch weights newer than ``have_version``. Return None if the learner sends none."""
         request = learner_pb2.GetWeightsRequest(have_version=have_version, run_id=assignment.run_id)
         response = self._relayed(request) or self._call(self._stub.GetWeights, request)
         return (response.version, load(response.safetensors)) if response.safetensors else None
@@ -125,7 +125,7 @@ class LearnerClient:
             self._relay_channel.close()
 
     def _relayed(self, request: learner_pb2.GetWeightsRequest) -> learner_pb2.GetWeightsResponse | None:
-        """Ask the relay; None if there is none, or if it fails for any reason."""
+        """Ask the relay. Return None if there is no relay, or if it fails for any reason."""
         if self._relay_channel is None:
             return None
         relay = learner_pb2_grpc.LearnerServiceStub(self._relay_channel)
@@ -178,7 +178,7 @@ class LearnerClient:
                 self._raise_if_told_to_stop()
 
     def _result(self, call: grpc.Future[Response]) -> Response:
-        """Wait for the reply, or until told to stop."""
+        """Wait for the reply. Raise `ToldToStopError` if told to stop."""
         while True:
             try:
                 return call.result(STOP_LOOK_S)

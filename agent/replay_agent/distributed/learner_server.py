@@ -43,7 +43,7 @@ class Method(NamedTuple):
     answer: Callable[[Any], Message]
     """returns the reply; may raise `RefusedError` and `FieldError`"""
     in_thread: bool = False
-    """whether it may take long, and is called in a worker thread instead of on the event loop"""
+    """whether to call ``answer`` in a worker thread instead of on the event loop, because it may take long"""
 
 
 class Service(Protocol):

@@ -23,7 +23,7 @@ from replay_agent.distributed.learner_server import Method
 # Actors that are ahead pause for this long before they report again.
 PAUSE_MS = 20
 WEIGHT_BYTES_PER_S = 128 << 20
-"""Maximum rate of the weights sent to all actors together. It costs at most a third of the trainer's time."""
+"""Maximum rate of the weights sent to all actors together. Sending costs at most a third of the trainer's time."""
 BURST_S = 1.0
 """Seconds by which sending may run ahead of that rate, because actors often request weights simultaneously."""
 
@@ -34,7 +34,7 @@ class Guidance(NamedTuple):
     granted_steps: int
     """environment steps until the next report; 0 pauses the actor"""
     epsilon: float
-    """probability of a random action, for actors without one of their own"""
+    """probability of a random action, for actors that have no constant epsilon of their own"""
 
 
 class PublishedWeights:
@@ -62,7 +62,10 @@ class PublishedWeights:
         self._newest = _Version(self.version + 1, weights)
 
     def newer_than(self, version: int) -> tuple[int, bytes]:
-        """Return the newest version and its data: empty if ``version`` is the newest, or the rate limit is reached."""
+        """Return the newest version and its data.
+
+        The data is empty if ``version`` is the newest, or if the rate limit is reached.
+        """
         newest = self._newest
         if version == newest.number:
             return newest.number, b""
@@ -114,7 +117,7 @@ class LearnerService:
             seeds: seeds of the actors.
             weights: the weights to serve.
             guide: returns instructions; must be thread-safe.
-            epsilons: constant epsilons to assign to the actors; empty: all actors follow the epsilon of ``guide``.
+            epsilons: constant epsilons to assign to the actors. If empty, all actors follow the epsilon of ``guide``.
         """
         self.reports = Reports()
         self.run_id = str(uuid.uuid4())
@@ -147,7 +150,7 @@ class LearnerService:
         self._is_finished.set()
 
     def join(self, request: learner_pb2.JoinRequest) -> learner_pb2.JoinResponse:
-        """Assign a number and the task to the actor."""
+        """Assign a number, a seed and the task to the actor, and an epsilon if actors have constant ones."""
         with self._lock:
             self.actors_joined += 1
             actor_id = self.actors_joined
@@ -174,7 +177,10 @@ class LearnerService:
         )
 
     def get_weights(self, request: learner_pb2.GetWeightsRequest) -> learner_pb2.GetWeightsResponse:
-        """Return the newest weights unless the caller has them; may wait for the device."""
+        """Return the newest weights, unless the caller has them or the rate limit is reached.
+
+        The call may wait for the device.
+        """
         self._check_run(request.run_id)
         version, data = self._weights.newer_than(request.have_version)
         return learner_pb2.GetWeightsResponse(version=version, safetensors=data)

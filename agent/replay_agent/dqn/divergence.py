@@ -17,13 +17,18 @@ MAX_RETURN: Final = 1e30
 
 
 class DivergedError(RuntimeError):
-    """Training diverged; the message names the non-finite quantities and their first gradient step, or the return."""
+    """Training diverged.
+
+    The message names either the non-finite quantities and their first gradient step, or the return that is out of
+    range.
+    """
 
 
 def require_finite(learner: Learner[Any, Any]) -> None:
-    """Check everything that a checkpoint contains, and the action values of the last batch; wait for the device.
+    """Check that all numbers in the learner are finite. This waits for the device.
 
-    Finite parameters may be so large that action values overflow.
+    The check covers everything that a checkpoint contains of the learner. It also covers the action values of the last
+    batch, because even finite parameters may be so large that action values overflow.
 
     Raises:
         DivergedError: a network, its action values or the optimizer's state contain a number that is not finite.
@@ -58,20 +63,20 @@ def require_return(value: float, of: str) -> None:
     """Check a return before it is recorded.
 
     Raises:
-        DivergedError: the return is not finite, or too large to sum.
+        DivergedError: the return is not finite, or its magnitude is above `MAX_RETURN`.
     """
     if not math.fabs(value) <= MAX_RETURN:
         raise DivergedError(f"expected a return from {-MAX_RETURN:g} to {MAX_RETURN:g} of {of}, got {value}")
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether all elements are finite; waits for the device."""
+    """Return whether all elements are finite. This waits for the device."""
     found = [tensor.detach().isfinite().all() for tensor in tensors]
     return not found or bool(torch.stack([finite.to(found[0].device) for finite in found]).all())
 
 
 def _first_wrong_step(learner: Learner[Any, Any], figures: Figures | None) -> int:
-    """Return the number of the first gradient step with non-finite figures; if all are finite, of the latest step."""
+    """Return the number of the first gradient step with non-finite figures, or of the latest step if there is none."""
     if figures is None or figures.finite_steps == figures.steps:
         return learner.updates
     return learner.updates - figures.steps + figures.finite_steps + 1

@@ -35,7 +35,7 @@ class UpdateResult:
     """Result of a gradient step, on the learner's device; reading it waits for the step.
 
     Attributes:
-        priorities: float32[batch], the new priorities, from absolute and unweighted TD errors before the step.
+        priorities: float32[batch], the new priorities, computed from absolute, unweighted TD errors before the step.
         loss: float32[], weighted Huber loss.
         grad_norm: float32[], norm of the gradient before clipping.
         mean_value: float32[], mean value of the actions taken.
@@ -48,7 +48,7 @@ class UpdateResult:
 
 
 class LossResult(NamedTuple):
-    """The loss of a batch, which has a gradient, and values without one; see `UpdateResult` for the fields."""
+    """The loss of a batch, and other results that carry no gradient. `UpdateResult` describes the fields."""
 
     loss: Tensor
     priorities: Tensor
@@ -105,11 +105,11 @@ class Learner(ABC, Generic[Network, BatchT]):
 
     @torch.no_grad()
     def latest_values(self) -> list[Tensor]:
-        """Compute both networks' action values of the last batch; empty before the first."""
+        """Compute the action values of both networks for the last batch. The list is empty before the first batch."""
         if self._latest is None:
             return []
         return [self.values(network, self._latest) for network in (self.online, self.target)]
 
     def weights(self) -> dict[str, Tensor]:
-        """The online network's tensors, still on the learner's device."""
+        """Return the online network's tensors, still on the learner's device."""
         return self.online.state_dict()

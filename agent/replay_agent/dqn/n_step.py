@@ -21,7 +21,7 @@ class Transition:
         reward: discounted sum of the next k rewards; k is n, or less at the end of an episode.
         discount: factor for the value of ``next_obs``: ``gamma**k``, or 0 if the episode terminated.
         next_obs: the observation k steps later.
-        priority: the absolute TD error, if the actor estimates values; None: unknown.
+        priority: the absolute TD error; None if the actor does not estimate values.
     """
 
     obs: Observation
@@ -38,7 +38,7 @@ class NStep:
     Every step yields exactly one transition. The last transitions of an episode span fewer than n steps. They bootstrap
     from the last observation if the episode was truncated, but not if it terminated.
 
-    An actor that estimates values gets the priorities of its transitions, as in Ape-X (Horgan et al., 2018,
+    If the actor estimates values, the transitions include their priorities, as in Ape-X (Horgan et al., 2018,
     arXiv:1803.00933, algorithm 1).
     """
 

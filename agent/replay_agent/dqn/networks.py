@@ -17,7 +17,7 @@ IMAGE_RANK = 3
 GRAYSCALE_RANK = 2
 # Smallest image side for the three layers of Mnih et al. (2015).
 MIN_NATURE_SIDE = 36
-# For images of at least this side, the small torso halves its output, which keeps the first dense layer small.
+# If both sides of an image have at least this size, the small torso halves them, to keep the first dense layer small.
 MIN_STRIDED_SIDE = 16
 DEFAULT_VECTOR_HIDDEN_SIZES = (128, 128)
 DEFAULT_IMAGE_HIDDEN_SIZES = (512,)
@@ -49,7 +49,7 @@ class NetworkSpec:
 
     Attributes:
         observation_shape: shape of one observation, without a batch axis.
-        observation_dtype: NumPy name of its dtype, such as ``"float32"`` or ``"uint8"``.
+        observation_dtype: NumPy name of the observation's dtype, such as ``"float32"`` or ``"uint8"``.
         actions: number of discrete actions.
         hidden_sizes: units of each dense hidden layer.
         dueling: whether the head has separate value and advantage streams.
@@ -88,16 +88,17 @@ def network_kind(shape: Sequence[int], dtype: str) -> NetworkKind:
 
 
 def default_hidden_sizes(shape: Sequence[int], dtype: str) -> tuple[int, ...]:
-    """Default sizes of the dense layers."""
+    """Return the default sizes of the dense layers."""
     is_image = network_kind(shape, dtype) is NetworkKind.CONV
     return DEFAULT_IMAGE_HIDDEN_SIZES if is_image else DEFAULT_VECTOR_HIDDEN_SIZES
 
 
 def image_layout(shape: Sequence[int]) -> ImageLayout:
-    """Find height, width and channels. The channels are the smaller of the first and last axis; if equal, the last.
+    """Find the height, width and channels of an image.
 
-    Stacked frames (4, 84, 84) are channels-first, RGB (84, 84, 3) and MinAtar (10, 10, 4) channels-last; a
-    grayscale image (84, 84) has one channel.
+    Of three axes, the smaller of the first and the last holds the channels, or the last if both have the same size. For
+    example, stacked frames (4, 84, 84) are channels-first; RGB images (84, 84, 3) and MinAtar's (10, 10, 4) are
+    channels-last. A grayscale image (84, 84) has one channel.
 
     Raises:
         ValueError: the shape has neither two nor three axes.
@@ -113,7 +114,7 @@ def image_layout(shape: Sequence[int]) -> ImageLayout:
 
 
 class VectorInput(nn.Module):
-    """Flattens observations and scales bytes to [0, 1]: any[batch, ...] to float32[batch, features]."""
+    """Flattens observations and scales uint8 to [0, 1]: any[batch, ...] to float32[batch, features]."""
 
     def __init__(self, dtype: str) -> None:
         super().__init__()
@@ -148,7 +149,7 @@ class BoundedInput(nn.Module):
 
 
 class ImageInput(nn.Module):
-    """Scales images to [0, 1] and moves channels to the front: any[batch, ...] to float32[batch, C, H, W]."""
+    """Scales uint8 to [0, 1] and moves channels to the front: any[batch, ...] to float32[batch, C, H, W]."""
 
     def __init__(self, layout: ImageLayout, dtype: str) -> None:
         super().__init__()
@@ -190,7 +191,7 @@ class ActingNetwork(nn.Module, ABC):
     """
 
     state_shape: tuple[int, ...] = (0,)
-    """Shape of the state; without elements if the network is not recurrent."""
+    """Shape of the state. The state of a network that is not recurrent has no elements."""
 
     @abstractmethod
     def act(self, observations: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
@@ -244,7 +245,7 @@ def build_network(spec: NetworkSpec) -> QNetwork:
 
 
 def build_encoder(spec: NetworkSpec, hidden_sizes: Sequence[int]) -> Encoder:
-    """Build the layers before the head, with dense layers of these sizes; raises like `build_network`."""
+    """Build the layers before the head, with dense layers of these sizes. Raises the same errors as `build_network`."""
     if not spec.hidden_sizes:
         raise ValueError("hidden_sizes needs at least one layer, for instance 128,128")
     if spec.kind is NetworkKind.MLP:
@@ -267,7 +268,7 @@ def build_head(features: int, spec: NetworkSpec) -> nn.Module:
 
 
 def _convolutions(layout: ImageLayout) -> nn.Sequential:
-    """Layers of Mnih et al. (2015, Methods) if the image is large enough, otherwise two 3x3 layers."""
+    """Return the layers of Mnih et al. (2015, Methods) if the image is large enough, otherwise two 3x3 layers."""
     if min(layout.height, layout.width) >= MIN_NATURE_SIDE:
         return nn.Sequential(
             nn.Conv2d(layout.channels, 32, kernel_size=8, stride=4), nn.ReLU(),

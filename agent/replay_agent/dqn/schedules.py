@@ -20,7 +20,7 @@ class LinearSchedule:
     steps: int
 
     def __call__(self, step: int) -> float:
-        """Value at ``step``."""
+        """Return the value at ``step``."""
         if step >= self.steps:
             return self.end
         progress = max(step, 0) / self.steps

@@ -22,7 +22,7 @@ class OwnAccess:
     """A token with all rights, in files that only their owner can read.
 
     Attributes:
-        token: for clients; never appears in a command line or log.
+        token: the token that clients send. It never appears in a command line or log.
         token_file: contains the token, for commands such as `replay stats`.
         tokens_file: contains a hash of the token, for servers.
     """
@@ -47,7 +47,7 @@ def own_access(folder: Path) -> Iterator[OwnAccess]:
 
 
 def create_access(folder: Path) -> OwnAccess:
-    """Create a token; it replaces an earlier one in the folder.
+    """Create a token, which replaces any earlier one in the folder.
 
     Args:
         folder: directory for the token's files; created if missing.
@@ -68,10 +68,10 @@ def create_access(folder: Path) -> OwnAccess:
 
 
 def find_access(folder: Path) -> OwnAccess:
-    """Read the token that `create_access` has stored, for example on another machine with the same folder.
+    """Read the token that `create_access` has stored, for example on another machine that shares the folder.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the token cannot be read.
     """
     return OwnAccess((folder / _TOKEN).read_text("utf-8").strip(), folder / _TOKEN, folder / _TOKENS)
 

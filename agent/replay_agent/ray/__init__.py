@@ -24,7 +24,10 @@ __all__ = ["PlacementError", "ServiceError", "connect", "start", "stop"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a part on first use: Ray is an optional dependency, and imports this package to find the actors."""
+    """Import a part on first use.
+
+    Ray is an optional dependency, and its own processes import this package to find the classes of the actors.
+    """
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -111,7 +111,7 @@ class RayActorPool:
         cpus: float,
         placement_timeout_s: float,
     ) -> None:
-        """Start the actors, and return while Ray places them.
+        """Start the actors, but do not wait until Ray has placed them.
 
         Args:
             count: number of actors.

@@ -41,10 +41,11 @@ class KeeperReport:
 
 
 class ShardKeeper:
-    """Runs `replay-server` as a child process, which ends with this one, and restarts it on the same port.
+    """Runs `replay-server` as a child process. If the server ends, it is restarted on the same port.
 
-    A file next to the tables stores the port and the shard's id. A keeper that finds this file, for example after a
-    restart, continues the shard. Without the file, the server is a new shard with empty tables.
+    The server also ends when this process does. A file next to the tables stores the port and the shard's id. A keeper
+    that finds this file, for example after a restart, continues the shard. Without the file, the server is a new shard
+    with empty tables.
     """
 
     def __init__(self, folder: Path, host: str, tokens: Path, config: Path | None = None) -> None:

@@ -19,7 +19,7 @@ class Seen(NamedTuple):
     shard_id: int | None
     """id in the shard map, if the keeper has stored one beside the tables"""
     is_empty: bool
-    """whether neither its keeper has a shard id nor its server a shard map"""
+    """whether the keeper has no shard id and its server has no shard map"""
 
 
 @dataclass(frozen=True)

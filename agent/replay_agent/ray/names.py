@@ -1,4 +1,4 @@
-"""Names of Ray's actors, and the description of a service that they share."""
+"""Names of the Ray actors of a service, and the description of the service that these actors share."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Service:
     """Replay servers under one name."""
 
     name: str
-    """names the service in the cluster"""
+    """name of the service in the cluster"""
     shards: int
     """number of servers"""
     folder: Path
     """directory with the token; all nodes must see it"""
     data_dir: Path
-    """directory with the servers' tables on each node; rows survive the loss of a node only if other nodes share it"""
+    """directory with the servers' tables on each node; if other nodes do not share it, a lost node's rows are lost"""
     config: Path | None
     """TOML file of settings for the servers"""
     lost_after_s: float
@@ -40,10 +40,10 @@ class Service:
         return map_name(self.name)
 
     def keeper(self, number: int) -> str:
-        """Name of the actor that keeps a server."""
+        """Return the name of the actor that keeps the server with this number running."""
         return f"{self.name}/shard-{number}"
 
 
 def map_name(service: str) -> str:
-    """Name of the actor that keeps the shard map of a service."""
+    """Return the name of the actor that keeps the shard map of a service."""
     return f"{service}/map"

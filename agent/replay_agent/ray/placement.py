@@ -18,7 +18,7 @@ class PlacementError(RuntimeError):
 
 
 def wait_for_room(demand: Mapping[str, float], timeout_s: float) -> None:
-    """Wait until the cluster as a whole has these resources, in use or not.
+    """Wait until the cluster as a whole has these resources, whether or not they are in use.
 
     Raises:
         PlacementError: the cluster does not have them in time.
@@ -44,8 +44,8 @@ def wait_until_placed(refs: Sequence[Any], what: str, each: Mapping[str, float],
     """Wait until actors have answered their first call.
 
     Args:
-        refs: a pending call of each actor.
-        what: names the actors in the message.
+        refs: one pending call per actor.
+        what: name for the actors in the message.
         each: resources that each actor reserves.
         timeout_s: time limit in seconds.
 
@@ -62,13 +62,13 @@ def wait_until_placed(refs: Sequence[Any], what: str, each: Mapping[str, float],
 
 
 def shortage(each: Mapping[str, float]) -> list[str]:
-    """Return the resources of which less is free in the whole cluster than one actor needs."""
+    """Return the resources that are short: less of them is free in the whole cluster than one actor needs."""
     free = ray.available_resources()
     return [name for name, amount in each.items() if free.get(name, 0) < amount]
 
 
 def not_placed(waiting: int, count: int, what: str, each: Mapping[str, float], timeout_s: float) -> str:
-    """Return a message that says which resource is short."""
+    """Return a message that says how many actors were not placed, and which resource is short, if any."""
     there, free = ray.cluster_resources(), ray.available_resources()
     short = shortage(each)
     figures = ", ".join(

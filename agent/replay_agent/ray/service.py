@@ -55,12 +55,12 @@ def start(
     are restarted on other nodes. The program must have called `ray.init`.
 
     Args:
-        name: names the service in the cluster.
+        name: name of the service in the cluster.
         shards: number of servers.
         folder: directory that all nodes share, for the token and, by default, the tables.
-        data_dir: directory for the tables on each node, such as a local disk; None: in `folder`. If a node dies and
-            other nodes cannot read its tables, their rows are lost, and an empty shard replaces them.
-        server_config: TOML file with settings of `replay-server`, which all nodes can read.
+        data_dir: directory for the tables on each node, such as a local disk; None: ``folder``. If a node dies and
+            other nodes cannot read its tables, the rows are lost, and an empty shard replaces the shard of that node.
+        server_config: TOML file with settings of `replay-server`. All nodes must be able to read it.
         lost_after_s: seconds after which an unreachable shard is given up.
         placement_timeout_s: seconds to wait for free resources. Each server reserves one CPU and, if nodes of the
             cluster have the custom resource ``replay``, one unit of it.
@@ -158,7 +158,10 @@ def _start_keeper(service: Service, number: int, resources: Mapping[str, float])
 
 
 def _remote(kind: type[Any], name: str, resources: Mapping[str, float]) -> Any:
-    """Return a class whose ``remote`` starts a detached actor, which Ray restarts, or finds the one of this name."""
+    """Return an actor class whose ``remote`` finds the detached actor of this name, or starts it if there is none.
+
+    Ray restarts such an actor whenever it dies.
+    """
     custom = {resource: amount for resource, amount in resources.items() if resource != "CPU"}
     return ray.remote(kind).options(
         name=name,

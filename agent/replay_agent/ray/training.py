@@ -46,7 +46,7 @@ RAY_FAILURES: Final = (*FAILURES, ConnectionError, LearnerFailedError, Placement
 
 
 class RemoteLearner:
-    """The learner of a run, in a Ray process. Ray restarts it."""
+    """The learner of a run, in a Ray process. Ray restarts the process if it dies."""
 
     def __init__(self, settings: TrainSettings, run: Path, host: str | None) -> None:
         self._settings = settings

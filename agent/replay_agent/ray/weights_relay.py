@@ -18,13 +18,13 @@ from replay_agent.distributed.learner_server import LearnerServer, Method
 from replay_agent.processes.own_access import OwnAccess
 
 MAX_AGE_S: Final = 0.2
-"""After this time, the relay asks the learner again before it serves its weights."""
+"""If its weights are older than this, the relay asks the learner again before it serves them."""
 LEARNER_TIMEOUT_S: Final = 4.0
 """Time limit for the learner's reply. After a timeout, actors ask the learner directly."""
 
 
 class RelayedWeights:
-    """Weights of one run of the learner at a time. Thread-safe."""
+    """The newest weights of a learner, stored for one of its runs at a time. Thread-safe."""
 
     table: Final = "*"
     """Actors need the right to write to all tables; the run's own token grants it."""

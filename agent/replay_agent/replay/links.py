@@ -1,4 +1,4 @@
-"""The trainer's link to its replay table, which inserts rows, samples batches and updates priorities.
+"""The trainer's link to its replay table: it inserts rows, samples batches and updates priorities.
 
 `ReplayLink` is fast: it sends rows in the background, prefetches batches to the device and never waits for priority
 updates. `LockstepLink` waits for each call, so that equal seeds give equal runs.
@@ -69,7 +69,7 @@ class ReplayLink:
             self._sampler.update_priorities(batch, priorities)
 
     def flush(self) -> None:
-        """Wait until all appended rows are acknowledged, but only for a few seconds; ignore errors."""
+        """Wait up to `FLUSH_TIMEOUT_S` until all appended rows are acknowledged. Errors are ignored."""
         if self._writer is not None:
             with suppress(ReplayError):
                 self._writer.flush(timeout_s=FLUSH_TIMEOUT_S)

@@ -23,8 +23,8 @@ class Pacer:
     flood a slow learner, and a fast learner does not overfit to few rows. Actors never pause while the learner has too
     little credit or too few rows for a gradient step, because it then needs their rows.
 
-    In a compact table, learning also waits until a step can be drawn. Its rows include those that close episodes, which
-    are not environment steps. The pacer subtracts them when the end of the episode is reported.
+    In a compact table, learning also waits until a step can be drawn. Such a table contains additional rows that close
+    episodes. These are not environment steps, so the pacer subtracts each of them when its episode is reported.
 
     Rows of actors that died before they reported are counted, too. The trainer's own steps are counted immediately,
     because its rows take a while to arrive. Steps granted to actors count as taken until the table is polled again.
@@ -37,7 +37,7 @@ class Pacer:
         Args:
             ratio: gradient steps per environment step.
             learning_starts: rows in the table before the first gradient step.
-            lead_steps: environment steps that actors may be ahead of the learner.
+            lead_steps: environment steps by which actors may be ahead of the learner.
         """
         self._ratio = ratio
         self._learning_starts = learning_starts
@@ -83,16 +83,21 @@ class Pacer:
         return TableCount(self._inserted_at_start + rows, self._size_at_start + rows)
 
     def restart(self, env_steps: int, credit: float) -> None:
-        """Continue from the counts of an earlier start of the run; count rows of the attached table from now on."""
+        """Continue from the counts of an earlier start of the run. New rows of the attached table add to them."""
         self._env_steps = self._steps_before = env_steps
         self._credit_before = credit
         self._credited_steps = self._updates = 0
 
     def catch_up(self, counted: TableCount, inserted: int, size: int, closing_share: float = 0.0) -> None:
-        """Count rows that the attached table received after ``counted``, the last `table_count` of an earlier start.
+        """Count rows that the attached table received after the last count of an earlier start of the run.
 
-        It is unknown how many of these rows close an episode. The estimate is ``closing_share``, their fraction among
-        the live rows.
+        It is unknown how many of these rows close an episode. Their number is estimated from ``closing_share``.
+
+        Args:
+            counted: the last `table_count` of the earlier start.
+            inserted: rows ever inserted into the table.
+            size: live rows of the table.
+            closing_share: fraction of the live rows that close an episode.
         """
         # `counted` may include steps that never became rows in the table, because they were incomplete or not sent.
         self.attach(min(counted.inserted, inserted), counted.size)
@@ -101,7 +106,7 @@ class Pacer:
         self.attach(inserted, size)
 
     def grant(self, steps: int) -> int:
-        """Grant an actor all of the requested ``steps``, or none if actors are too far ahead; return the number."""
+        """Grant an actor the requested ``steps``, or none if actors are too far ahead. Return the number granted."""
         with self._lock:
             ahead = math.floor(self.credit) / self._ratio if self.owes_update else 0.0
             if ahead + self._granted > self._lead_steps:
@@ -110,7 +115,7 @@ class Pacer:
             return steps
 
     def attach(self, inserted: int, size: int) -> None:
-        """Start counting from these row counts, of another table or of the current one."""
+        """Start counting from these row counts of a table, which may be another table or the current one."""
         self._inserted_at_start = inserted
         self._size_at_start = size
         self._steps_before = self._env_steps

@@ -1,4 +1,4 @@
-"""Records the steps of an actor as rows: as n-step transitions or, in a compact table, each step once."""
+"""Records the steps of an actor: as n-step transitions or, in a compact table, as one row per step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Recorder(Protocol):
     """Appends rows to a writer."""
 
     def record(self, step: Step) -> None:
-        """Append the rows that a step completes. After the last step of an episode, the writer sends them.
+        """Append the rows that a step completes. After the last step of an episode, have the writer send its rows.
 
         Raises:
             ReplayError: an earlier row could not be sent.
@@ -50,8 +50,8 @@ class _StepRecorder:
     The last frame of an episode is appended in the row that closes it. In a table of sequences, each row also contains
     the state of the recurrent network before the step.
 
-    If the actor estimates values, the priority of a step is known once its transition is complete. It is sent with the
-    next row, which completes the step's window.
+    If the actor estimates values, the priority of a step is known once its transition is complete. The next row, which
+    completes the step's window, carries this priority.
     """
 
     def __init__(self, writer: Writer, steps: Steps, n_step: NStep) -> None:

@@ -25,7 +25,7 @@ RETRY_S = 0.2
 
 
 def is_compact(settings: TrainSettings, env: EnvironmentInfo) -> bool:
-    """Whether the run's table is compact: as configured or, by default, for images and sequences."""
+    """Return whether the run's table is compact. By default, it is compact for images and sequences."""
     if settings.compact is not None:
         return settings.compact
     if settings.algorithm == "r2d2":
@@ -129,7 +129,7 @@ class RunTable:
         return self._link
 
     def to_json(self) -> dict[str, Any]:
-        """The table's identity and row counts, as JSON values."""
+        """Return the table's identity and row counts, as JSON values."""
         return {"uid": self._uid, **self._pacer.table_count._asdict()}
 
     def find_again(self, saved: Mapping[str, Any], *, is_shared: bool) -> bool:
@@ -140,7 +140,7 @@ class RunTable:
             is_shared: whether others may have inserted rows since. If so, these rows do not count as steps of the run.
 
         Returns:
-            False if that table no longer exists.
+            Whether that table still exists.
 
         Raises:
             ReplayError: one of `TABLE_LOST` or another failure.
@@ -156,7 +156,7 @@ class RunTable:
         return True
 
     def flush(self) -> None:
-        """Wait until all appended rows are acknowledged, but only for a few seconds; ignore errors."""
+        """Wait up to `FLUSH_TIMEOUT_S` of `links` until all appended rows are acknowledged. Errors are ignored."""
         if self._link is not None:
             self._link.flush()
 
@@ -175,7 +175,7 @@ class RunTable:
             timeout_s: time limit in seconds.
 
         Returns:
-            The checkpoint's name; None if it failed, which is logged.
+            The checkpoint's name, or None if it failed. A failure is logged.
         """
         try:
             made = self._client.checkpoint([self.name], series=self.name, keep=keep, timeout_s=timeout_s)

@@ -18,7 +18,7 @@ EPISODE_COLOR, MEAN_COLOR, VALIDATION_COLOR = "#9ecae1", "#3182bd", "#e6550d"
 
 
 def draw_curve(history: History, path: Path, title: str, solved_return: float | None = None) -> None:
-    """Write the learning curve as a PNG file; ``solved_return`` is plotted as a line."""
+    """Plot the learning curve to a PNG file. If ``solved_return`` is given, a horizontal line shows it."""
     figure = Figure(figsize=SIZE_INCHES, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()

@@ -36,7 +36,7 @@ class History:
 
     @property
     def recent_return(self) -> float | None:
-        """Mean return of recent training episodes; None before the first."""
+        """Mean return of the last `RECENT_EPISODES` training episodes; None if no episode has ended yet."""
         recent = self.episode_returns[-RECENT_EPISODES:]
         return sum(recent) / len(recent) if recent else None
 

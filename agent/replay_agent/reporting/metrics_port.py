@@ -16,7 +16,7 @@ from replay_agent.reporting.progress import ProgressView
 from replay_agent.reporting.status import Status
 
 _READER_S: Final = 5.0
-"""Time limit for each step of reading a request and sending the reply."""
+"""Time limit for each read from a client's socket and each write to it."""
 _LOOK_S: Final = 0.2
 """Interval at which the thread checks whether the run has ended."""
 _GAUGES: Final = (
@@ -36,10 +36,13 @@ _COUNTERS: Final = (
 
 
 class MetricsPort(ProgressView, Collector):
-    """Another view of a run, for Prometheus. One thread answers one reader at a time, so readers cannot slow a run."""
+    """A view of a run that serves its status to Prometheus.
+
+    A single thread answers one request at a time, so that clients cannot slow the run down.
+    """
 
     def __init__(self, shown: ProgressView, host: str, port: int) -> None:
-        """Listen, and show each status in ``shown``, too.
+        """Bind the port. Each status is also shown in ``shown``.
 
         Raises:
             ValueError: the port cannot be bound.
@@ -58,16 +61,16 @@ class MetricsPort(ProgressView, Collector):
 
     @property
     def port(self) -> int:
-        """The port."""
+        """The port that it listens on."""
         return self._server.server_port
 
     def show(self, status: Status) -> None:
-        """Keep the status for the next reader."""
+        """Store the status for the next request, and pass it on to the other view."""
         self._status = status
         self._shown.show(status)
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the metrics. Those with unknown values have no samples."""
+        """Yield the metrics. A metric whose value is unknown has no sample."""
         for kind, specified in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
             for name, meaning, field in specified:
                 yield kind(name, meaning, value=getattr(self._status, field, None))
@@ -78,7 +81,7 @@ class MetricsPort(ProgressView, Collector):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop serving; a reader that is slow at this moment is left to the daemon thread."""
+        """Stop serving. If a client is slow at this moment, do not wait: the daemon thread finishes its request."""
         self._has_ended.set()
         self._thread.join(2 * _LOOK_S)
         self._server.server_close()
@@ -94,11 +97,11 @@ class _Server(WSGIServer):
         super().__init__(address, handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Show no traceback in the progress bar: a reader was silent or hung up."""
+        """Print no traceback, which would disturb the progress bar: a client was only too slow, or hung up."""
 
 
 class _Handler(WSGIRequestHandler):
     timeout = _READER_S
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing: there is a request every few seconds."""
+        """Log nothing, because Prometheus sends a request every few seconds."""

@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 LINE_INTERVAL_S = 10.0
 REFRESH_INTERVAL_S = 0.2
 STANDSTILL_S = 2.0
-"""After this time without a step, the bar says so."""
+"""If no step is taken for this long, the bar says so."""
 SPEED_WINDOW_S = 60.0
-"""Window, including validations, whose mean speed determines the estimate of the time left."""
+"""The time left is estimated from the mean speed in a window of this length, which includes validations."""
 UNKNOWN = "-"
 FIGURES = (
     "  {steps}  [cyan]{speed}[/] steps/s  return [green]{recent}[/]  best [green]{best}[/]",
@@ -38,7 +38,7 @@ FIGURES = (
 
 
 class ProgressView(AbstractContextManager["ProgressView"]):
-    """Shows nothing; subclasses show the status of a run."""
+    """Base class of views that show the status of a run. It shows nothing itself."""
 
     def show(self, status: Status) -> None:
         """Show the status; called several times per second."""
@@ -144,7 +144,10 @@ def _steps(task: Task) -> str:
 
 
 def _note(task: Task) -> str:
-    """Return the note, and for how long there was no step; the bar calls this also while the trainer is busy."""
+    """Return the note. If no step was taken for `STANDSTILL_S`, add for how long.
+
+    The bar calls this while the trainer is busy, too.
+    """
     still_s = task.get_time() - task.fields["moved_s"]
     if task.finished or still_s < STANDSTILL_S:
         return str(task.fields["note"])

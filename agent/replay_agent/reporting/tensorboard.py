@@ -12,7 +12,7 @@ from replay_agent.reporting.status import Status
 
 
 class MetricsLog:
-    """Writes event files, or nothing without a directory."""
+    """Writes event files for TensorBoard. Writes nothing if there is no directory."""
 
     def __init__(self, directory: Path | None) -> None:
         """Write into ``directory``; None: write nothing."""
@@ -32,7 +32,7 @@ class MetricsLog:
         self._write(step, {"validation/mean_return": mean})
 
     def status(self, status: Status, batch: TensorBatch | None) -> None:
-        """Record the status, and figures of the latest batch; waits for the device."""
+        """Record the status and figures of the latest batch. This waits for the device."""
         values = {
             "learning/loss": status.loss,
             "learning/grad_norm": status.grad_norm,

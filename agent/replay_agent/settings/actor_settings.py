@@ -1,4 +1,4 @@
-"""An actor's settings, by priority: flags, REPLAY_ACTOR_* variables, a TOML file, defaults."""
+"""Settings of an actor: from flags, REPLAY_ACTOR_* variables, a TOML file and defaults, in order of priority."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ _PONG: Mapping[str, Any] = MappingProxyType(
         "validation_episodes": 5,
         "confirm_episodes": 20,
         "evaluation_episodes": 20,
-        # Of 21 points in a perfect game.
+        # A perfect game has 21 points.
         "solved_return": 18.0,
     }
 )
@@ -118,7 +118,7 @@ _TMAZE: Mapping[str, Any] = MappingProxyType(
         # A whole episode without detours has 21 steps.
         "sequence_length": 30,
         "sequence_period": 15,
-        # Of 4: two mistakes in 100 episodes.
+        # The maximum is 4. This mean allows two mistakes in 100 episodes.
         "solved_return": 3.9,
     }
 )

@@ -1,4 +1,8 @@
-"""Settings of the trainer, by priority: flags, REPLAY_TRAIN_* variables, a TOML file, a resumed run, presets."""
+"""Settings of the trainer.
+
+In order of priority, values come from flags, REPLAY_TRAIN_* variables, a TOML file, a resumed run, presets and
+defaults.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ NOT_RESUMED = frozenset({"resume", "config"})
 # Settings that follow from where Ray has placed a run's servers and learner, which differs with each start.
 PLACED_BY_RAY = frozenset({"server", "learner_host", "learner_tokens"})
 
-# Each join of an actor looks through the epsilons.
+# The number is limited, because each join of an actor searches all epsilons.
 MAX_EPSILONS = 10_000
 # A larger ratio would starve environment steps.
 MAX_REPLAY_RATIO = 1e6

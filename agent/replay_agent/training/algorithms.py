@@ -39,7 +39,7 @@ def make_algorithm(settings: TrainSettings, env: EnvironmentInfo, device: torch.
 def network_spec(settings: TrainSettings, env: EnvironmentInfo) -> NetworkSpec:
     """Specify a network for the settings and the environment."""
     shape, dtype = env.observation_shape, env.observation_dtype
-    # Images are scaled by dtype. Bounds of every pixel would not fit into a message.
+    # Images are scaled according to their dtype instead: the bounds of all pixels would not fit into a message.
     is_scaled = settings.scale_observations and network_kind(shape, dtype) is NetworkKind.MLP
     return NetworkSpec(
         observation_shape=shape,

@@ -60,9 +60,9 @@ def save_checkpoint(
     Args:
         directory: directory of all checkpoints of the run.
         step: environment steps so far, for the checkpoint's name.
-        learner: its networks, optimizer and number of updates are saved, and so are torch's random generators.
+        learner: the learner whose networks, optimizer and number of updates are saved, with torch's random generators.
         state: additional JSON values to save.
-        best_weights: tensors of the best network so far.
+        best_weights: tensors of the best network so far; None if there is none.
         keep: number of checkpoints to keep, including this one.
 
     Raises:

@@ -29,7 +29,8 @@ def choose_device(wanted: str, kind: NetworkKind) -> torch.device:
 def limit_threads(wanted: int | None, kind: NetworkKind) -> None:
     """Set the number of torch's CPU threads.
 
-    By default, dense networks use one: more threads would slow small networks down, and the replay server needs a core.
+    By default, dense networks use one thread. More threads would slow small networks down, and the replay server needs
+    a core. For images, the default is torch's own choice.
     """
     if wanted is None and kind is NetworkKind.MLP:
         wanted = 1

@@ -1,4 +1,4 @@
-"""Access of actors: how actors of this trainer connect to server and learner, and which other actors may join."""
+"""Access for actors: how the trainer's own actors connect to the server and the learner, and who else may join."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ _LEARNER_CA = f"{LEARNER_TLS_PREFIX}_CA"
 
 
 def check_learner(learner: str, environment: Mapping[str, str]) -> None:
-    """Check that actors with these environment variables can connect to the learner. If not, they would retry forever.
+    """Check that actors with these environment variables can connect to the learner by TLS.
+
+    Otherwise, actors that cannot connect would retry forever. Nothing is checked if the variables do not enable TLS.
 
     Raises:
         ActorsFailError: the TLS connection failed; the message says what to set.
@@ -56,7 +58,7 @@ def needs_own_access(settings: TrainSettings) -> bool:
 
 
 def learner_access(settings: TrainSettings, own: OwnAccess | None) -> LearnerAccess:
-    """Return the learner's access control: as configured or, if nothing is, with the run's own token."""
+    """Return the learner's configured access control, with the run's own token if the learner is to require it."""
     access = declared_access(settings)
     return replace(access, tokens=own.tokens_file) if own and _learner_wants_own_token(settings) else access
 
@@ -64,8 +66,9 @@ def learner_access(settings: TrainSettings, own: OwnAccess | None) -> LearnerAcc
 def actor_environment(settings: TrainSettings, own: OwnAccess | None, variables: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables for actors started by the trainer.
 
-    The actors use TLS if the server or the learner does, and trust the learner's certificate unless the variables name
-    a CA.
+    Variables for TLS with the server are left out if the run starts its own server. Variables for TLS with the learner
+    are left out if the learner has no certificate. Unless they select other CAs, actors trust the learner's
+    certificate.
 
     Args:
         settings: settings of the run.

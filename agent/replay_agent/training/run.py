@@ -79,8 +79,8 @@ def train(
         stop: set it to stop the run, which can then be resumed.
         console: shows progress.
         run: the run's directory; None: create it, or open the one to resume.
-        start_pool: starts the actors, given HOST:PORT of the replay server and of the learner; None: as processes on
-            this machine.
+        start_pool: function that starts the actors, given HOST:PORT of the replay server and of the learner; None:
+            actors are processes on this machine.
 
     Raises:
         ExposedError: actors on other machines could join without protection.

@@ -50,12 +50,12 @@ class RunDirectory:
 
     @property
     def name(self) -> str:
-        """The run's name: the original name of the directory."""
+        """Name of the run, which is the original name of the directory."""
         return str(self._stored_settings().get("name") or self.path.resolve().name)
 
     @property
     def earlier_starts(self) -> int:
-        """How often the run was started before."""
+        """Number of starts of the run before the current one."""
         return max(0, self._count_starts() - 1)
 
     @contextmanager
@@ -128,7 +128,10 @@ def open_run_directory(settings: TrainSettings) -> RunDirectory:
 
 
 def _unique_name(settings: TrainSettings) -> str:
-    """Return a name that is unique even among machines that share a server, because the table has the same name."""
+    """Return a unique name for the run.
+
+    The table gets the same name, so it must be unique even among machines that share a server.
+    """
     env = NOT_IN_NAMES.sub("-", settings.env).strip("-.")
     moment = time.strftime("%Y%m%d-%H%M%S")
     kind = f"{env}-{settings.algorithm}-{settings.backend}-seed{settings.seed}"

@@ -31,7 +31,7 @@ class Validation:
         mean: mean return of the validated network.
         episodes: number of episodes that the network played.
         is_best: whether the network is the best so far.
-        is_solved: whether the network reached ``solved_return``.
+        is_solved: whether the network played all episodes, and their mean return reached ``solved_return``.
     """
 
     mean: float
@@ -43,8 +43,8 @@ class Validation:
 class NetworkSelector:
     """Keeps the best network so far.
 
-    The best and the new network first play a few episodes. If the new one does at least as well, both play the rest,
-    and the means over all episodes decide.
+    In a validation, the best network and the new one first play a few episodes. If the new network does at least as
+    well, both play the remaining episodes, and the means over all episodes of the validation decide.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class NetworkSelector:
         Args:
             evaluate: plays one greedy episode per seed with a network.
             seeds_of: returns the seeds of a validation, given its number from 0.
-            screening_episodes: number of episodes played first.
+            screening_episodes: number of episodes that both networks play first.
             solved_return: mean return at which training ends; None: never.
         """
         self._evaluate = evaluate
@@ -70,7 +70,7 @@ class NetworkSelector:
 
     @property
     def best_mean(self) -> float | None:
-        """Mean return of the best network over all its episodes; None before the first validation."""
+        """Mean return of the best network over all validation episodes that it played; None before the first."""
         return self._best_sum / self._best_episodes if self._best_episodes else None
 
     def validate(self, network: ActingNetwork) -> Validation:

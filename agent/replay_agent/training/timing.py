@@ -16,11 +16,11 @@ class Interval:
         self.restart()
 
     def restart(self) -> None:
-        """Count from now."""
+        """Start a new period now."""
         self._due_at = self._clock() + self._seconds
 
     def is_due(self) -> bool:
-        """Whether the timer is due; if so, restart it."""
+        """Return whether the timer is due. If it is, restart it."""
         if self._clock() < self._due_at:
             return False
         self.restart()

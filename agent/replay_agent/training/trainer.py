@@ -46,7 +46,8 @@ SUPERVISE_INTERVAL_S = 0.25
 SHOW_INTERVAL_S = 0.2
 # Log a warning after this long without rows from actors.
 SILENCE_S = 30.0
-# Recording an episode takes up to 0.1 ms, mostly in TensorBoard. With this limit, busy actors do not delay learning.
+# At most this many episodes are recorded per turn, so that busy actors do not delay learning. Recording an episode
+# takes up to 0.1 ms, mostly in TensorBoard.
 EPISODES_PER_TURN = 16
 DROPPED_INTERVAL_S = 10.0
 
@@ -73,7 +74,9 @@ class Trainer:
         device: torch.device,
         reconnect_timeout_s: float,
     ) -> None:
-        """Build the networks and create the table; wait up to ``reconnect_timeout_s`` for an unreachable server.
+        """Build the networks and create the table.
+
+        The table's streams wait up to ``reconnect_timeout_s`` seconds for rows, and for an unreachable server.
 
         Raises:
             TableExistsError: a table of this name has another config.
@@ -153,7 +156,7 @@ class Trainer:
             ActorsFailError: actors repeatedly fail to start, or Ray cannot place them.
         """
         if not checkpoints(self._run.checkpoints):
-            self.save()  # Every run can be resumed.
+            self.save()  # so that every run can be resumed
         start, before_s = time.monotonic(), self.training_s
         try:
             while (ending := self._ending()) is None:
@@ -180,7 +183,7 @@ class Trainer:
         keep = self._settings.keep_checkpoints
         replay_checkpoint = None
         if self._settings.replay_checkpoints and self.pacer.env_steps:
-            # Keep one more than the trainer does, in case it is killed before it writes its own checkpoint.
+            # Keep one more than the trainer keeps of its own, because it may be killed before it writes its next one.
             replay_checkpoint = self.table.checkpoint(keep + 1, self._settings.reconnect_timeout_s)
         state = {
             "replay_checkpoint": replay_checkpoint,
@@ -239,7 +242,7 @@ class Trainer:
         )
 
     def _filling_note(self) -> str:
-        """Say how many rows the first gradient step still waits for, if any."""
+        """Return a note on how full the table is, or an empty string if it has enough rows for gradient steps."""
         if self.pacer.has_rows:
             return ""
         return f"filling the table: {self.pacer.table_count.size:,} of {self._settings.learning_starts:,} rows"
@@ -252,7 +255,7 @@ class Trainer:
         return Ending.STEPS_DONE if self.pacer.env_steps >= self._settings.steps else None
 
     def _turn(self, progress: ProgressView, pool: Pool | None) -> None:
-        """Take the environment step or gradient step that is due."""
+        """Take the environment and gradient steps that are due, or wait for rows. Then do periodic tasks."""
         try:
             link = self.table.link()
             if self._actor is not None and not self.pacer.owes_update:
@@ -308,8 +311,8 @@ class Trainer:
             log.warning("no new rows for %.0f s: waiting for actors to join, or to come back", SILENCE_S)
 
     def _take_reports(self, limit: int) -> None:
-        """Record reported episodes, once the table has received their steps."""
-        # Each episode has at least one step, which limits fabricated reports.
+        """Record up to ``limit`` reported episodes, and log how many were dropped."""
+        # An episode has at least one step, so there cannot be more episodes than steps. This limits fabricated reports.
         possible = self.pacer.env_steps - len(self.history.episode_steps)
         reports = self.service.reports
         for episode in reports.take_episodes(max(0, min(limit, possible))):
@@ -397,7 +400,10 @@ class Trainer:
 
 
 def _exploration(settings: TrainSettings) -> tuple[LinearSchedule, tuple[float, ...]]:
-    """Return the trainer's epsilon and the constant epsilons of other actors; if empty, they use the trainer's."""
+    """Return the trainer's epsilon and the constant epsilons of the other actors.
+
+    If there are no constant epsilons, the other actors use the trainer's.
+    """
     if settings.exploration == "annealed":
         return LinearSchedule(settings.epsilon_start, settings.epsilon_end, settings.epsilon_steps), ()
     epsilons = ape_x_epsilons(settings.ape_x_epsilon, settings.ape_x_alpha, settings.explorers)

@@ -39,16 +39,17 @@ class BatchReader:
         names: Collection[str] | None = None,
         blank: Blank | None = None,
     ) -> None:
-        """Read batches with the columns ``names``; None: with all.
+        """Read batches with the columns ``names``, or with all columns if it is None.
 
-        ``mapped`` copies the rows that a reply omits. ``blank`` provides the memory for batches; None: the reader does.
+        ``mapped`` copies the rows that a reply omits. ``blank`` provides the memory for batches; if it is None, the
+        reader has its own.
         """
         of_batches = schema.columns if steps is None else steps.sampled
         columns = {name: column for name, column in of_batches.items() if names is None or name in names}
         carried = Carried(columns if steps is None else steps.carried_for(columns))
         self.mapped = mapped
         self.names = None if names is None else replay_pb2.ColumnNames(names=carried.columns)
-        """The columns that replies must carry, for requests; None: the server's default."""
+        """The columns that requests ask replies to carry. None asks for the server's default."""
         self._carried = carried
         self._plain = ColumnReader(columns, blank)
         self._windows = None if steps is None else _WindowReader(steps, mapped, columns, carried, self._plain.blank)
@@ -71,14 +72,14 @@ class BatchReader:
         return head, batches
 
     def _split(self, of: type[M], answer: Content) -> tuple[M, memoryview]:
-        """Split a reply into the message and its rows."""
+        """Split a reply into its head (the message without rows) and its rows."""
         if self.mapped is None:
             return split_message(of, answer)
         head = of.FromString(bytes(answer))  # rarely has rows, so protobuf may copy them
         return head, memoryview(head.rows)
 
     def _row_bytes(self, message: replay_pb2.Batch) -> int:
-        """Return the length of the field ``rows`` for this batch, if the reply includes rows."""
+        """Return how many bytes of the field ``rows`` belong to this batch, if the reply includes rows."""
         if self._windows is not None:
             return self._windows.row_bytes(message)
         return self._carried.size(len(message.keys) // _KEY_BYTES)
@@ -115,10 +116,13 @@ class RowsReader:
     """Decodes replies to Read about one table. Thread-safe."""
 
     def __init__(self, schema: Schema, names: Collection[str] | None, *, of_steps: bool) -> None:
-        """Read rows with the stored columns ``names``; None: with all. ``of_steps``: whether the table has steps."""
+        """Read rows with the stored columns ``names``, or with all if it is None.
+
+        ``of_steps`` says whether the table is a table of steps.
+        """
         columns = {name: column for name, column in schema.items() if names is None or name in names}
         self.names = None if names is None else replay_pb2.ColumnNames(names=names)
-        """The columns that replies must carry, for requests; None: all."""
+        """The columns that requests ask replies to carry. None asks for all."""
         self.row_bytes = sum(column.row_bytes for column in columns.values())
         """Bytes of a row."""
         self._columns = ColumnReader(columns)
@@ -143,7 +147,7 @@ class ColumnReader:
     """Copies received columns for the caller, because gRPC's memory is read-only and unaligned."""
 
     def __init__(self, columns: Mapping[str, Column], blank: Blank | None = None) -> None:
-        """``columns`` are those that a reply carries, in its order."""
+        """Copy the columns that a reply carries; ``columns`` has them in the order of the reply."""
         self.blank: Blank = blank or ColumnBuffers(columns).blank
         """Provides memory for columns."""
         self._carried = Carried(columns)
@@ -172,7 +176,7 @@ class _WindowReader:
         carried: Carried,
         blank: Blank,
     ) -> None:
-        """Build ``columns``, in memory from ``blank``, from the stored columns ``carried``."""
+        """Build ``columns`` from the stored columns ``carried``, in memory that ``blank`` provides."""
         self._shape = steps.window
         self._carried = carried
         self._mapped = mapped
@@ -180,7 +184,7 @@ class _WindowReader:
         self._expansion = Expansion(steps, columns)
 
     def row_bytes(self, message: replay_pb2.Batch) -> int:
-        """Return the length of the field ``rows`` for this batch, if the reply includes rows."""
+        """Return how many bytes of the field ``rows`` belong to this batch, if the reply includes rows."""
         rows, windows = len(message.window_keys) // _KEY_BYTES, len(message.keys) // _KEY_BYTES
         return self._carried.size(rows, windows)
 
@@ -199,7 +203,7 @@ class _WindowReader:
         return columns
 
     def copied(self, message: replay_pb2.Batch) -> dict[str, Array] | None:
-        """Build the columns from the mapped files; None if inserts overwrote rows during the copy."""
+        """Build the columns from the mapped files. Return None if inserts overwrote rows during the copy."""
         assert self._mapped is not None
         keys = np.frombuffer(message.window_keys, "<i8")
         windows = _windows(message, self._mapped.slots_of(keys), self._shape)

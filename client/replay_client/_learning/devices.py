@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def check_device(device: Device | None) -> None:
-    """Check that torch is installed and can use a device; None: torch is not needed.
+    """Check that torch is installed and can use a device. With None, check nothing, because torch is not needed.
 
     Raises:
         MissingExtraError: torch is not installed.

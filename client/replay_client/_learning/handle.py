@@ -1,4 +1,4 @@
-"""What the samplers of all clients have in common, without I/O."""
+"""The base class of all samplers, without I/O."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from replay_client.results.description import TableDescription
 
 
 class SamplerHandle:
-    """The properties of a sampler."""
+    """Base class of samplers, with their properties."""
 
     _connection: ConnectionBase
 
@@ -55,7 +55,7 @@ class SamplerHandle:
 
     @property
     def prefetch(self) -> int:
-        """Batches in flight while the sampler waits for the next one, at least 1; can be changed, also to "auto"."""
+        """Number of batches in flight while the sampler waits for the next one, at least 1. May be set to "auto"."""
         return self._learning.prefetch
 
     @prefetch.setter
@@ -69,7 +69,7 @@ class SamplerHandle:
 
     @property
     def unacknowledged(self) -> int:
-        """Number of messages with unacknowledged updates; unsent updates count as one message."""
+        """Number of messages with unacknowledged updates. All unsent updates count as one message."""
         return self._learning.unacknowledged
 
     @property

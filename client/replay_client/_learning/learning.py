@@ -1,4 +1,4 @@
-"""What a learner's stream sends and receives, without I/O, threads or clocks.
+"""Composes the messages of a learner's stream and processes the replies, without I/O, threads or clocks.
 
     learning = Learning(table, draw, reader, prefetch=3)
     learning.update(batch, td_errors)               # kept for the next request
@@ -76,7 +76,7 @@ class Learning:
         """Messages without a reply."""
         self.batches: deque[Batch | replay_pb2.Draw] = deque()
         """Batches that have arrived, oldest first. If inserts overwrote the rows of a batch before they were copied,
-        its place holds its draw: repeat that draw, with the rows in the reply."""
+        its draw takes its place. The draw must then be repeated, with the rows in the reply."""
         self.updated = 0
         """Number of rows updated so far, according to the replies."""
         self.stale = 0
@@ -84,11 +84,11 @@ class Learning:
         self.draw = draw
         """What is drawn in future requests."""
         self.state: replay_pb2.TableState | None = None
-        """The latest state of the table that came with a reply, if `ask_for` asked for it."""
+        """The table's state from the latest reply that had one; `ask_for` requests it. None before the first."""
         self.others_largest: float | None = None
         """Largest priority in the other shards of a distributed table, for future requests; None: do not send it."""
         self.charge = 0
-        """Samples that the next request charges to the rate limiter of a shard; negative: gives samples back."""
+        """Samples that the next request charges to a shard's rate limiter. A negative number gives samples back."""
         self.charging = 0
         """Samples charged by requests without a reply."""
         self.charged = 0
@@ -110,7 +110,7 @@ class Learning:
 
     @property
     def prefetch(self) -> int:
-        """Batches in flight after `ask`, at least 1; can be changed, also to "auto"."""
+        """Number of batches in flight after `ask`, at least 1. May be set to "auto"."""
         return self.prefetching.prefetch
 
     @prefetch.setter
@@ -127,11 +127,11 @@ class Learning:
 
     @property
     def unacknowledged(self) -> int:
-        """Number of messages with unacknowledged updates; kept updates count as one message."""
+        """Number of messages with unacknowledged updates. All kept updates count as one message."""
         return bool(self._keys) + sum(exchange.has_update for exchange in tuple(self.pending.requests))
 
     def ask(self) -> None:
-        """Add requests until `prefetch` batches are in flight, with the kept updates."""
+        """Add requests until `prefetch` batches are in flight. The first request carries the kept updates."""
         most = min(_MOST_TOGETHER, MOST_KEYS_AT_ONCE // self.draw.batch_size)
         prefetch, in_flight = self.prefetch, self.in_flight
         together = max(1, min(most, prefetch // _MESSAGES_IN_FLIGHT))
@@ -142,7 +142,7 @@ class Learning:
             self.send_updates()  # only after an error while batches were in flight
 
     def ask_for(self, draw: replay_pb2.Draw | None, ranks: replay_pb2.RankQuery | None = None) -> Exchange:
-        """Add a request for the state of the table and, unless None, for one batch of ``draw`` and for ``ranks``.
+        """Add a request for the table's state; also for one batch of ``draw`` and for ``ranks``, unless they are None.
 
         The request also carries the kept updates. `prefetch` does not limit such batches.
         """
@@ -170,7 +170,7 @@ class Learning:
         self.keep(checked, checked_priorities(priorities, len(checked)))
 
     def keep(self, checked: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        """Keep updates as `update` does; keys int64[n] and priorities float64[n] have been checked."""
+        """Keep updates like `update`, but without checks of the keys, int64[n], and priorities, float64[n]."""
         for first in range(0, len(checked), UPDATES_KEPT):
             keys, priorities = checked[first : first + UPDATES_KEPT], values[first : first + UPDATES_KEPT]
             if self._keys_kept + len(keys) > UPDATES_KEPT:
@@ -187,7 +187,7 @@ class Learning:
             self._add(0)
 
     def answered(self, exchange: Exchange, answer: Content) -> replay_pb2.LearnResponse:
-        """Process the reply to a request that was just removed from the pending ones; return it without its rows."""
+        """Process the reply to a request that was just removed from `pending`. Return the reply without its rows."""
         head, batches = self._reader.learned(answer)
         self.updated += head.update.updated
         self.stale += head.update.stale
@@ -215,7 +215,8 @@ class Learning:
     ) -> Exchange:
         """Add a request for ``batches`` batches, with the kept updates.
 
-        ``draw`` describes the batches; None: `draw` does. ``ahead``: number of batches already in flight.
+        ``draw`` describes the batches; if it is None, the attribute `draw` does. ``ahead`` is the number of batches
+        that are already in flight.
         """
         draw = draw or self.draw
         request = replay_pb2.LearnRequest(table=self._table.name, table_uid=self._table.uid)

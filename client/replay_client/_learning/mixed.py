@@ -1,4 +1,4 @@
-"""What the samplers of several tables of all clients have in common, without I/O."""
+"""The base class of all samplers that draw from several tables, without I/O."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class MixedKeys:
 
 
 class MixedHandle(Generic[S]):
-    """The properties of a sampler of several tables, and how their rows are joined."""
+    """Base class of samplers of several tables: their properties, and how the tables' rows are joined."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class MixedHandle(Generic[S]):
 
     @property
     def beta(self) -> float:
-        """Exponent of the weights in future requests; that of the first table, if tables differ."""
+        """Exponent of the weights in future requests. If the tables have different ones, that of the first table."""
         return next(iter(self.samplers.values())).beta
 
     @beta.setter
@@ -71,7 +71,7 @@ class MixedHandle(Generic[S]):
 
     @property
     def prefetch(self) -> int:
-        """Batches in flight while `next()` waits, at least 1; can be changed, also to "auto".
+        """Number of batches in flight while `next()` waits, at least 1. May be set to "auto".
 
         If the samplers differ, this is the largest value.
         """
@@ -89,7 +89,7 @@ class MixedHandle(Generic[S]):
 
     @property
     def unacknowledged(self) -> int:
-        """Number of messages with unacknowledged updates; unsent updates count as one message for each table."""
+        """Number of messages with unacknowledged updates. All unsent updates of a table count as one message."""
         return sum(sampler.unacknowledged for sampler in self.samplers.values())
 
     @property
@@ -132,13 +132,13 @@ class MixedHandle(Generic[S]):
         return next(iter(self.samplers.values())).deadline(timeout_s)
 
     def _undrawn(self) -> list[S]:
-        """The samplers whose parts of the next batch are missing."""
+        """Return the samplers whose parts of the next batch are missing."""
         return list(self.samplers.values())[len(self._drawn) :]
 
     def _updates(
         self, batch: Columns[Any] | MixedKeys, priorities: ArrayLike
     ) -> Iterator[tuple[S, NDArray[np.int64], NDArray[np.float64]]]:
-        """Split updates by table: keys int64[n] and priorities float64[n] for each of their samplers.
+        """Yield each table's share of the updates: its sampler, keys int64[n], and priorities float64[n].
 
         Raises:
             InvalidArgumentError: the batch or the priorities are invalid.
@@ -185,8 +185,8 @@ class MixedHandle(Generic[S]):
     def _weights(self, drawn: Sequence[Batch]) -> NDArray[np.float32]:
         """Return the weights ``(drawable * probability) ** -beta`` of all rows, divided by the largest: float32[batch].
 
-        Each table has divided its weights by its own largest weight, that of its smallest probability. This is undone
-        in logarithms, which cannot overflow.
+        Each table has already divided its weights by its own largest weight, which belongs to its smallest probability.
+        This division is undone in logarithms, which cannot overflow.
         """
         logs = []
         for name, batch in zip(self.samplers, drawn, strict=True):

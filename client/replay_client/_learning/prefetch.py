@@ -1,12 +1,12 @@
-"""Chooses how many batches a sampler keeps in flight, from how long the learner waits for them.
+"""Chooses how many batches a sampler keeps in flight, based on how long the learner waits for them.
 
     tuner = PrefetchTuner()
     tuner.stepped(began_waiting_s, ended_waiting_s)         # after each batch
     tuner.prefetch                                          # how many batches to keep in flight now
 
 With more batches in flight, a learner waits less, but each batch misses more updates of priorities. So the tuner looks
-for the smallest number that does not make steps slower: it tries twice as many while the learner waits, and half as
-many from time to time.
+for the smallest number that does not make steps slower. While the learner waits, it tries twice as many. From time to
+time, it tries half as many.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _NO_SLOWER: Final = 1.02
 """Half as many batches are kept unless they increase the time of a step beyond this multiple."""
 _FIRST_PAUSE: Final = 4
 _LONGEST_PAUSE: Final = 256
-"""Measurements between two attempts; doubled after each failed attempt."""
+"""First and longest pause between two attempts, in measurements. Each failed attempt doubles the pause."""
 
 
 class FixedPrefetch:
-    """A number of batches that the user has chosen, with the interface of `PrefetchTuner`."""
+    """A fixed number of batches, chosen by the user. It has the interface of `PrefetchTuner`."""
 
     def __init__(self, prefetch: int) -> None:
         self.prefetch = checked_count("prefetch", prefetch)
@@ -47,10 +47,10 @@ class FixedPrefetch:
 
 
 def prefetching(prefetch: Prefetch, most: int = MOST) -> FixedPrefetch | PrefetchTuner:
-    """Return an object that chooses the number of batches in flight; "auto" never exceeds ``most``.
+    """Return an object that chooses the number of batches in flight. With "auto", it never exceeds ``most``.
 
     Raises:
-        InvalidArgumentError: it is neither a positive integer nor "auto".
+        InvalidArgumentError: ``prefetch`` is neither a positive integer nor "auto".
     """
     return PrefetchTuner(most) if prefetch == "auto" else FixedPrefetch(prefetch)
 
@@ -73,7 +73,7 @@ class PrefetchTuner:
         self._waited_s = 0.0
 
     def stepped(self, began_waiting_s: float, ended_waiting_s: float) -> None:
-        """Record a step: the times when the learner began and ended waiting for its batch, on any clock in seconds."""
+        """Record when the learner began and ended waiting for the batch of a step, in seconds on any clock."""
         last, self._ended_s = self._ended_s, ended_waiting_s
         if self._to_ignore or last is None:
             self._to_ignore = max(0, self._to_ignore - 1)
@@ -87,7 +87,7 @@ class PrefetchTuner:
             self._waited_s = 0.0
 
     def _decide(self, step_s: float, waiting: float) -> None:
-        """Continue after a measurement: the time of a step, and the fraction of it that was spent waiting."""
+        """Decide what to try after a measurement of the mean time of a step and the fraction of time spent waiting."""
         if self.prefetch != self._kept:
             self._end_attempt(step_s)
         elif self._until_attempt:

@@ -1,4 +1,4 @@
-"""Batches as tensors, and copies to devices: the parts of `replay_client.torch` that samplers need."""
+"""Converts batches to tensors and copies them to devices. Samplers need only this part of `replay_client.torch`."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class DeviceCopies:
             self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
     def to_device(self, batch: Batch) -> tuple[TensorBatch, torch.cuda.Event | None]:
-        """Copy a batch. Return the tensors, and an event that signals the end of the copy; None: it has ended."""
+        """Copy a batch. Return its tensors, and an event that signals the end of the copy, or None if it has ended."""
         if self._stream is None:
             return to_torch(batch, self.device), None
         with torch.cuda.stream(self._stream):
@@ -157,7 +157,7 @@ class DeviceCopies:
         return tensors
 
     def taken(self, priorities: ArrayLike, row_count: int) -> NDArray[np.float64] | Computed:
-        """Copy and check priorities float64[row_count], unless a device may still be computing them.
+        """Copy priorities, float64[row_count]. Check them as well, unless a device may still be computing them.
 
         Raises:
             InvalidArgumentError: the priorities are invalid.

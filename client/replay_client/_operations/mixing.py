@@ -1,4 +1,4 @@
-"""Composes batches of the rows of several tables."""
+"""Composes batches from the rows of several tables."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def checked_sizes(batch_sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 class Mixture:
-    """How batches are composed of the rows of several tables."""
+    """Describes how batches are composed from the rows of several tables."""
 
     def __init__(
         self, tables: Mapping[str, TableHandle], sizes: Mapping[str, int], columns: Collection[str] | None
@@ -81,7 +81,7 @@ def _common_columns(
 
 
 def _differences(name: str, available: Mapping[str, Mapping[str, Column]]) -> str:
-    """Describe a column that is not the same in all tables; empty if it is."""
+    """Describe how a column differs between tables; return an empty string if it does not."""
     found = {table: columns.get(name) for table, columns in available.items()}
     if len({column and (column.dtype, column.shape) for column in found.values()}) == 1:
         return ""

@@ -123,7 +123,7 @@ def set_shards(new: ShardMap, expected_version: int) -> Operation[None]:
 
 
 def report_shard(table: str, uid: bytes, shard_id: int, report: ShardReport) -> Operation[None]:
-    """Report the last known state of another shard to a server whose own shard of the table has this ``uid``."""
+    """Report the last known state of another shard to a server; ``uid`` is that of the server's own shard."""
     about = replay_pb2.ShardReport(shard_id=shard_id, **vars(report))
     request = replay_pb2.ReportShardRequest(table=table, table_uid=uid, report=about)
     yield Call("ReportShard", request.SerializeToString())
@@ -151,7 +151,7 @@ def drop_table(name: str, uid: bytes = b"") -> Operation[None]:
 
 
 def inspect_table(name: str, uid: bytes, largest: int) -> Operation[Inspection]:
-    """Fetch the distribution of a table's rows, with ``largest`` of the rows with the largest priorities."""
+    """Fetch the distribution of a table's rows, including the ``largest`` rows with the largest priorities."""
     count = checked_count("largest", largest, most=_MOST_LARGEST_ROWS)
     request = replay_pb2.InspectRequest(table=name, table_uid=uid, largest=count)
     answer = yield Call("Inspect", request.SerializeToString())
@@ -167,7 +167,7 @@ def stats(table: str = "") -> Operation[Stats]:
 def checkpoint(
     tables: Iterable[str], *, series: str | None, keep: int | None, timeout_s: float | None, number: int = 0
 ) -> Operation[Checkpoint]:
-    """Have the server write a checkpoint, with a number in its series; 0: the next one."""
+    """Have the server write a checkpoint. ``number`` is its number in the series; 0 stands for the next one."""
     request = replay_pb2.CheckpointRequest(
         tables=checked_names("tables", tables),
         series=checked_text("series", series or ""),
@@ -194,10 +194,10 @@ def verify_checkpoint(name: str, *, timeout_s: float | None) -> Operation[Checkp
 
 
 def checked_names(field: str, names: Iterable[str]) -> list[str]:
-    """Check that names are strings in a list, or in another iterable.
+    """Check that ``names`` is a list or another iterable of strings, and not a single string.
 
     Raises:
-        InvalidArgumentError: they are not.
+        InvalidArgumentError: it is not.
     """
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise InvalidArgumentError.of_field(field, "a list of names", repr(names))
@@ -250,7 +250,7 @@ def _number(name: str, value: float) -> float:
 
 
 def _stored_only(columns: Mapping[str, Column | Derived]) -> list[replay_pb2.Column]:
-    """The columns of a table without steps, as messages.
+    """Convert the columns of a table without steps to messages.
 
     Raises:
         InvalidArgumentError: a column needs `steps`, or is invalid.

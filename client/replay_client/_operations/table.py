@@ -32,14 +32,17 @@ READ_BYTES: Final = 32 << 20
 _ANSWER_MARGIN_S: Final = 2.0
 """Added to a time limit that the server also knows; see `Call.margin_s`."""
 _CHOICES_KEPT: Final = 4
-"""Number of choices of columns whose readers are kept. Readers have reusable memory."""
+"""Number of column selections whose readers are kept, because readers own reusable memory."""
 
 
 class TableOperations:
     """See the module. Thread-safe."""
 
     def __init__(self, table: TableDescription, mapped: MappedRows | None, timeout_s: float) -> None:
-        """``mapped`` copies rows from the server's files, if possible. ``timeout_s`` is the client's default."""
+        """Use a table. ``mapped`` copies rows from the server's files, unless it is None.
+
+        ``timeout_s`` is the client's default time limit.
+        """
         self._table = table
         self._new_batch_reader = partial(BatchReader, table.schema, table.steps, mapped)
         self._batch_reader = lru_cache(_CHOICES_KEPT)(self._new_batch_reader)
@@ -87,7 +90,7 @@ class TableOperations:
         return np.concatenate(ranges)
 
     def chosen(self, columns: Collection[str] | None) -> tuple[str, ...] | None:
-        """Return the names of chosen columns of a batch; None: all."""
+        """Return the names of a batch's chosen columns, or None for all."""
         table = self._table
         if table.steps is None:
             return chosen_columns(table.schema, columns, table.schema.masks)
@@ -152,7 +155,7 @@ class TableOperations:
         return joined_rows(parts)
 
     def describe(self) -> Operation[TableDescription]:
-        """Fetch the current description of this table; raise if another table has its name."""
+        """Fetch the current description of this table. Raises `TableReplacedError` if another table has its name."""
         description = yield from describe(self._table.name)
         if description.uid != self._table.uid:
             raise TableReplacedError(
@@ -165,7 +168,7 @@ class TableOperations:
     def _drawn(
         self, draw: replay_pb2.Draw, same_host: replay_pb2.SameHost | None, reader: BatchReader
     ) -> Operation[Batch | None]:
-        """Draw a batch; None if inserts overwrote rows during the copy."""
+        """Draw a batch. Return None if inserts overwrote rows during the copy."""
         request = replay_pb2.SampleRequest(
             table=self._table.name, table_uid=self._table.uid, draw=draw, same_host=same_host
         )
@@ -179,7 +182,7 @@ class TableOperations:
 
 
 class TableHandle:
-    """What the tables of all clients have in common, without I/O."""
+    """Base class of the tables of all clients, without I/O."""
 
     def __init__(
         self, description: TableDescription, options: LinkOptions, mapped: MappedRows | None, *, created: bool
@@ -193,7 +196,7 @@ class TableHandle:
         self.schema: Final = description.schema
         """Stored columns by name, in storage order."""
         self.steps: Final = description.steps
-        """What the table draws and derives, if it is a table of steps; None: not a table of steps."""
+        """The items and derived columns of a table of steps; None if this is not a table of steps."""
         self.capacity: Final = description.capacity
         """Maximum number of rows."""
         self.backend: Final = description.backend
@@ -208,7 +211,7 @@ class TableHandle:
 
     @property
     def batch_columns(self) -> Mapping[str, Column]:
-        """The columns of a batch: the dtype and shape of a row's value; in a table of steps, of an item's."""
+        """The columns of a batch, with the dtype and shape of one row's value, or of one item's in a table of steps."""
         return self.schema if self.steps is None else self.steps.sampled
 
     def __repr__(self) -> str:
@@ -217,5 +220,5 @@ class TableHandle:
 
 
 def _parts(count: int, most: int) -> list[slice]:
-    """Split ``count`` items into slices of at most ``most`` items; no items give one empty slice."""
+    """Split ``count`` items into slices of at most ``most`` items. Without items, return one empty slice."""
     return [slice(start, min(start + most, count)) for start in range(0, count, most)] or [slice(0, 0)]

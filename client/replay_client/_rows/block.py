@@ -99,7 +99,7 @@ class RowBlock:
         return self.capacity - self.count
 
     def accepts(self, *, priorities: bool) -> bool:
-        """Whether the block may complete anchors with (or without) given ``priorities``. A block cannot mix both."""
+        """Whether the block may complete anchors whose ``priorities`` are given (or are not). It cannot mix both."""
         return self.has_priorities is None or self.has_priorities is priorities
 
     def begin_run(self, stream: int, row: int, episode: int, step: int) -> None:
@@ -115,12 +115,12 @@ class RowBlock:
         self._runs.append([stream, row, episode, step, replay_pb2.EPISODE_END_UNSPECIFIED])
 
     def without_run(self, streams: NDArray[np.intp]) -> list[int]:
-        """Return those of the given streams that have no current run. streams: int64[n], indices."""
+        """Return which of ``streams`` (indices, int64[n]) have no current run."""
         found: list[int] = streams[self._run_of[streams] < 0].tolist()
         return found
 
     def end_run(self, stream: int, end: replay_pb2.EpisodeEnd.ValueType = replay_pb2.EPISODE_END_UNSPECIFIED) -> None:
-        """End the current run of a stream, if any; ``end`` says whether its last row closes the episode, and how."""
+        """End the current run of a stream, if any. ``end`` says whether and how its last row closes the episode."""
         run = self.run_of[stream]
         if run >= 0:
             self._runs[run][-1] = end
@@ -236,7 +236,7 @@ class RowBlock:
         return runs
 
     def _places(self, streams: NDArray[np.int64], rows: NDArray[np.int64], order: NDArray[np.intp]) -> NDArray[np.intp]:
-        """int64[m]: position, in the given order, of the first row of each run; ``rows`` is its index by arrival."""
+        """Return the positions, int64[m], of the runs' first rows in the given order; ``rows`` has them by arrival."""
         in_order = self._stream_of[order] * self.capacity + order
         return in_order.searchsorted(streams * self.capacity + rows)
 

@@ -1,4 +1,4 @@
-"""Memory for arrays, reused once they are freed.
+"""Provides memory for arrays, which is reused once they are freed.
 
     columns = ColumnBuffers(columns).blank(256)  # {"obs": float32[256, 4], "action": int64[256]}, in one buffer
     array = Buffers().lend(1 << 20)             # uint8[at least 1 << 20]
@@ -89,9 +89,9 @@ class JoinedBuffers:
         return Part(whole, rows)
 
     def joined(self, parts: Sequence[Mapping[str, NDArray[Any]]]) -> Mapping[str, NDArray[Any]]:
-        """Return the columns that one part of each reader forms. Copy only if the parts are from different batches.
+        """Join one part of each reader to columns. Copies the parts only if they are from different batches.
 
-        That happens if a part was replaced, because its rows were overwritten before they were copied.
+        This is the case if a part was replaced because its rows were overwritten before they were copied.
         """
         wholes = [part.whole if isinstance(part, Part) else None for part in parts]
         if wholes[0] is not None and all(whole is wholes[0] for whole in wholes):
@@ -165,7 +165,7 @@ class _Lease:
 
 
 def _layout(columns: Mapping[str, Column], row_count: int) -> np.dtype[Any]:
-    """Columns as fields of one record, which NumPy quickly turns into views. Each field starts on a new cache line."""
+    """Describe the columns as fields of one record, each on a new cache line. NumPy creates views of fields quickly."""
     sizes = [_rounded_up(column.row_bytes * row_count, _LINE_BYTES) for column in columns.values()]
     fields: Any = {
         "names": list(columns),

@@ -9,9 +9,9 @@ dtype. Tensors on any device, with or without gradients, are treated as arrays. 
 never wrap, and every column must be given. Nested observations are mappings or tuples:
 ``{"obs": {"camera": ...}}`` is the column ``obs/camera``.
 
-Optional columns may be left out, or be None, and so may a nested observation whose columns are all optional. The mask
-of an optional column may be given, too: where it is False, the values are replaced by zeros. Otherwise, it follows from
-whether the column was given.
+An optional column may be missing or None, and so may a nested observation whose columns are all optional. The mask of
+an optional column may be given, too. Where the mask is False, zeros replace the values. A mask that is not given is
+True if its column was given, and False otherwise.
 """
 
 from __future__ import annotations
@@ -207,10 +207,11 @@ def checked_priorities(priorities: ArrayLike, row_count: int) -> NDArray[np.floa
 
 
 def checked_flags(field: str, given: ArrayLike, shape: tuple[int, ...] = (), *, meaning: str = "") -> Array:
-    """Convert flags to a bool array of a shape.
+    """Convert flags to a bool array, and check its shape.
 
     Raises:
-        InvalidArgumentError: a value is neither a bool nor 0 or 1, or the shape is wrong; ``meaning`` explains it.
+        InvalidArgumentError: a value is neither a bool nor 0 or 1, or the shape is wrong. The message then adds
+            ``meaning`` to the expected shape.
     """
     flags = checked_array(field, _FLAG, given)
     if flags.shape != shape:

@@ -39,7 +39,7 @@ def chosen_columns(
 
 
 def chosen_of_steps(steps: Steps, given: Collection[str] | None) -> tuple[str, ...] | None:
-    """Return the names of chosen columns of batches of a table of steps, like `chosen_columns`.
+    """Return the names of chosen columns like `chosen_columns`, for batches of a table of steps.
 
     A `Mask` is always chosen, because without it, nobody could tell which positions of a sequence hold a step.
     """

@@ -1,4 +1,4 @@
-"""Builds the columns of a batch from the rows of its windows, for tables of steps.
+"""Builds the columns of a batch of a table of steps from the rows of its windows.
 
     expansion = Expansion(steps, steps.sampled)
     expansion.write(windows, carried, columns)      # `columns` are uninitialized arrays, as `steps.sampled` describes
@@ -136,7 +136,7 @@ def _discounts(item: Sequences) -> Recipe:
 
 
 def _is_step(windows: Windows, around: Layout) -> NDArray[np.bool_]:
-    """bool[b, positions]: which positions of sequences hold a step."""
+    """Return which positions of the sequences hold a step, bool[b, positions]."""
     places: Indices = np.arange(-around.before, around.after + 1)
     last_step = windows.after - windows.is_closed
     return (places >= -windows.before[:, None]) & (places <= last_step[:, None])

@@ -59,21 +59,21 @@ class MappedRows:
         return self.are_whole(keys)
 
     def slots_of(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
-        """int64[n]: the slot of each row with these keys."""
+        """Return the slot of the row with each key, int64[n]."""
         return keys % self._slots
 
     @cached_property
     def as_bytes(self) -> Mapping[str, NDArray[np.uint8]]:
-        """Return each column of the ring as bytes, uint8[slots, row_bytes]."""
+        """The whole ring's columns as bytes, uint8[slots, row_bytes] by name."""
         return {name: flat_rows(column).view(np.uint8) for name, column in self._columns.items()}
 
     def are_whole(self, keys: NDArray[np.int64]) -> bool:
-        """Whether copies of these rows that were made before this call are intact: no insert has overwritten a row."""
+        """Whether no insert has overwritten any of these rows yet. If so, copies made before this call are intact."""
         return not len(keys) or int(keys.min()) + self._slots >= int(self._header[WRITE_HORIZON])
 
 
 def _in_long_rows(column: Array) -> Array:
-    """A view of ``dtype[n, *shape]`` with at most two dimensions, because `take` copies the last one at once."""
+    """View ``dtype[n, *shape]`` with at most two dimensions: `take` then copies each row in one piece."""
     return column if column.ndim <= 2 else flat_rows(column)
 
 

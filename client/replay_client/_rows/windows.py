@@ -1,7 +1,7 @@
 """Finds the rows of drawn windows from which each column of a batch is built.
 
     windows = Windows(before, after, ends, np.arange(r), steps.window)
-    places = windows.places(Layout(count=4))        # the last four rows up to each anchor
+    places = windows.places(Layout(stacked=4))      # the last four rows up to each anchor
     source.take(places.rows, axis=0, out=column)
     column[places.padded] = 0
 
@@ -119,16 +119,20 @@ class Windows:
         return is_terminated
 
     def first_rows(self, before: int) -> Indices:
-        """Return the rows from which columns with ``at="start"`` take their values, as indices int64[b].
+        """Return the indices, int64[b], of the rows from which columns with ``at="start"`` take their values.
 
-        These are the rows ``before`` positions before each anchor, or the first row of a window that begins later.
+        Each is the row ``before`` positions before the anchor. If the window begins later, it is the window's first
+        row.
         """
         if self._starts_apart:
             return np.arange(len(self))
         return self._rows.take(self._anchors - np.minimum(self.before, before))
 
     def next_rows(self, count: int) -> Indices:
-        """int64[count, b]: indices of the anchor and the rows after it; arbitrary beyond the last row of a window."""
+        """Return the indices, int64[count, b], of ``count`` rows from each anchor on.
+
+        Indices beyond the last row of a window are arbitrary.
+        """
         rows: Indices
         if self._grid is not None:
             rows = self._grid[:, self._shape.backward : self._shape.backward + count].T
@@ -139,7 +143,7 @@ class Windows:
         return rows
 
     def places(self, layout: Layout) -> Places:
-        """Find the rows of the columns with this layout; results are cached."""
+        """Find the rows of the columns with this layout. Results are cached."""
         found = self._places.get(layout)
         if found is None:
             found = self._places[layout] = self._placed(layout)

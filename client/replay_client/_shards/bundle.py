@@ -1,4 +1,4 @@
-"""Joins the parts of a step, once all have arrived, into one or more batches.
+"""Joins the parts of a step into one or more batches, once all parts have arrived.
 
 bundle = Bundle(step, states, columns, random)  # columns: memory for all batches together
 bundle.take(columns)                            # the next batch
@@ -55,7 +55,10 @@ class Bundle:
         self._inserted = sum(state.inserted for state in states)
 
     def take(self, columns: dict[str, Array]) -> Batch:
-        """Return the next batch, in the memory ``columns``. A single batch may stay in the bundle's own columns."""
+        """Return the next batch, and copy its rows to ``columns``.
+
+        A single batch needs no copy: ``columns`` may then be the bundle's own columns.
+        """
         draw, step = self._step.draw, self._step
         first = (step.batches - self.left) * draw.batch_size
         rows = slice(first, first + draw.batch_size)

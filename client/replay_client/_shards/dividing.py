@@ -1,4 +1,4 @@
-"""Which tables can be distributed over several servers, without I/O."""
+"""Checks whether a table can be distributed over several servers, without I/O."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from replay_client.results.description import FIFO, TableDescription
 
 
 def check_not_queue(backend: str, what: str) -> None:
-    """Check that a table on several servers is no queue; ``what`` names the table and the servers.
+    """Check that a table on several servers is not a queue; ``what`` names the table and the servers in the error.
 
     Raises:
-        InvalidArgumentError: it is.
+        InvalidArgumentError: the table is a queue.
     """
     if backend == FIFO:
         expected = f"another one than {FIFO!r} for a table on several servers: a queue has one order"
@@ -18,10 +18,10 @@ def check_not_queue(backend: str, what: str) -> None:
 
 
 def check_divisible(table: TableDescription, address: str) -> None:
-    """Check that a table on one server can get shards on others.
+    """Check that a table on one server can be extended by shards on other servers.
 
     Raises:
-        InvalidArgumentError: it is a queue, or has a rate limiter for one server.
+        InvalidArgumentError: the table is a queue, or its rate limiter was created for one server only.
     """
     check_not_queue(table.backend, f"of table {table.name!r} on {address}; drop it, or use other servers")
     if table.rate_limit is not None and not table.whole_capacity:

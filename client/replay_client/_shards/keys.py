@@ -1,7 +1,7 @@
-"""Keys of a table on several servers: the shard's id in the upper bits, the key in that shard in the lower bits.
+"""Composes the keys of a table on several servers from the shard's id and the row's key in that shard.
 
-A shard's id is never reused, so keys of a lost shard never refer to other rows. Shard 0 has the same keys as a table
-on one server.
+The id is in the upper bits of a key, and the key in the shard is in the lower bits. A shard's id is never reused, so
+keys of a lost shard never refer to other rows. Shard 0 has the same keys as a table on one server.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ MOST_LOCAL: Final = (1 << _LOCAL_BITS) - 1
 
 
 def global_keys(shard_id: int, local: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Compose keys, int64[n], from the keys in a shard, int64[n]."""
+    """Return the keys in the whole table, int64[n], of rows whose keys in their shard are ``local``, int64[n]."""
     return local | np.int64(shard_id << _LOCAL_BITS)
 
 
 def shard_ids(keys: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the ids of the shards, int64[n]; negative for negative keys, which no row has."""
+    """Return the id of each key's shard, int64[n]. It is negative for a negative key, which no row has."""
     return keys >> _LOCAL_BITS
 
 
 def local_keys(keys: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the keys in the shards, int64[n]."""
+    """Return each row's key in its shard, int64[n]."""
     return keys & np.int64(MOST_LOCAL)
 
 

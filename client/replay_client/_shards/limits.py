@@ -1,8 +1,9 @@
 """Makes the rate limiters of a table's shards act as one, without I/O.
 
-Each shard keeps its own difference ``inserted * samples_per_insert - sampled`` within its part of the bounds, so their
-sum stays within the bounds of the whole table. Samples are charged where the difference is largest, not where rows were
-drawn. So no insert waits while another shard has room, even if the shards' masses are very unequal.
+Each shard keeps its own difference ``inserted * samples_per_insert - sampled`` within its share of the bounds, so the
+sum of the differences stays within the bounds of the whole table. Samples are charged to the shards with the largest
+differences, whichever shards the rows were drawn from. So no insert waits while another shard has room, even if the
+shards' masses are very unequal.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from replay_client.results.stats import LimiterStats
 
 
 def divided(limit: RateLimit, shards: int) -> RateLimit:
-    """Return the limit of each of several shards, from that of the whole table.
+    """Divide a table's limit equally among its shards, and return the limit of one shard.
 
     Raises:
         FieldError: the bounds are too narrow for so many shards.
@@ -33,7 +34,7 @@ def divided(limit: RateLimit, shards: int) -> RateLimit:
 
 
 def joined(limits: Sequence[RateLimit]) -> RateLimit:
-    """Return the limit of a whole table, from those of its shards."""
+    """Join the limits of a table's shards into the limit of the whole table."""
     return replace(
         limits[0],
         min_size=sum(limit.min_size for limit in limits),
@@ -54,14 +55,20 @@ class Move(NamedTuple):
 
 
 def spare_samples(limit: RateLimit, differences: Mapping[int, float]) -> int:
-    """Return how many samples the whole table allows. ``limit`` is that of one shard; ``differences`` are by shard."""
+    """Return how many more samples the whole table allows.
+
+    Args:
+        limit: the limit of one shard.
+        differences: the difference of each shard by id.
+    """
     return max(0, math.floor(sum(differences.values()) - len(differences) * limit.min_diff))
 
 
 def charges(limit: RateLimit, differences: Mapping[int, float], samples: int) -> dict[int, int]:
-    """Return how many samples to charge to each shard: the largest differences are lowered to a common level.
+    """Return how many samples to charge to each shard, by id.
 
-    The sum is less than ``samples`` if the shards do not allow more.
+    The charges lower the largest differences to a common level. If the shards allow fewer than ``samples`` together,
+    the sum is smaller.
     """
     order = sorted(differences, key=lambda shard: -differences[shard])
     level, together = -math.inf, 0.0
@@ -75,7 +82,7 @@ def charges(limit: RateLimit, differences: Mapping[int, float], samples: int) ->
     for shard in order:
         found[shard] = max(0, min(most[shard], math.floor(differences[shard] - level)))
     left = samples - sum(found.values())
-    for shard in order:  # the rest: lost by rounding down, or more than a shard allows
+    for shard in order:  # charge what is left after rounding down, or beyond what some shards allow
         more = max(0, min(left, most[shard] - found[shard]))
         found[shard] += more
         left -= more
@@ -83,9 +90,10 @@ def charges(limit: RateLimit, differences: Mapping[int, float], samples: int) ->
 
 
 def move(limit: RateLimit, differences: Mapping[int, float], waiting: Collection[int]) -> Move | None:
-    """Return how to make room in a shard where inserts wait, if another shard has room.
+    """Return a move that makes room in a shard where inserts wait; None if no inserts wait or no shard has room.
 
-    Otherwise, a deadlock is possible: a writer waits in the shard of its episode, and all learners wait for more rows.
+    Without such moves, a deadlock is possible: a writer waits for the shard of its episode, and all learners wait for
+    more rows.
 
     Args:
         limit: the limit of one shard.
@@ -103,7 +111,7 @@ def move(limit: RateLimit, differences: Mapping[int, float], waiting: Collection
 def joined_refusal(
     refused: ReplayError, name: str, limit: RateLimit, limiter: LimiterStats, rows: int, shards: int
 ) -> ReplayError:
-    """Return the error of an insert that no shard allowed, with the figures of all shards together.
+    """Return the error for an insert that no shard allowed, with the figures of the whole table.
 
     Args:
         refused: the error of one shard.

@@ -39,14 +39,15 @@ def rows_by_shard(
 ) -> NDArray[np.int64]:
     """Choose how many rows of a batch to draw in each shard, int64[shards].
 
-    Stratified: the shards' masses lie side by side on a line, which is cut into ``batch_size`` equal parts. One point
-    is chosen in each part, as in a single table (Schaul et al. 2016, section 3.3). Independent: a multinomial draw.
+    In the mode "stratified", the shards' masses lie side by side on a line, which is cut into ``batch_size`` equal
+    parts. One point is chosen in each part, as in a single table (Schaul et al. 2016, section 3.3). In the mode
+    "independent", the numbers are a multinomial draw.
     """
     if mode == "independent":
         return random.multinomial(batch_size, chances)
     points = (np.arange(batch_size) + random.random(batch_size)) / batch_size
     ends = np.cumsum(chances)
-    # Sums may round to less than 1. The last shard with any mass takes the points beyond.
+    # Sums may round to less than 1. Points beyond the sum go to the last shard with any mass.
     last = int(np.flatnonzero(chances)[-1])
     shards = np.minimum(np.searchsorted(ends, points, side="right"), last)
     return np.bincount(shards, minlength=len(chances)).astype(np.int64)
@@ -74,7 +75,7 @@ def joined_weights(probabilities: NDArray[np.float64], reference: float | None, 
 
     Args:
         probabilities: float64[n]: ``P`` of the rows.
-        reference: the smallest ``P`` in all shards; None: the smallest in the batch.
+        reference: ``P_ref``, the smallest ``P`` in all shards. If None, the smallest ``P`` in the batch is used.
         beta: the exponent (Schaul et al. 2016, section 3.4).
     """
     smallest = probabilities.min() if reference is None else reference

@@ -10,7 +10,11 @@ from replay_client.results.description import TableDescription
 
 
 def merged_description(shards: Sequence[TableDescription]) -> TableDescription:
-    """Describe the whole table: sums of rows and capacities, and the rest as in the first of its ``shards``."""
+    """Describe the whole table.
+
+    Numbers of rows, slots and capacities are summed, and rate limits are joined. Directory and socket are empty. All
+    other properties are those of the first of the ``shards``.
+    """
     limits = [shard.rate_limit for shard in shards if shard.rate_limit is not None]
     return replace(
         shards[0],

@@ -1,7 +1,8 @@
-"""The distribution of a table's rows over several servers, joined from those of its shards.
+"""Joins the distributions of priorities in a table's shards into that of the whole table.
 
 The rows with the largest priorities are exact. Beyond them, each selected rank of a shard represents the rows around
-it. These ranks are sorted by priority; the rows represented before a rank give its rank in the whole table.
+it. The selected ranks of all shards are sorted by priority. For each of them, the number of rows represented before it
+gives its rank in the whole table.
 """
 
 from __future__ import annotations
@@ -58,13 +59,13 @@ def merged_inspection(shards: Mapping[int, Inspection], largest: int, away: Iter
 
 
 def _of_ranks(ranks: NDArray[np.int64], alpha: float, count: int) -> Floats:
-    """The probabilities of ranks in the whole table, float64[n] (Schaul et al. 2016, equation 1)."""
+    """Return the probabilities of ranks in the whole table, float64[n] (Schaul et al. 2016, equation 1)."""
     found: Floats = ranks.astype(np.float64) ** -alpha / power_sum(count, alpha)
     return found
 
 
 def _chances(parts: Sequence[Inspection]) -> Floats:
-    """The probability of each shard, float64[s]; zeros for an empty table."""
+    """Return the probability of each shard, float64[s]. All are zero if the table is empty."""
     drawable = np.array([part.rows.sum() for part in parts]).round().astype(np.int64)
     if not drawable.any():
         return np.zeros(len(parts))
@@ -83,7 +84,7 @@ def _by_rank(parts: Sequence[Inspection], chances: Floats) -> tuple[NDArray[np.i
 
 
 def _largest(shards: Mapping[int, Inspection], chances: Floats, count: int) -> LargestRows:
-    """Return the ``count`` rows with the largest priorities; among equal ones, the shard with the smallest id first."""
+    """Return the ``count`` rows with the largest priorities. Rows with equal priorities are in the order of shards."""
     tops = [part.largest for part in shards.values()]
     keys = np.concatenate([global_keys(number, part.largest.row_keys) for number, part in shards.items()])
     probabilities = np.concatenate([top.probabilities * q for top, q in zip(tops, chances, strict=True)])

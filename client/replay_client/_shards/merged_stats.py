@@ -1,4 +1,4 @@
-"""Joins the statistics of several servers, and of the shards of their tables.
+"""Joins the statistics of several servers, and of the shards of their tables, into totals.
 
 Counts, rates, masses and bars are added. Quantiles are estimated, on the assumption that the values of each shard are
 evenly spread between its own quantiles.
@@ -90,7 +90,7 @@ def merged_table_stats(found: Mapping[int, TableStats], shards: ShardMap) -> Tab
 
 
 def newest_reports(parts: Iterable[TableStats]) -> dict[int, ShardReport]:
-    """Return the newest report about each shard that was away: the one with the most inserts."""
+    """Return the newest report about each shard that was away, by id. The newest has counted the most inserts."""
     newest: dict[int, ShardReport] = {}
     for shard_id, report in (each for part in parts for each in part.reports.items()):
         if shard_id not in newest or report.inserted > newest[shard_id].inserted:
@@ -99,7 +99,7 @@ def newest_reports(parts: Iterable[TableStats]) -> dict[int, ShardReport]:
 
 
 def _lost_with_shards(parts: Sequence[TableStats], reports: Mapping[int, ShardReport], shards: ShardMap) -> int:
-    """Count the rows of lost shards. The map has their counts; a client's report is used if it has more inserts."""
+    """Count the rows of lost shards, as given by the shard map, or by a client's report that has more inserts."""
     uids = {part.table.uid for part in parts}
     lost = 0
     for shard in (each for each in shards.shards if each.state == "lost"):
@@ -113,7 +113,7 @@ def mixed_quantiles(parts: Sequence[tuple[Mapping[float, float], int]]) -> dict[
     """Estimate the quantiles of a mixture. The smallest and the largest value are exact.
 
     Args:
-        parts: quantiles of each part by fraction, from 0 to 1, and its number of rows.
+        parts: for each part, its quantiles by fraction, from 0 to 1, and its number of rows.
     """
     known = [(quantiles, rows) for quantiles, rows in parts if quantiles and rows]
     if len(known) <= 1:
@@ -132,7 +132,7 @@ def mixed_quantiles(parts: Sequence[tuple[Mapping[float, float], int]]) -> dict[
 
 
 def merged_bars(parts: Iterable[Sequence[TimesSampled]]) -> tuple[TimesSampled, ...]:
-    """Add histograms; their bars have the same bounds."""
+    """Add up histograms: the rows of all bars with the same bounds."""
     rows: dict[tuple[int, int], int] = {}
     for bar in (bar for bars in parts for bar in bars):
         bounds = (bar.at_least, bar.at_most)
@@ -191,7 +191,10 @@ def _merged_server(servers: Sequence[ServerStats]) -> ServerStats:
 
 
 def _merged_method(same: Sequence[MethodStats]) -> MethodStats:
-    """Join figures of one method: means of latencies, weighted by calls per second, but the largest 99th percentile."""
+    """Join the figures of one method on several servers.
+
+    Mean and median latencies are averaged, weighted by calls per second. The 99th percentile is the largest of all.
+    """
     per_s = sum(method.calls_per_s for method in same)
 
     def mean(values: Iterable[float]) -> float:

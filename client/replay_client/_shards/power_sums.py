@@ -27,7 +27,10 @@ def power_sum(count: int, alpha: float) -> float:
 
 
 def _tail(start: float, end: float, alpha: float) -> float:
-    """Return the sum from ``start`` to ``end``, both included; the formula's remainder is negligible from 64 on."""
+    """Return the sum of j ** -alpha for j from ``start`` to ``end``, both included, with a negligible error from 64 on.
+
+    The error is the remainder of the Euler-Maclaurin formula.
+    """
     exponent = 1.0 - alpha
     log_ratio = math.log(end / start)
     growth = log_ratio if exponent == 0.0 else math.expm1(exponent * log_ratio) / exponent

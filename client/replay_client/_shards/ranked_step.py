@@ -110,11 +110,11 @@ class RankedStep(Step):
 
     @property
     def missing(self) -> int:
-        """Rows that have not arrived."""
+        """Number of rows that have not arrived."""
         return self.draw.batch_size - sum(batch.batch_size for _, batch in self.parts)
 
     def placed(self, random: np.random.Generator) -> Iterator[tuple[int, Batch, NDArray[np.intp]]]:
-        """Iterate over the parts: shard, rows, and their places intp[n], in random order."""
+        """Yield each part's shard, rows, and their places in the batch, intp[n]. The places are assigned at random."""
         order, start = random.permutation(self.draw.batch_size), 0
         for shard_id, batch in self.parts:
             yield shard_id, batch, order[start : start + batch.batch_size]
@@ -147,7 +147,7 @@ class RankedStep(Step):
         self._open.clear()
 
     def answered(self, shard_id: int, question: Question, answer: Answer) -> dict[int, Question]:
-        """Process an answer; once all answers of this phase have arrived, return the next questions by shard."""
+        """Process an answer. If it is the last one of its phase, return the questions of the next phase by shard."""
         if self._open.get(shard_id) is not question:
             return {}  # from before a restart
         del self._open[shard_id], self.asked[shard_id]
@@ -203,7 +203,7 @@ class RankedStep(Step):
         return [each for each in self._proposed.items() if each[0] != shard_id]
 
     def _to_count(self, shard_id: int) -> NDArray[np.float64]:
-        """Return the priorities, float64[n], for each of which a shard counts its rows with larger priorities."""
+        """Return the priorities of the other shards' proposals, float64[n], to which this shard compares its rows."""
         # A shard with a smaller id also counts equal priorities, because they are larger than the next smaller float.
         parts = [
             np.nextafter(proposed.priorities, -np.inf) if shard_id < other else proposed.priorities
@@ -219,7 +219,7 @@ class RankedStep(Step):
             start += len(proposed.keys)
 
     def _accept(self) -> dict[int, Question]:
-        """Accept proposals, and return the questions that fetch a random selection of them: as many as are missing."""
+        """Accept some proposals at random. Return the questions that fetch as many of them as are missing."""
         excess = {
             shard_id: self.chances[shard_id] / each.mass for shard_id, each in self._proposed.items() if each.mass
         }
@@ -243,7 +243,7 @@ class RankedStep(Step):
         return questions
 
     def _fetched(self, shard_id: int, keys: NDArray[np.int64], batch: Batch) -> None:
-        """Add rows that have arrived. Rows overwritten since the proposal are missing; a new round replaces them."""
+        """Add rows that have arrived. Rows that were overwritten since the proposal are left to the next round."""
         probabilities = self._accepted[shard_id]
         if batch.batch_size < len(keys):
             probabilities = probabilities[np.isin(keys, batch.row_keys)]

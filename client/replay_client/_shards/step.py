@@ -1,4 +1,4 @@
-"""One or more batches of a distributed table that are drawn together, while their parts arrive."""
+"""A step draws one or more batches of a distributed table together, and collects their parts from the shards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Step:
     """See the module."""
 
     draw: replay_pb2.Draw
-    """What each batch draws."""
+    """The options with which each batch is drawn."""
     chances: dict[int, float]
     """The probability with which each shard was chosen, by id."""
     smallest: Mapping[int, float]
@@ -40,7 +40,7 @@ class Step:
         return not self.asked
 
     def ask(self, random: np.random.Generator, places: NDArray[np.intp] | None = None) -> dict[int, int]:
-        """Choose the shards of all rows, or of those at ``places`` in the batches; return how many to draw in each."""
+        """Choose the shards of all rows, or only of those at ``places``. Return how many rows to draw in each shard."""
         ids, chances = list(self.chances), np.array(list(self.chances.values()))
         mode: DrawMode = "independent" if self.draw.draw_mode == replay_pb2.DRAW_MODE_INDEPENDENT else "stratified"
         if places is None:
@@ -57,7 +57,7 @@ class Step:
         return counts
 
     def placed(self, random: np.random.Generator) -> Iterator[tuple[int, Batch, NDArray[np.intp]]]:
-        """Iterate over the parts: shard, rows, and their places intp[n] in the batches."""
+        """Yield each part's shard, rows, and their places in the batches, intp[n]."""
         for (shard_id, batch), places in zip(self.parts, self._places, strict=True):
             yield shard_id, batch, places
 

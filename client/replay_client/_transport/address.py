@@ -48,7 +48,7 @@ def checked_addresses(addresses: object) -> list[str]:
 
 
 def listens(address: str) -> bool:
-    """Whether a server listens at an address, by a quick connection. False for addresses that only gRPC can resolve."""
+    """Connect to an address to see if a server listens there. False for addresses that only gRPC can resolve."""
     found = _TCP.fullmatch(address)
     if found is None:
         return False

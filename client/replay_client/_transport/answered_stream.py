@@ -8,7 +8,8 @@
 `PendingRequests` says what to send. If the server goes away, the stream is reopened with backoff and sends unanswered
 requests again. If the server refuses a request, `receive` raises the error.
 
-Requests are sent by a thread of gRPC or, with a `FrameStream`, by the thread that calls `send_pending`.
+On a gRPC stream, a thread of gRPC sends the requests. On a stream that bypasses gRPC, either the thread that calls
+`send_pending` sends them (`FrameStream`), or a background thread (`SentFrames`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from replay_client.errors import ClosedError, DeadlineExceededError
 
 
 class AnsweredStream(Generic[R]):
-    """See the module. One thread may receive. Any thread may send; with a `FrameStream`, only the receiving thread."""
+    """See the module. Only one thread may receive. Any thread may send, except on a `FrameStream`: only that thread."""
 
     def __init__(
         self,
@@ -51,8 +52,8 @@ class AnsweredStream(Generic[R]):
             before_waiting: called in the sending thread, with `changed` held, when there is nothing to send. It may
                 add requests. It returns the seconds until the next call, or None.
             open_around: opens a stream that bypasses gRPC, or returns None if that is impossible.
-            sends_in_background: whether requests on such a stream are sent by a background thread; if not, by
-                `send_pending`.
+            sends_in_background: whether a background thread sends the requests on such a stream. Otherwise,
+                `send_pending` does.
         """
         self._lock = threading.RLock()  # the lock of `changed`
         self.changed = threading.Condition(self._lock)
@@ -85,7 +86,7 @@ class AnsweredStream(Generic[R]):
         self._sender.notify_all()
 
     def receive(self, deadline: float = math.inf) -> tuple[R, Content]:
-        """Wait for the reply to the oldest request; if there is no request yet, wait for one.
+        """Wait for the reply to the oldest request. If there is no request yet, wait for one first.
 
         Call `notify` afterwards if other threads wait for what the reply changes.
 
@@ -111,9 +112,9 @@ class AnsweredStream(Generic[R]):
             return request, answer
 
     def close(self, *, is_received: bool = True) -> None:
-        """Close the stream. From now on `receive` raises `ClosedError`, also in a thread that is already waiting.
+        """Close the stream. From now on, `receive` raises `ClosedError`, even in a thread that is already waiting.
 
-        ``is_received``: whether another thread may be receiving.
+        ``is_received`` says whether another thread may be receiving.
         """
         with self.changed:
             self._closed = True
@@ -192,7 +193,7 @@ class AnsweredStream(Generic[R]):
             stream.close()
 
     def _raise_unless_passing(self, error: Exception, deadline: float) -> None:
-        """Raise the error; if a new stream may help, pause instead."""
+        """Pause if a new stream may help. Otherwise, raise the error."""
         if self._closed:
             raise ClosedError("this stream is closed") from None
         now = time.monotonic()

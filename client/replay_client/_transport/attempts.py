@@ -1,4 +1,4 @@
-"""Policies for servers that do not answer: how often and for how long to try, without I/O, threads or clocks.
+"""Decides how often and for how long to try if a server does not answer, without I/O, threads or clocks.
 
     attempts = Attempts(deadline)
     while True:
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 FIRST_CONTACT_S: Final = 1.5
 """Default time limit for the first contact."""
 _KNOCK_S: Final = 0.5
-"""Minimum duration of an attempt at the first contact."""
+"""Minimum time limit of an attempt at the first contact."""
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 0.5
 _JITTER: Final = 0.25
@@ -53,10 +53,10 @@ class Attempts:
         self._away: ServerUnavailableError | None = None
 
     def failed(self, error: ReplayError, now: float) -> float:
-        """Return the seconds until the next attempt, after one that failed with this error.
+        """Return the seconds to pause after an attempt that failed with this error.
 
         Raises:
-            ReplayError: the call has failed.
+            ReplayError: another attempt cannot help, or would come after the deadline.
         """
         self._failed += 1
         if isinstance(error, DeadlineExceededError) and self._away is not None and not error.reason:
@@ -82,18 +82,18 @@ class FirstContact:
         self._pauses_s = pauses_s()
 
     def limit_s(self, now: float) -> float:
-        """Time limit of the next attempt, in seconds."""
+        """Return the time limit of the next attempt, in seconds."""
         return FIRST_CONTACT_S if self._deadline == math.inf else max(self._deadline - now, _KNOCK_S)
 
     def refusal(self, code: grpc.StatusCode, detail: str) -> ServerUnavailableError | None:
-        """Convert the status of a failed attempt to an error; None if a server answered."""
+        """Convert the status of a failed attempt to an error. Return None if the status came from a server."""
         if code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
             return None
         over = " over TLS" if self._is_tls else ""
         return _unreached(f"{self._address}{over}; {how_to_start(self._address)}", detail)
 
     def pause_s(self, refusal: ServerUnavailableError, now: float) -> float | None:
-        """Seconds until the next attempt; None if it would come too late."""
+        """Return the seconds until the next attempt, or None if it would come too late."""
         pause_s = next(self._pauses_s)
         if now + pause_s >= self._deadline:
             return None
@@ -103,7 +103,7 @@ class FirstContact:
         return pause_s
 
     def given_up(self, refusal: ServerUnavailableError, *, listens: bool) -> ServerUnavailableError:
-        """Return the error to raise. ``listens``: whether the address accepts connections."""
+        """Return the error to raise. ``listens`` says whether anything accepts connections at the address."""
         if not listens:
             return refusal
         # A server binds its port before it restores its tables.

@@ -1,4 +1,4 @@
-"""How an operation asks for calls to the server, without making them itself.
+"""Lets an operation ask for calls to the server, without making them itself.
 
     def reset(table: str) -> Operation[int]:
         answer = yield Call("ResetTable", request.SerializeToString(), repeat=False)
@@ -28,7 +28,7 @@ class Call:
     method: str
     """Name of the RPC."""
     request: bytes
-    """Serialized."""
+    """The serialized request."""
     repeat: bool = True
     """Whether to retry if the server is unreachable or goes away during the call."""
     timeout_s: float | None = None
@@ -43,7 +43,7 @@ Operation: TypeAlias = Generator[Call, Content, T]
 
 
 def run(operation: Operation[T], make: Callable[[Call], Content]) -> T:
-    """Run an operation; ``make`` makes its calls."""
+    """Run an operation. ``make`` makes its calls, and returns the replies."""
     try:
         call = next(operation)
         while True:

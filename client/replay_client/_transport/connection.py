@@ -1,4 +1,4 @@
-"""The channel to a server: calls with deadlines, retries, streams.
+"""A channel to a server, for calls with deadlines and retries, and for streams.
 
     connection = Connection("localhost:50051", timeout_s=30.0)
     answer = connection.call(Call("UpdatePriorities", request.SerializeToString()))
@@ -60,8 +60,8 @@ READ_ONLY: Final = (
     "ListCheckpoints",
     "GetShards",
 )
-"""Methods that gRPC may retry. Sample is included although a draw changes counters, a table's random sequence, or a
-queue: if its reply was lost, these have changed anyway."""
+"""Methods that gRPC may retry. A draw by Sample does change counters, and a table's random sequence or a queue. But if
+its reply was lost, these have changed anyway, so Sample is included."""
 
 _RETRY_POLICY: Final = {
     # Only a few quick retries, because at the deadline gRPC does not report why they failed. `Connection` retries, too.
@@ -169,7 +169,7 @@ class MessageStream:
 
 
 class ConnectionBase:
-    """What connections with threads and on event loops have in common, without I/O."""
+    """Base class of connections with threads and on event loops, without I/O."""
 
     def __init__(self, options: LinkOptions, token: str | None = None) -> None:
         self.address = options.address
@@ -238,14 +238,14 @@ class Connection(ConnectionBase):
         return run(operation, self.call)
 
     def ask(self, operation: Operation[T], *, timeout_s: float) -> T:
-        """Run an operation without retries or a wait for the first contact: the answer is optional.
+        """Run an operation whose answer is optional, without retries and without waiting for the first contact.
 
         Args:
             operation: makes the calls.
-            timeout_s: time limit of each call in seconds, instead of its own.
+            timeout_s: time limit of each call in seconds. The calls' own limits do not apply.
 
         Raises:
-            ReplayError: from the operation or its calls; at once if the server refuses connections.
+            ReplayError: from the operation or its calls. If the server refuses connections, it is raised at once.
         """
 
         def call_once(call: Call) -> bytes:
@@ -303,7 +303,7 @@ class Connection(ConnectionBase):
             self._channel.close()
 
     def _knock(self, contact: FirstContact) -> ServerUnavailableError | None:
-        """Check whether a server answers; return an error if none does."""
+        """Check whether a server answers. Return None if one does, or else an error."""
         check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(HEALTH_CHECK)
         try:
             check(b"", timeout=contact.limit_s(time.monotonic()), wait_for_ready=False)

@@ -1,7 +1,7 @@
 """Shortcuts that bypass gRPC if client and server share a host: mapped files for rows, and a local socket for calls.
 
-The server tells clients a table's directory and a socket. A client that can read the nonce in that directory is on the
-same host and may use both.
+The server tells clients the directory and the socket of a table. A client that can read the nonce in that directory is
+on the same host, and may use both.
 """
 
 from __future__ import annotations

@@ -63,7 +63,9 @@ class FrameStream:
             pass
 
     def send_whole(self, parts: Sequence[Content]) -> bool:
-        """Send a message, given in parts, and wait until the socket has accepted it. Not for the receiving thread.
+        """Send a message, given in parts, and wait until the socket has accepted it.
+
+        The receiving thread must not call this method.
 
         Returns:
             False if the connection has ended.
@@ -86,9 +88,9 @@ class FrameStream:
         return True
 
     def receive(self, timeout_s: float = math.inf) -> Content:
-        """Wait for the next reply, for at most ``timeout_s`` seconds; `math.inf`: no limit.
+        """Wait for the next reply, for at most ``timeout_s`` seconds; `math.inf` means no limit.
 
-        A request may have to wait for rows on the server, so a missing reply alone is no error.
+        A late reply alone is no error, because a request may have to wait for rows on the server.
 
         Raises:
             ServerUnavailableError: the connection has ended, or the server has stopped answering on any connection.
@@ -113,7 +115,7 @@ class FrameStream:
         return content
 
     def cancel(self) -> None:
-        """Cancel the connection. From then on `receive` raises, also in a thread that is already waiting."""
+        """Cancel the connection. From then on, `receive` raises, even in a thread that is already waiting."""
         with suppress(OSError):  # it has ended
             self._link.shutdown(socket.SHUT_RDWR)
 
@@ -137,14 +139,14 @@ class FrameStream:
         return taken
 
     def _wait_for_data(self, deadline: float) -> bool:
-        """Wait until data arrives, and send meanwhile. Returns False after `SILENCE_S` or at the deadline."""
+        """Wait until data arrives, or until more can be sent. Return False after `SILENCE_S` or at the deadline."""
         if not self._send_some() and deadline == math.inf:
             return bool(self._arrival.poll(SILENCE_S * 1000))
         events = select.POLLIN | (select.POLLOUT if self._unsent else 0)
         return self._wait(events, min(deadline, time.monotonic() + SILENCE_S))
 
     def _check_silence(self, deadline: float) -> None:
-        """Nothing has arrived for a while: check the deadline and, if a reply is due, the server."""
+        """After a silence, raise an error if the deadline has passed, or if a reply is due and the server is dead."""
         is_dead = time.monotonic() < deadline and self._sent > self._received and not self.is_alive()
         if time.monotonic() >= deadline:
             raise TimeoutError
@@ -166,7 +168,7 @@ class FrameStream:
         return False
 
     def _wait(self, events: int, deadline: float) -> bool:
-        """Wait for the socket; False if the deadline comes first."""
+        """Wait until the socket is ready. Return False if the deadline comes first."""
         poll = select.poll()
         poll.register(self._link, events)
         wait_s = left_s(deadline)

@@ -1,7 +1,8 @@
-"""Writer ids and sequence numbers for `Table.insert`.
+"""Provides writer ids and sequence numbers for `Table.insert`.
 
-A server applies the inserts of one writer in sequence. So concurrent inserts need different writer ids: otherwise an
-insert that waits would block the others. Ids are reused, because a server remembers only a limited number of writers.
+A server applies the inserts of one writer in sequence, so an insert that waits blocks later ones with the same id.
+Therefore, concurrent inserts use different writer ids. Ids are reused, because a server remembers only a limited number
+of writers.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from replay_client.errors import ReplayError
 
 WRITER_ID_BYTES: Final = 16
 _WITHOUT_EFFECT: Final = frozenset({"LIMITED", "WAITED_TOO_LONG", "TABLE_RESET"})
-"""Reasons for a refusal after which the sequence number can be used again."""
+"""Reasons of refusals after which the sequence number can be used again, because the insert had no effect."""
 
 
 class InsertId:

@@ -1,4 +1,6 @@
-"""Calls to one table, and streams of its learners and writers, over a unix-domain socket on the server's host.
+"""Makes calls to one table, and opens streams for its learners and writers, over a unix-domain socket.
+
+Client and server must share a host:
 
     stream = calls.open_stream("Learn")                 # None if no server answers: use gRPC
     answer = calls.call("Sample", request, timeout_s=30.0)
@@ -38,7 +40,7 @@ _METHODS: Final = frozenset(get_args(FrameMethod))
 HELLO_TIMEOUT_S: Final = 2.0
 """Time limit for connecting and for the reply to a hello."""
 SEND_BYTES: Final = 4 << 20
-"""Wanted size of a connection's send buffer, as far as the kernel allows: a writer sends blocks of 1 MiB."""
+"""Requested size of a connection's send buffer, which the kernel may limit. A writer sends blocks of 1 MiB."""
 RETRY_S: Final = 1.0
 """Pause after a failed attempt before the next one."""
 
@@ -49,7 +51,7 @@ def is_local(method: str) -> TypeGuard[FrameMethod]:
 
 
 class LocalAddress:
-    """Where a server's socket is, and what to send first."""
+    """The path of a server's socket, and the first message to send there."""
 
     def __init__(self, table: TableDescription, nonce: bytes, authorization: str = "") -> None:
         """``nonce`` is the content of the nonce file in the table's directory."""
@@ -59,14 +61,14 @@ class LocalAddress:
         )
 
     def hello(self, method: FrameMethod, context: Metadata) -> bytes:
-        """Return the first message of a connection for a method, in a trace context."""
+        """Return the first message of a connection for calls of this method in this trace context."""
         hello = replay_pb2.FrameHello(method=method, trace_context=dict(context))
         hello.MergeFrom(self._hello)
         return hello.SerializeToString()
 
     @contextmanager
     def short_path(self) -> Iterator[str]:
-        """A path of the socket that fits into a socket address, even if the socket's own path is too long."""
+        """Provide a path to the socket that fits into a socket address, even if the socket's own path is too long."""
         folder = os.open(self._path.parent, os.O_PATH | os.O_CLOEXEC)
         try:
             yield f"/proc/self/fd/{folder}/{self._path.name}"
@@ -109,11 +111,11 @@ class LocalCalls:
         """Make one call, which must be idempotent.
 
         Returns:
-            The reply. None if there is no server, the connection broke, or the server is shutting down; then use gRPC,
+            The reply. None if there is no server, the connection broke, or the server is shutting down. Use gRPC then,
             which waits until the server is back.
 
         Raises:
-            ClosedError: `close` was called meanwhile.
+            ClosedError: `close` was called during the call.
             ReplayError: the request was refused, or took longer than ``timeout_s`` seconds.
         """
         deadline = time.monotonic() + timeout_s
@@ -139,7 +141,7 @@ class LocalCalls:
         return answer
 
     def close(self) -> None:
-        """Cancel streams and calls, also in threads that are waiting, and close idle connections."""
+        """Cancel streams and calls, even those that other threads wait for, and close idle connections."""
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, defaultdict(list)
@@ -179,7 +181,7 @@ class LocalCalls:
         return stream
 
     def _is_alive(self, method: FrameMethod) -> bool:
-        """Whether the server answers the hello of another connection, be it by a refusal."""
+        """Whether the server answers the hello of another connection, even if only with a refusal."""
         try:
             self._greeted(method, (), time.monotonic() + HELLO_TIMEOUT_S).close()
         except ReplayError as error:  # some of them are OSErrors, too

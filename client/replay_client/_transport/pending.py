@@ -1,4 +1,4 @@
-"""The unanswered requests of a stream, without I/O, threads or clocks.
+"""Keeps the unanswered requests of a stream, without I/O, threads or clocks.
 
     pending.add(request)
     while (request := pending.next_to_send()) is not None:
@@ -49,7 +49,7 @@ class PendingRequests(Generic[R]):
     """See the module."""
 
     def __init__(self, *, reconnect_timeout_s: float, keep_refused: bool) -> None:
-        """Have no requests.
+        """Begin without requests.
 
         Args:
             reconnect_timeout_s: seconds to retry an unreachable server before `failed` raises.
@@ -78,7 +78,7 @@ class PendingRequests(Generic[R]):
         self.requests.append(request)
 
     def next_to_send(self) -> R | None:
-        """Return the next request to send on the current stream, and count it as sent; None if all were sent."""
+        """Return the next request to send on the current stream, and count it as sent. Return None if all were sent."""
         if self._sent >= len(self.requests):
             return None
         request = self.requests[self._sent]
@@ -102,7 +102,7 @@ class PendingRequests(Generic[R]):
         self._sent = 0
 
     def failed(self, error: Exception, now: float) -> float:
-        """Return the seconds until the next stream, after one that ended with this error; call `broken` first.
+        """Return the seconds to pause after a stream that ended with this error. Call `broken` first.
 
         Raises:
             Exception: the error, if the server was unreachable for too long, or if the oldest request was refused.

@@ -1,8 +1,8 @@
 """State shared by a client and its tables: the connection to the server, and shortcuts to the tables.
 
-A pickled or copied link contains only its options; its first call opens a new connection. Tokens are pickled only for
-processes that `multiprocessing` spawns, which get the pickle through a pipe, so no token is stored anywhere. Any other
-receiver of a link with a token reads its own from REPLAY_TOKEN.
+A pickled or copied link contains only its options, and opens a new connection at its first call. Tokens are pickled
+only for processes that `multiprocessing` spawns. These get the pickle through a pipe, so no token is stored anywhere.
+If a link with a token is unpickled by any other process, that process reads a token from its own REPLAY_TOKEN.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ L = TypeVar("L", bound="LinkBase")
 
 
 class LinkBase:
-    """What the links of all clients have in common: how they are pickled and copied."""
+    """Base class of the links of all clients: how links are pickled and copied."""
 
     def __init__(self, options: LinkOptions, token: str | None = None, *, lacks_token: bool = False) -> None:
-        """Do not connect yet. ``lacks_token``: the original link had a token, which this process does not have."""
+        """Do not connect yet. ``lacks_token`` says that the original link had a token, but this process has none."""
         self.options = options
         self._token = token
         self._lacks_token = lacks_token
 
     def check_token(self) -> None:
-        """Check that the link has the token of the original one.
+        """Check that the link has a token if the original link had one.
 
         Raises:
-            UnauthenticatedError: the link came from another process and had a token.
+            UnauthenticatedError: the link came from another process, where it had a token; this process has none.
         """
         if self._lacks_token:
             raise UnauthenticatedError(
@@ -68,10 +68,10 @@ class ServerLink(LinkBase):
 
     @property
     def connection(self) -> Connection:
-        """The connection; opened on first use.
+        """The connection, which is opened on first use.
 
         Raises:
-            UnauthenticatedError: the link came from another process and had a token.
+            UnauthenticatedError: the link came from another process, where it had a token; this process has none.
         """
         if self._connection is None:
             with self._opening:
@@ -84,7 +84,7 @@ class ServerLink(LinkBase):
         return ServerLink(replace(self.options, address=address), self._token, lacks_token=self._lacks_token)
 
     def move(self, address: str) -> None:
-        """Connect to the server at another address, where it has the same tables; streams follow when they break."""
+        """Connect to another address, where the server has the same tables. Streams move there when they break."""
         with self._opening:
             self.options = replace(self.options, address=address)
             if self._connection is not None:

@@ -41,5 +41,5 @@ def time_limit(field: str, limit_s: object, own_s: float) -> float:
 
 
 def left_s(deadline: float) -> float | None:
-    """Seconds until a deadline; None if endless."""
+    """Return the seconds until a deadline, or None if it is `math.inf`."""
     return None if deadline == math.inf else max(0.0, deadline - time.monotonic())

@@ -5,11 +5,11 @@
         delivery.writing.outbox.check()         # raises what went wrong
         while not delivery.writing.episodes.append(...):
             delivery.wait(deadline)             # until something changes
-        delivery.send(deadline)                 # sends it now
+        delivery.send(deadline)                 # sends the current block now
         delivery.wait_for_all(deadline)
 
-A background thread processes acknowledgements, reconnects, and sends unacknowledged blocks again. Errors are kept for
-the next call.
+A background thread processes acknowledgements, reconnects, and sends unacknowledged blocks again. If it meets an error,
+the next call raises it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ class Delivery:
         *,
         open_around: Callable[[], FrameStream | None],
     ) -> None:
-        """Connect when the first block is sent. ``open_around`` opens a stream that bypasses gRPC, if available."""
+        """Prepare to connect when the first block is sent.
+
+        ``open_around`` opens a stream that bypasses gRPC; it returns None if that is not available.
+        """
         self._waits_while_away = options.waits_while_away
         self.writing = Writing(table, options, timeout_s=connection.timeout_s, wake=self._wake)
         self._outbox = self.writing.outbox
@@ -59,7 +62,7 @@ class Delivery:
         self._receiver: threading.Thread | None = None
 
     def send(self, deadline: float) -> None:
-        """Wait until fewer blocks are in flight, and send the block; raises like `wait_for_all`."""
+        """Send the current block; wait first if too many blocks are in flight. Raises the errors of `wait_for_all`."""
         while not self._outbox.hand_over():
             self.wait(deadline)
 
@@ -75,7 +78,7 @@ class Delivery:
             self.wait(deadline)
 
     def wait(self, deadline: float) -> None:
-        """Wait for a change; raise like `wait_for_all`."""
+        """Wait for a change. Raises the errors of `wait_for_all`."""
         left = left_s(deadline)
         if left == 0:
             raise self._outbox.too_late()

@@ -82,8 +82,8 @@ class Episodes:
             priorities: float64[streams], or None.
 
         Returns:
-            Number of streams, from the beginning of ``which``, whose rows were appended: at most a block. 0: too many
-            blocks are in flight.
+            The number of rows that were appended, at most one block: those of the first streams in ``which``. It is 0
+            if too many blocks are in flight.
         """
         streams = self.streams
         which = which[: self._outbox.block.capacity]
@@ -162,7 +162,7 @@ class Episodes:
 
 
 def _needed_at_end(steps: Steps) -> frozenset[str]:
-    """Return the columns that transitions take from the final observation, and that rows may not leave out."""
+    """Return the columns that transitions take from the final observation, without the optional ones."""
     masks = steps.schema.masks
     taken = {column.of for column in steps.derived.values() if isinstance(column, Stack) and column.ahead}
     return frozenset(taken.difference(masks, masks.values()))

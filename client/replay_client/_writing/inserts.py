@@ -1,4 +1,4 @@
-"""Inserts rows exactly once, in requests of their own."""
+"""Inserts rows exactly once, with a separate request for each call."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Inserts:
 
         Args:
             columns: the result of `checked_rows`.
-            priorities: float64[n], or None. In a table of steps: of the anchors that the rows complete.
-            runs: streams, episodes and steps of the rows; None: not given, in a table without steps.
+            priorities: float64[n], or None. In a table of steps, they are those of the anchors that the rows complete.
+            runs: streams, episodes and steps of the rows. May be None in a table without steps.
             wait_s: seconds that the server waits for the rate limiter, or for room in a queue.
             timeout_s: as for `Call`.
             margin_s: as for `Call`.

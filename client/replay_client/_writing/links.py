@@ -1,7 +1,7 @@
-"""The streams, episodes and steps of rows that were read from a table and are inserted again.
+"""Computes the streams, episodes and steps of rows that were read from a table and are inserted again.
 
     links = StepLinks(table.steps.window)
-    linked = links.of(rows)                                     # chunk after chunk, in order of insertion
+    linked = links.of(rows)                                     # chunk by chunk, in order of insertion
     message.runs = linked.runs(0, 100)
     message.priorities = linked.priorities[linked.places[0] : linked.places[100]]
 
@@ -30,25 +30,25 @@ _LARGEST_STREAM: Final = 2**64 - 1
 
 @dataclass(frozen=True)
 class Links:
-    """The links of consecutive rows, and the priorities for inserting them."""
+    """The links of consecutive rows (stream, episode and step of each), and the priorities to insert with them."""
 
     streams: NDArray[np.uint64]
     """uint64[n]: stream of each row."""
     episodes: NDArray[np.uint64]
     """uint64[n]: episode of each row within its stream."""
     steps: NDArray[np.int64] | None
-    """int64[n]: number of each step within its episode; None: not a table of steps."""
+    """int64[n]: number of each step within its episode. None if the table is not a table of steps."""
     ends: NDArray[np.uint8] | None
-    """uint8[n]: whether and how each row closes its episode; None: not a table of steps."""
+    """uint8[n]: whether and how each row closes its episode. None if the table is not a table of steps."""
     starts: NDArray[np.intp]
     """int64[m]: the first row of each run."""
     priorities: NDArray[np.float64]
-    """float64[p]: in a table of steps, priorities of the anchors that the rows complete; otherwise, of the rows."""
+    """float64[p]: priorities of the rows; in a table of steps, of the anchors that the rows complete."""
     places: NDArray[np.intp]
-    """int64[n + 1]: index of the first priority of each row; finally p."""
+    """int64[n + 1]: index in `priorities` of the first one for each row; the last element is p."""
 
     def part_end(self, first: int, most_rows: int, most_runs: int) -> int:
-        """Return the end (exclusive) of the longest part from row ``first`` with at most this many rows and runs."""
+        """Return the exclusive end of the longest part from row ``first`` on with at most this many rows and runs."""
         end = min(first + most_rows, len(self.streams))
         next_start = int(self.starts.searchsorted(first, "right")) + most_runs - 1
         return min(end, int(self.starts[next_start])) if next_start < len(self.starts) else end
@@ -99,7 +99,7 @@ class _Steps:
 
 
 class StepLinks:
-    """Computes the links of rows of a table of steps, chunk after chunk.
+    """Computes the links of rows of a table of steps, chunk by chunk.
 
     Each stream gets a new random number, because the table may already contain the original one. If rows are
     missing in a stream, the next row begins another stream, which may begin at any step.
@@ -134,9 +134,9 @@ class StepLinks:
     def _priorities(self, by_stream: _Steps, rows: NDArray[np.intp]) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
         """Return the priorities of the anchors that rows complete, and the index of each row's first one.
 
-        A step completes the anchor ``forward`` steps earlier; a closing row, those of the last ``forward`` steps.
-        The priority is NaN if the anchor could not be drawn when its row was read. If the anchor's row is missing, the
-        server ignores the priority, so any row's priority will do.
+        A step completes the anchor ``forward`` steps earlier. A closing row completes the anchors among the last
+        ``forward`` steps. The priority is NaN if the anchor could not be drawn when its row was read. If the anchor's
+        row is missing, the server ignores the priority, so any row's priority will do.
         """
         forward, _, period = self._window
         steps = by_stream.steps[rows]
@@ -159,7 +159,7 @@ class StepLinks:
 
 
 def _follow(by_stream: _Steps) -> NDArray[np.bool_]:
-    """bool[n]: whether each row continues its stream: with the next step, or with the first of another episode."""
+    """Return whether each row, bool[n], continues its stream: as the next step, or as another episode's first step."""
     follows = np.zeros(len(by_stream.steps), bool)
     same_episode = by_stream.episodes[1:] == by_stream.episodes[:-1]
     next_step = (by_stream.steps[1:] == by_stream.steps[:-1] + 1) & (by_stream.ends[:-1] == _GOES_ON)
@@ -169,7 +169,7 @@ def _follow(by_stream: _Steps) -> NDArray[np.bool_]:
 
 
 def _run_starts(streams: NDArray[np.uint64], rows: _Steps) -> NDArray[np.intp]:
-    """int64[m]: rows that are not the next step of the row before them."""
+    """Return the indices, int64[m], of rows that are not the step after the row before them."""
     is_next = (
         (streams[1:] == streams[:-1])
         & (rows.episodes[1:] == rows.episodes[:-1])
@@ -180,7 +180,7 @@ def _run_starts(streams: NDArray[np.uint64], rows: _Steps) -> NDArray[np.intp]:
 
 
 def _last_true(flags: NDArray[np.bool_]) -> NDArray[np.intp]:
-    """int64[n]: for each position, the last position up to it whose flag is set. The first flag must be set."""
+    """Return, for each position, the last position up to it whose flag is set, int64[n]. The first flag must be set."""
     return np.maximum.accumulate(np.where(flags, np.arange(len(flags)), 0))
 
 

@@ -1,4 +1,4 @@
-"""The blocks of a writer on their way to the server, without I/O or threads.
+"""Queues a writer's blocks for the server and processes the replies, without I/O or threads.
 
     outbox = Outbox(table, block, pending, ..., clock=time.monotonic, wake=wake)
     outbox.block.add(...)
@@ -45,7 +45,7 @@ from replay_client.results.description import TableDescription
 log = logging.getLogger(__name__)
 
 IDLE_DELAY_S: Final = 0.1
-"""Seconds after its first row when a block is due, unless the server asks for a longer delay."""
+"""A block is due this many seconds after its first row, unless the server asks for a longer delay."""
 
 
 @dataclass
@@ -88,7 +88,7 @@ class Outbox:
             block: the first block; later ones are like it.
             pending: the blocks in flight; refused ones must stay pending.
             max_blocks_in_flight: number of unacknowledged blocks at which `hand_over` refuses another one.
-            max_delay_s: maximum seconds after its first row when a block is due, even if the server asks for more.
+            max_delay_s: maximum seconds from a block's first row until it is due, even if the server asks for more.
             clock: returns the time in seconds.
             wake: called when a block can be sent or will be due (`due_in_s`), when `is_paused` ends, and at `close`.
         """
@@ -137,7 +137,7 @@ class Outbox:
         return len(self._pending.requests) >= self._max_blocks_in_flight
 
     def added(self, count: int = 1) -> None:
-        """Call this after adding ``count`` rows to the block. If as many do not fit again, hand it over if possible."""
+        """Call this after adding ``count`` rows to the block. Tries to hand it over if as many no longer fit."""
         if self.block.count == count:
             self._block_began_s = self._clock()
             if not self._is_timed:
@@ -158,14 +158,18 @@ class Outbox:
         return True
 
     def end_episode(self) -> None:
-        """Call this at the end of an episode, after which an actor may pause."""
+        """Hand over the block at the end of an episode, unless the server asks for a delay above `IDLE_DELAY_S`.
+
+        The actor may pause after the episode, so rows should not wait for later ones.
+        """
         if self._server_delay_s <= IDLE_DELAY_S:
             self.hand_over()
 
     def due_in_s(self) -> float | None:
-        """Hand over the block if it is due; return the seconds until then, or None if there is nothing to wait for.
+        """Hand over the block if it is due. Otherwise, return the seconds until it is due.
 
-        If a due block cannot be handed over, call again after the next acknowledgement.
+        Return None if there is no time to wait for: the block is empty, or was due. If a due block cannot be handed
+        over, call again after the next acknowledgement.
         """
         if not self.block.count:
             self._is_timed = False
@@ -181,7 +185,7 @@ class Outbox:
         return not self._pending.requests or self._pending.requests[0].sequence > sequence
 
     def unacknowledged(self) -> list[dict[str, Array]]:
-        """The rows of each unacknowledged block by column, oldest first."""
+        """Return the rows of each unacknowledged block by column, oldest first."""
         return [*(block.rows.columns() for block in self._pending.requests), self.block.columns()]
 
     def too_late(self) -> DeadlineExceededError:
@@ -264,9 +268,10 @@ class Outbox:
             self._spare.append(block.rows)
 
     def _begin_anew(self) -> bool:
-        """Switch to a new writer id; False if that could insert rows twice.
+        """Switch to a new writer id, after the server has forgotten an idle writer.
 
-        The server forgets idle writers. If no pending block was sent on an earlier stream, the server has applied none.
+        Return False, and change nothing, if that could insert rows twice. If no pending block was sent on an earlier
+        stream, the server has applied none of them.
         """
         if any(block.attempts > 1 for block in self._pending.requests):
             return False

@@ -45,13 +45,13 @@ class Streams:
         return anchor >= 0 and anchor % self._period == 0
 
     def which_complete(self, streams: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """bool[n]: the result of `completes` for each of these streams."""
+        """Return the result of `completes` for each of these streams, bool[n]."""
         anchors = self.steps[streams] - self._forward
         complete: NDArray[np.bool_] = (anchors >= 0) & (anchors % self._period == 0)
         return complete
 
     def completed_by_end(self, stream: int) -> int:
-        """Number of anchors whose windows the closing row of a stream's current episode would complete."""
+        """Return how many anchors' windows would be complete if a row closed the stream's current episode now."""
         end, period = self.next_steps[stream], self._period
         first = max(0, end - self._forward)
         return len(range(-(-first // period) * period, end, period))

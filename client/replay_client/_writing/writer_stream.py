@@ -14,7 +14,7 @@ from replay_client._writing.delivery import Delivery
 
 
 class WriterStream:
-    """One stream of experience of a writer: an environment of an actor."""
+    """One stream of experience of a writer, such as one environment of an actor."""
 
     def __init__(self, connection: Connection, delivery: Delivery, stream: int) -> None:
         """Created by the writer."""
@@ -87,8 +87,9 @@ class WriterStream:
             priorities: float64[n]: priorities of the steps whose windows this row completes, oldest first. With
                 `Transitions`, these are the last n steps, or all steps of a shorter episode. None: the largest live
                 priority.
-            **columns: final values by column. Sources of `Next` and of stacks with ``ahead=True`` are required; with
-                `Sequences`, at least one column. Other columns are set to zero.
+            **columns: final values by column. With `Transitions`, the sources of `Next` and of stacks with
+                ``ahead=True`` are required. With `Sequences`, at least one column is required. Other columns are set to
+                zero.
 
         Raises:
             InvalidArgumentError: the values do not match the table, or `terminated` is neither a bool nor 0 or 1.

@@ -1,4 +1,4 @@
-"""What the methods of a writer do, without I/O or threads: checks their arguments, and adds rows to the outbox.
+"""Implements a writer's methods, without I/O or threads: checks their arguments, and adds rows to the outbox.
 
 writing = Writing(table, options, timeout_s=30.0, wake=wake)
 rows = writing.checked_rows(columns, where, priorities)
@@ -33,9 +33,9 @@ from replay_client.results.description import TableDescription
 MAX_BLOCKS_IN_FLIGHT: Final = 16
 """Maximum unacknowledged blocks. The server recognizes retries of only this many inserts per writer."""
 BLOCK_ROWS: Final = 1024
-"""Maximum rows per block, unless there are more streams."""
+"""Default limit of rows per block. With more streams, the default is one row for each stream."""
 BLOCK_BYTES: Final = 1 << 20
-"""Maximum bytes per block, unless a row of each stream is larger."""
+"""Default limit of bytes per block, unless one row for each stream takes more."""
 _PRIORITY: Final = Column("float64")
 
 
@@ -128,7 +128,7 @@ class Writing:
             clock=time.monotonic,
             wake=wake,
         )
-        """Blocks on their way."""
+        """Queues blocks for sending, and processes the replies."""
         self.episodes = Episodes(table, self._streams, self.outbox)
         """Adds rows to the outbox."""
 
@@ -148,7 +148,7 @@ class Writing:
         return VectorRows(checked, which, given)
 
     def append_all(self, rows: VectorRows) -> bool:
-        """Append as many of the rows as fit into a block; False: none, because too many blocks are in flight."""
+        """Append as many rows as fit into a block. Return False if too many blocks are in flight to append any."""
         added = self.episodes.append_all(rows.columns, rows.which[rows.appended :], rows.priorities)
         rows.appended += added
         return added > 0

@@ -39,7 +39,7 @@ class MessageStream:
         self._call = call
 
     async def send(self, message: bytes) -> bool:
-        """Send a message; False if the stream has ended, for the reason that `receive` raises."""
+        """Send a message. Return False if the stream has ended; `receive` raises the reason."""
         try:
             await self._call.write(message)
         except (aio.AioRpcError, asyncio.InvalidStateError):
@@ -63,7 +63,7 @@ class MessageStream:
 
 
 class Connection(ConnectionBase):
-    """A channel to one server, opened on first use, for the event loop that is running then."""
+    """A channel to one server. It is opened on first use, and belongs to the event loop that is running then."""
 
     def __init__(self, options: LinkOptions, token: str | None = None) -> None:
         super().__init__(options, token)
@@ -117,7 +117,7 @@ class Connection(ConnectionBase):
         Raises:
             ServerUnavailableError: no server answers; the message says what to do.
             ReplayError: as for `check_usable`.
-            RuntimeError: another event loop is running than at the first call.
+            RuntimeError: the running event loop is not that of the first call.
         """
         self.check_usable()
         self._check_loop()
@@ -160,7 +160,7 @@ class Connection(ConnectionBase):
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            # Another task canceled the call of gRPC.
+            # Another task canceled gRPC's call.
             raise ClosedError("the connection was closed during the call") from None
         except (aio.UsageError, aio.InternalError):  # raised by gRPC after the channel was closed
             self.check_usable()

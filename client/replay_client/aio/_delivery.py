@@ -13,7 +13,7 @@ from replay_client.results.description import TableDescription
 
 
 class Delivery:
-    """A background task sends blocks, processes acknowledgements, and reconnects."""
+    """Runs a background task that sends blocks, processes acknowledgements, and reconnects."""
 
     def __init__(
         self, connection: Connection, table: TableDescription, options: WriterOptions, local: LocalStreams | None
@@ -29,7 +29,9 @@ class Delivery:
         self._owes_turn = False
 
     async def ready(self) -> None:
-        """Prepare for adding rows: let other tasks run after a block was begun or sent, and check for errors.
+        """Prepare for adding rows, and check for errors.
+
+        If a block was begun or sent since the last call, other tasks run first.
 
         Raises:
             ReplayError: an earlier row could not be sent.
@@ -41,7 +43,7 @@ class Delivery:
         self._outbox.check()
 
     async def send(self, deadline: float) -> None:
-        """Wait until fewer blocks are in flight, and send the block; raises like `wait_for_all`."""
+        """Send the current block once few enough blocks are in flight; raise like `wait_for_all`."""
         while not self._outbox.hand_over():
             await self.wait(deadline)
 

@@ -26,7 +26,7 @@ class FrameStream(asyncio.BufferedProtocol):
     """A stream with the methods of `MessageStream`."""
 
     def __init__(self) -> None:
-        """Connect later."""
+        """Do not connect yet."""
         self.is_alive: Callable[[], Awaitable[bool]] | None = None
         """Tells whether the server answers on another connection. Called when a reply is late."""
         self._sent = self._received = 0
@@ -38,7 +38,7 @@ class FrameStream(asyncio.BufferedProtocol):
         self._is_ended = False
 
     async def send(self, message: bytes) -> bool:
-        """Send a message, once the server has read most of the earlier ones; False if the stream has ended."""
+        """Send a message once the server has read most of the earlier ones. Return False if the stream has ended."""
         while not self._is_writable and not self._is_ended:
             await self._changed.wait()
         if self._is_ended or self._transport is None:
@@ -103,7 +103,7 @@ class FrameStream(asyncio.BufferedProtocol):
         self._changed.notify()
 
     def pause_writing(self) -> None:
-        """Stop sending: the server does not read."""
+        """Stop sending, because the server does not read."""
         self._is_writable = False
 
     def resume_writing(self) -> None:
@@ -125,7 +125,7 @@ class LocalStreams:
         self._not_before_s = 0.0
 
     async def open(self, method: FrameMethod) -> FrameStream | None:
-        """Open a stream; return None if the server refuses, or does not answer in time: use gRPC."""
+        """Open a stream. Return None if the server refuses or does not answer in time; then use gRPC."""
         if time.monotonic() < self._not_before_s:
             return None
         try:
@@ -153,7 +153,7 @@ class LocalStreams:
         return stream
 
     async def _is_alive(self, method: FrameMethod) -> bool:
-        """Whether the server answers the hello of another connection, be it by a refusal."""
+        """Whether the server answers the hello of another connection, even if it refuses."""
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 (await self._greeted(method)).cancel()

@@ -48,9 +48,9 @@ class LoopLink(LinkBase):
         return SyncClient(token=self._token, **vars(self.options))
 
     async def in_thread(self, opened: ServerLink | SyncClient, work: Callable[[], T]) -> T:
-        """Run work that blocks in a thread, and close the connection that was opened for it.
+        """Run blocking work in a thread, and then close ``opened``, whose connection was opened for it.
 
-        If this is canceled, the thread's next call fails, because its connection is closed.
+        If this is canceled, ``opened`` is closed immediately, so the thread's next call fails.
         """
         try:
             await self.connection.reach()

@@ -35,7 +35,8 @@ class AnsweredStream(Generic[R]):
             connection: the connection to the server.
             method: the RPC.
             pending: the requests. Call `notify` after adding some.
-            before_waiting: called when there is nothing to send; returns the seconds until the next call, or None.
+            before_waiting: called when there is nothing to send. Returns the seconds until the next call; None: call it
+                again after the next change.
             local: opens streams over the local socket, if the server is on this host.
         """
         self.changed = Changes()
@@ -55,7 +56,7 @@ class AnsweredStream(Generic[R]):
             self.changed.notify()
 
     async def receive(self) -> tuple[R, Content]:
-        """Wait for the reply to the oldest request; if there is no request yet, wait for one.
+        """Wait for the reply to the oldest request. If there is no request yet, first wait for one.
 
         Only one task may call this. If it is canceled, the stream breaks, and the next call reconnects.
 

@@ -28,12 +28,12 @@ class Changes:
 
 
 class Turns:
-    """Lets one task per iteration of the event loop begin its work, so that many calls at once do not block others."""
+    """Lets one task per iteration of the event loop begin its work, so that many simultaneous calls do not block it."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
 
     async def take(self) -> None:
-        """Wait for a turn. In this iteration of the loop, only the caller then works, until its next ``await``."""
+        """Wait for a turn. In each iteration of the loop, only one of the waiting tasks gets one."""
         async with self._lock:
             await asyncio.sleep(0)

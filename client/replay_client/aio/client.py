@@ -1,6 +1,6 @@
 """A client of one server for asyncio; see `replay_client.sync.client`.
 
-It rejects a server that belongs to a group of servers, because that server has only a part of each table.
+It raises an error if tables are distributed over several servers, because each server then has only a part of a table.
 
 async with aio.ReplayClient("localhost:50051") as client:
     table = await client.table("cartpole")

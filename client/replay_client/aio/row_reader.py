@@ -24,7 +24,7 @@ class RowReader(RowReaderBase):
         super().__init__(plan)
         self._read = read
         self._parts = plan.parts()
-        self._keys = next(self._parts, None)  # to be read next; None: all were read
+        self._keys = next(self._parts, None)  # of the next rows to read; None: all were read
         self._ready: deque[Rows] = deque()
         self._is_complete = False
 

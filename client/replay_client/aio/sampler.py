@@ -90,7 +90,7 @@ class Sampler(SamplerHandle):
         self._stream.send_pending()
 
     async def update_priorities(self, batch_or_keys: BatchOrKeys, priorities: ArrayLike) -> None:
-        """Update priorities, with the request for the next batch; see `replay_client.Sampler.update_priorities`."""
+        """Update priorities; the next request for a batch sends them. See `replay_client.Sampler.update_priorities`."""
         self._check_usable()
         self._learning.update(batch_or_keys, priorities)
         self._stream.send_pending()
@@ -133,7 +133,7 @@ class Sampler(SamplerHandle):
             self.cancel()
 
     async def _receive(self, limit_s: float | None) -> None:
-        """Wait for the next reply, at most ``limit_s`` seconds. If canceled, the next call continues."""
+        """Wait for the next reply, at most ``limit_s`` seconds. If canceled, the next call continues the wait."""
         if self._receiver is None:
             self._receiver = asyncio.create_task(self._process_reply(), name="replay-receives")
             self._receiver.add_done_callback(_retrieve)
@@ -156,6 +156,9 @@ class Sampler(SamplerHandle):
 
 
 def _retrieve(task: asyncio.Task[None]) -> None:
-    """Mark a task's error as seen. If no call waits for the task anymore, the sampler is closed."""
+    """Mark a task's error as retrieved, so that asyncio does not log it.
+
+    The next call raises it. If there is no next call, the sampler was closed.
+    """
     if not task.cancelled():
         task.exception()

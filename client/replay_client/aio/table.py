@@ -69,7 +69,7 @@ class Table(TableHandle):
     ) -> NDArray[np.int64]:
         """Insert rows exactly once, and return their keys; see `replay_client.Table.insert`.
 
-        A canceled insert may have inserted its rows, or those of its first requests if it was split.
+        A canceled insert may have inserted its rows or, if it was split, only those of its first requests.
         """
         self._connection.check_usable()
         return await self._connection.run(self._operations.insert(rows, priorities=priorities, timeout_s=timeout_s))
@@ -236,7 +236,7 @@ class Table(TableHandle):
         reconnect_timeout_s: float | None,
         **draw: Any,
     ) -> Sampler:
-        """Create a sampler for a part of each mixed batch; see `replay_client.Table.part_sampler`."""
+        """Create a sampler, for instance for a part of mixed batches; see `replay_client.Table.part_sampler`."""
         operations = self._operations
         replacing = operations.batch_reader(names)
         reader = replacing if blank is None else operations.batch_reader(names, blank)
@@ -276,6 +276,6 @@ class Table(TableHandle):
         return self._link.connection
 
     async def _in_thread(self, work: Callable[[SyncTable], T]) -> T:
-        """Run work with a table for threads, in a thread."""
+        """Run blocking work in a thread, on a blocking `SyncTable` of this table."""
         link = self._link.blocking()
         return await self._link.in_thread(link, partial(work, SyncTable(link, self._description)))

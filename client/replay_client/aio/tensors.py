@@ -195,6 +195,9 @@ class MixedTensorSampler(TensorSampler):
 
 
 def _retrieve(task: asyncio.Task[_Made]) -> None:
-    """Mark a task's error as seen. If no call waits for the task anymore, the sampler is closed."""
+    """Mark a task's error as retrieved, so that asyncio does not log it.
+
+    The next call raises it. If there is no next call, the sampler was closed.
+    """
     if not task.cancelled():
         task.exception()

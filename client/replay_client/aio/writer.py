@@ -1,4 +1,4 @@
-"""Writes rows for actors: collects them in blocks and sends each exactly once; see `replay_client.sync.writer`.
+"""Writes rows for actors: collects them in blocks and sends each row exactly once; see `replay_client.sync.writer`.
 
     async with table.writer() as writer:
         for ...:
@@ -91,7 +91,7 @@ class Writer:
         ``local`` opens streams over the local socket, if the server is on this host.
         """
         self.steps: Final = table.steps
-        """What the table draws and derives, if it is a table of steps; None: not a table of steps."""
+        """What a table of steps draws and derives; None: the table is not a table of steps."""
         self._connection = connection
         self._table = table
         self._delivery = Delivery(connection, table, options, local)
@@ -117,7 +117,7 @@ class Writer:
         return True
 
     def __getitem__(self, stream: int) -> WriterStream:
-        """One of its streams.
+        """Return one of the writer's streams, by number.
 
         Raises:
             IndexError: there is no such stream.
@@ -211,7 +211,7 @@ class Writer:
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Flush and close; after an error in the block, give up after `replay_client.sync.writer.GIVE_UP_S`."""
+        """Flush and close. After an error in the block, give up after `replay_client.sync.writer.GIVE_UP_S` seconds."""
         try:
             await self.close(timeout_s=None if error is None else GIVE_UP_S)
         except BaseException as failure:

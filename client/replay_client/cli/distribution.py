@@ -22,7 +22,7 @@ RANKED = "rank"
 _WIDE_RATIO = 100.0
 """Above this ratio of the largest to the smallest value, the axis is logarithmic."""
 _LEAST_SHARE = 0.01
-"""Fraction of the rows, those with the smallest values, that are ignored when comparing with `_WIDE_RATIO`."""
+"""Fraction of the rows with the smallest values to ignore when comparing with `_WIDE_RATIO`."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,8 @@ class Distributions:
         Args:
             inspection: the rows.
             beta: exponent of the weights.
-            most_bars: maximum number of bars of a histogram, at least 1; None: `BARS`, and a bar for each power of two
-                in the histogram of numbers of draws.
+            most_bars: maximum number of bars per histogram, at least 1. If None, the histogram of numbers of draws has
+                a bar for each power of two, and the others have up to `BARS` bars.
         """
         is_queue = inspection.table.backend == FIFO
         rows, probabilities = inspection.rows, inspection.probabilities
@@ -118,8 +118,8 @@ class Distributions:
 def bars(values: Floats, rows: Floats, count: int = BARS) -> list[Bar]:
     """Divide the range of the values into intervals, and count the rows in each.
 
-    If the values span more than two orders of magnitude, ignoring the smallest 1 %, the intervals are logarithmic. The
-    first one then also contains the smallest values, and zeros have a separate bar.
+    The intervals are logarithmic if the positive values span more than two orders of magnitude, not counting the 1 % of
+    rows with the smallest ones. The first interval then also contains these rows, and zeros have a separate bar.
 
     Args:
         values: float64[n], at least 0.
@@ -192,7 +192,7 @@ def _counted(values: Floats, rows: Floats, edges: Floats) -> list[Bar]:
 
 
 def merged(drawn: Sequence[TimesSampled], most: int) -> Sequence[TimesSampled]:
-    """Merge pairs of neighbors in a histogram by number of draws until there are at most ``most``, at least 1."""
+    """Merge pairs of neighboring bars in a histogram by number of draws until at most ``most`` (at least 1) remain."""
     while len(drawn) > most:
         pairs = [drawn[place : place + 2] for place in range(0, len(drawn), 2)]
         drawn = [replace(pair[0], at_most=pair[-1].at_most, rows=sum(bar.rows for bar in pair)) for pair in pairs]

@@ -25,13 +25,13 @@ _PLOT_LINES = 12
 _FRAME = 4
 """Width of a panel's border and padding."""
 _EDGES = 2
-"""Lines of a panel's border, and of the heading of the list of rows."""
+"""Lines that a panel's border takes, and lines that the heading of the list of rows takes."""
 _LEAST_LINES = 5
 """Minimum lines of a panel's content in a view that fits into the terminal."""
 _LEAST_ROWS = 2
 """Rows that such a view shows before it adds more panels."""
 _LEVEL = 5e-4
-"""Smaller exponents would be displayed as 0."""
+"""Minimum exponent to display; smaller ones would be displayed as 0."""
 _QUEUE = "A queue: draws return the oldest\nrows, regardless of priority;\nprobabilities and weights are 1."
 
 
@@ -51,7 +51,7 @@ class Inspected:
         return Distributions.of(self.inspection, self.beta, most_bars)
 
     def __str__(self) -> str:
-        """Say the main figures in one line."""
+        """Summarize the table's rows in one line."""
         table = self.inspection.table
         size = f"{table.name} {table.size:,} of {table.capacity:,} rows"
         if not len(self.inspection.ranks):
@@ -75,9 +75,9 @@ def inspect_view(seen: Inspected, width: int) -> RenderableType:
 
 
 def inspect_screen(console: Console, seen: Inspected, trouble: str) -> RenderableType:
-    """Like `inspect_view`, but fits into the terminal's height, with fewer bars, panels and rows.
+    """Render like `inspect_view`, but with so few bars, panels and rows that all fit into the terminal's height.
 
-    ``trouble`` is the reason why there is nothing newer; empty if there is none.
+    ``trouble`` is the reason why there is nothing newer to show, if any.
     """
     width, inspection = console.width, seen.inspection
     per_row = _panels_per_row(width)
@@ -199,7 +199,7 @@ def _whole(count: float) -> str:
 
 
 def _largest(seen: Inspected, count: int, *, is_short: bool) -> Table | Text:
-    """Render the first rows as a list; if ``is_short``, each in one line, of which the end may be missing."""
+    """Render the first ``count`` rows as a list. If ``is_short``, each takes one line, whose end may be cut off."""
     if not count:
         return Text()
     largest, rows = seen.inspection.largest, seen.rows

@@ -66,7 +66,7 @@ def plain_inspection(seen: Inspected) -> dict[str, Any]:
 
 
 def plain_fields(value: Any, *left_out: str) -> dict[str, Any]:
-    """Convert the fields of a dataclass, except those named in ``left_out``."""
+    """Convert the fields of a dataclass to a dict, leaving out those named in ``left_out``."""
     return {
         field.name: plain(getattr(value, field.name))
         for field in dataclasses.fields(value)

@@ -71,8 +71,8 @@ def stats_view(
 ) -> RenderableType:
     """Render the statistics of a server: one table in detail, or a list of all tables.
 
-    ``width`` is the terminal's width in characters. ``most`` limits the number of waits, tables and methods, or the
-    number of bars. ``trouble`` is the reason why there are no newer statistics; empty if there is none.
+    ``width`` is the terminal's width in characters. ``most`` limits the total number of waits, tables and
+    methods or, for one table, the number of bars. ``trouble`` is the reason why there are no newer statistics, if any.
     """
     header: list[RenderableType] = [server_line(stats, server)]
     if trouble:
@@ -103,7 +103,7 @@ def stats_view(
 
 
 def stats_screen(console: Console, stats: Stats, server: str, table: str | None, trouble: str = "") -> RenderableType:
-    """Like `stats_view`, with as many waits, tables and methods, or bars, as fit into the terminal's height."""
+    """Render like `stats_view`, with as many waits, tables and methods (or bars) as fit into the terminal's height."""
 
     def view(most: int) -> RenderableType:
         return stats_view(stats, server, table, console.width, most, trouble)
@@ -119,7 +119,7 @@ def _left_out(count: int, what: str) -> Text:
 
 
 def server_line(stats: Stats, address: str, cpu_share: float | None = None) -> Text:
-    """Say how the server is doing in one line; ``cpu_share`` is its processor time per second now, if known."""
+    """Say in one line how the server is doing; ``cpu_share`` is its current processor time per second, if known."""
     server = stats.server
     if stats.servers:
         address = f"{len(stats.servers)} servers"
@@ -192,7 +192,7 @@ def _fill(description: TableDescription, bar_width: int = _FILL_WIDTH) -> Render
 
 
 def stats_line(stats: Stats) -> str:
-    """Say the main statistics of a server and its tables in one line."""
+    """Summarize the statistics of a server and its tables in one line."""
     server = f"up {duration_text(stats.server.uptime_s)}, {bytes_text(stats.server.resident_bytes)}"
     return "; ".join([server, *(_table_line(name, table) for name, table in stats.tables.items())])
 

@@ -18,12 +18,12 @@ _MOST_ELEMENTS = 4
 
 
 def row_text(rows: Rows, place: int, styles: tuple[str, str]) -> RenderableType:
-    """Render a row as ``name value`` pairs, as many per line as fit; ``styles``: for names, and for values."""
+    """Render a row as ``name value`` pairs, as many per line as fit. ``styles`` are those of names and of values."""
     return Columns(_pairs(rows, place, styles), padding=(0, 2))
 
 
 def row_line(rows: Rows, place: int, styles: tuple[str, str]) -> Text:
-    """Like `row_text`, in one line."""
+    """Render a row like `row_text`, but in one line."""
     return Text("  ").join(_pairs(rows, place, styles))
 
 
@@ -38,7 +38,7 @@ def _pairs(rows: Rows, place: int, styles: tuple[str, str]) -> Iterator[Text]:
 
 
 def value_text(value: NDArray[Any]) -> str:
-    """Format a value, such as ``0.5`` or ``[1, 2]``, and a large array as ``uint8[84,84] 0..255``."""
+    """Format a value, such as ``0.5`` or ``[1, 2]``. Summarize a large array, such as ``uint8[84,84] 0..255``."""
     array = np.asarray(value)
     if array.ndim == 0:
         return _element(array[()])

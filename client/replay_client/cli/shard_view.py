@@ -13,7 +13,7 @@ from replay_client.results.shards import Shard, ShardMap
 from replay_client.results.stats import Stats, TableStats
 
 _ADDRESS = 24
-"""Maximum width of an address, where there are other columns."""
+"""Maximum width of an address in lists of figures."""
 
 
 def shard_list(shards: Iterable[Shard], server: str) -> RenderableType:
@@ -25,7 +25,7 @@ def shard_list(shards: Iterable[Shard], server: str) -> RenderableType:
 
 
 def server_figures(stats: Stats) -> Iterator[RenderableType]:
-    """Render how each server is doing; nothing if there is only one."""
+    """Render how each server is doing; yield nothing if there is only one server."""
     if stats.shards is None:
         return
     grid = grid_of(">shard", "server", "state", ">up", ">memory", ">cpu", ">rows")
@@ -41,7 +41,7 @@ def server_figures(stats: Stats) -> Iterator[RenderableType]:
 
 
 def shard_figures(table: TableStats, shards: ShardMap | None) -> Iterator[RenderableType]:
-    """Render the figures of each shard of a table; nothing if the table is on one server."""
+    """Render the figures of each shard of a table; yield nothing if the table is on one server."""
     if shards is None or not table.shards:
         return
     grid = grid_of(">shard", "server", "state", ">rows", ">mass", ">inserted/s", ">drawn/s", ">updated/s")

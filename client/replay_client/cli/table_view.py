@@ -34,7 +34,7 @@ def table_view(table: TableStats, most_bars: int | None = None) -> RenderableTyp
 
 
 def wait_text(wait: WaitStats, name: str = "") -> Text:
-    """Render a sentence that says who waits for what; ``name`` is that of the table, unless the context shows it."""
+    """Render a sentence that says who waits for what. ``name`` is the table's name; empty if the context shows it."""
     prefix = f"{name}: " if name else ""
     text = Text(printable_text(f"{prefix}{wait}"), _URGENT)
     text.stylize("bold", 0, len(prefix))
@@ -42,7 +42,7 @@ def wait_text(wait: WaitStats, name: str = "") -> Text:
 
 
 def fill_share(description: TableDescription) -> float:
-    """Fraction of the capacity that is in use."""
+    """Return the fraction of the capacity that is in use."""
     return description.size / description.capacity
 
 
@@ -56,7 +56,7 @@ def _key_figures(table: TableStats) -> Table:
 
 
 def _facts(table: TableStats) -> Iterator[tuple[str, str]]:
-    """Yield labels and values; counts of rare events only if there were any."""
+    """Yield labels and values. Leave out counts of rare events that did not happen."""
     yield "backend", printable_text(table.table.backend)
     if table.table.parameters:
         yield "", ", ".join(f"{name} {number_text(value)}" for name, value in table.table.parameters.items())

@@ -45,7 +45,7 @@ def bar_chart(named: Sequence[tuple[str, float]], width: int, styles: tuple[str,
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Draw the last ``width`` values as columns, scaled to the largest, the newest at the right; all are at least 0."""
+    """Draw the last ``width`` values (at least 0) as columns, scaled to the largest. The newest is at the right."""
     last = list(values)[-width:] if width > 0 else []
     most = max(last, default=0.0)
     columns = (_COLUMNS[math.ceil(value / most * (len(_COLUMNS) - 1)) if most else 0] for value in last)

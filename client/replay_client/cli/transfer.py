@@ -210,7 +210,7 @@ def _import_minari(
 
 @contextmanager
 def _failures_shown() -> Iterator[None]:
-    """Show errors of the file system, and how many rows were inserted before another error."""
+    """Print file system errors and exit. For a client's error, print how many rows were inserted before it."""
     try:
         yield
     except ReplayError as error:

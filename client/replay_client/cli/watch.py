@@ -38,17 +38,17 @@ class Watched(Generic[S]):
     """What to watch, and how to show it."""
 
     look: Callable[[], S]
-    """Fetches it; raises `ReplayError`."""
+    """Fetches what is watched; may raise `ReplayError`."""
     screen: Callable[[Console, S, str], RenderableType]
-    """Renders it for the terminal's size. The text says why there is nothing newer; empty if there is."""
+    """Renders it for the terminal's size. The last argument says why there is nothing newer, or is empty."""
     line: Callable[[S], str]
-    """Says the main figures in one line."""
+    """Summarizes it in one line."""
     plain: Callable[[S], object]
     """Converts it for JSON."""
 
 
 def watch(watched: Watched[S], interval_s: float, *, as_json: bool) -> None:
-    """Show something every ``interval_s`` seconds until Ctrl-C. Only the first request may raise."""
+    """Show something every ``interval_s`` seconds until Ctrl-C. Only errors of the first request are raised."""
     console = Console()
     try:
         if as_json:
@@ -64,9 +64,9 @@ def watch(watched: Watched[S], interval_s: float, *, as_json: bool) -> None:
 def looks(
     look: Callable[[], S], interval_s: float, pause: Callable[[float], object] = time.sleep
 ) -> Iterator[S | Trouble]:
-    """Yield results of ``look`` forever, or the reason why there is no new one. Only the first request may raise.
+    """Yield each result of ``look``, or the trouble that prevented it, forever. Raise only errors of the first request.
 
-    ``pause`` waits for the seconds between two requests.
+    ``pause`` waits for a number of seconds between two requests.
     """
     yield look()
     answered = time.monotonic()

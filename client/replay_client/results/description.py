@@ -1,4 +1,4 @@
-"""Descriptions of tables: config and fill level."""
+"""The description of a table: its config, and how full it is."""
 
 from __future__ import annotations
 
@@ -53,19 +53,23 @@ class TableDescription:
     socket: str = ""
     """Path of a socket on the server's host for calls without gRPC; empty: none."""
     steps: Steps | None = None
-    """What the table draws and derives, if it is a table of steps; None: not a table of steps."""
+    """The items and derived columns of a table of steps; None if this is not a table of steps."""
     rate_limit: RateLimit | None = None
     """Keeps draws and inserts in a fixed ratio; None: no limit."""
     whole_capacity: int = 0
-    """If this is a shard, the capacity with which the whole table was created; 0: not a shard."""
+    """If this is a shard, the capacity with which the whole table was created; otherwise 0."""
     whole_uid: bytes = b""
-    """If this is a shard, the uid of the whole table, that of its first shard; empty: the first shard, or none."""
+    """If this is a shard, the uid of the whole table's first shard. Empty in that shard itself, and if not a shard."""
     whole_shards: tuple[int, ...] = ()
-    """Ids of the shards on which the whole table was created; empty: not a shard, or created by an older version."""
+    """If this is a shard, the ids of the shards on which the whole table was created. Empty if it is not a shard, or
+    if an older version created the table."""
 
     @property
     def rows_per_insert(self) -> int:
-        """Maximum rows per insert request, so that the rate limiter or queue can allow it, and other calls run soon."""
+        """Maximum rows per insert request. The rate limiter or queue might never allow larger ones.
+
+        Larger requests would also delay other calls.
+        """
         fitting = min(self.slots - self.capacity, MOST_ROWS_AT_ONCE, max(1, INSERT_BYTES // self.row_bytes))
         if self.backend == FIFO:
             fitting = min(fitting, self.capacity)
@@ -111,7 +115,7 @@ class TableDescription:
         """Convert a message.
 
         Raises:
-            InternalServerError: this version of the client does not support its columns, steps or rate limiter.
+            InternalServerError: this version of the client does not support the table's columns, steps or rate limiter.
         """
         config = message.config
         try:

@@ -50,7 +50,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class ShardMap:
-    """All servers of the service. Each keeps a copy; the newest version counts."""
+    """All servers of the service. Each server keeps a copy of this map, and the copy with the newest version counts."""
 
     uid: bytes
     """16 random bytes that distinguish services."""

@@ -15,7 +15,7 @@ from replay_client.results.shards import ShardMap
 
 @dataclass(frozen=True)
 class MethodStats:
-    """Statistics of one RPC method. Counts: since the server started. Times: of calls answered in the last minute."""
+    """Statistics of one RPC method. Counts begin when the server starts; times are those of the last minute's calls."""
 
     method: str
     """Name of the method, such as ``Sample``."""
@@ -105,10 +105,10 @@ class LimiterStats:
 
 @dataclass(frozen=True)
 class WaitStats:
-    """Calls that wait in line; ``str(wait)`` says who waits for what, and how much longer."""
+    """Calls that wait in line for the same thing. ``str(wait)`` says who waits for what, and how much longer."""
 
     waited_for: str
-    """``rows``, ``samples``, ``inserts`` or ``room``; see `DeadlineExceededError`, also for ``have`` and ``needed``."""
+    """``rows``, ``samples``, ``inserts`` or ``room``. `LimitedError` explains this, ``have`` and ``needed``."""
     calls: int
     """Number of calls in line."""
     have: int
@@ -118,7 +118,7 @@ class WaitStats:
     waited_s: float
     """Seconds that the first call has waited."""
     expected_s: float | None
-    """Expected remaining wait in seconds, from the rates of the last 10 seconds; None: there was no progress."""
+    """Expected remaining wait in seconds, from the rates of the last 10 seconds; None without progress in that time."""
 
     def __str__(self) -> str:
         """Say who waits for what, such as "1 learner waits for rows: 3,120 of 10,000, about 4 s"."""
@@ -139,7 +139,10 @@ class ShardReport:
 
 @dataclass(frozen=True)
 class TableStats:
-    """Statistics of one table. "Ever": since the table was created; "since the start": since the server started."""
+    """Statistics of one table.
+
+    "Ever" means since the table was created, and "since the start" means since the server started.
+    """
 
     table: TableDescription
     """The table's description."""
@@ -170,7 +173,7 @@ class TableStats:
     waited: int
     """Calls that had to wait, since the start."""
     waits: tuple[WaitStats, ...]
-    """What draws wait for, and what inserts wait for, if any do."""
+    """The waiting calls, with one entry for each thing that draws or inserts wait for."""
     total_mass: float
     """Mass of all live rows."""
     largest_priority: float
@@ -186,7 +189,7 @@ class TableStats:
     rate_limiter: LimiterStats | None
     """State of the rate limiter, if any."""
     steps: StepStats | None
-    """Counts of rows by whether they can be drawn; None: not a table of steps."""
+    """In a table of steps, counts of rows by whether they can be drawn; otherwise None."""
     sampled_same_host: int
     """Drawn rows that clients on the server's host copied themselves, since the start."""
     overtaken: int
@@ -196,8 +199,8 @@ class TableStats:
     batches_ahead: int
     """Total number of other batches that samplers had in flight when they requested these batches."""
     shards: Mapping[int, TableStats] = field(default_factory=dict)
-    """For a table on several servers: statistics of each shard by id, without those that are away. Counts, rates,
-    masses and bars of the table are sums over them, and its quantiles are estimates. Otherwise empty."""
+    """For a table on several servers, the statistics of each shard that is not away, by id; otherwise empty. Counts,
+    rates, masses and bars of the table are sums over these shards, and its quantiles are estimates."""
     shards_away: tuple[int, ...] = ()
     """Ids of the shards whose servers are away; the other figures do not include them."""
     mass_away: float = 0.0
@@ -256,8 +259,8 @@ class Stats:
     """Statistics of the server, or of several, and the requested tables."""
 
     server: ServerStats
-    """The server's process. For several servers: sums of counts, memory and CPU time, the shortest uptime, and
-    estimates of latencies."""
+    """The server's process. With several servers, counts, memory and CPU time are sums, the uptime is the shortest, and
+    latencies are estimates."""
     tables: Mapping[str, TableStats]
     """Tables by name, sorted."""
     shards: ShardMap | None = None

@@ -24,4 +24,4 @@ class Loaded:
     rows: int
     """Number of rows inserted."""
     first_key: int | None
-    """Key of the first row; the next rows have the next keys, unless others insert, too. None: the file has no rows."""
+    """Key of the first row; None if the file has no rows. Later rows have the next keys, unless others insert, too."""

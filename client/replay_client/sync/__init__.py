@@ -1,1 +1,1 @@
-"""The client with calls that wait, in threads; `replay_client` exports its classes."""
+"""The client for threads, whose calls block; `replay_client` exports its classes."""

@@ -5,10 +5,10 @@
     table.load_parquet("cartpole.parquet")              # into a table with the same columns
     client.load_parquet("cartpole.parquet", "copy")     # into a new table with the config of the original one
 
-Each column of the table is a column of the file: a number, a ``FixedSizeList`` for vectors, or a ``fixed_shape_tensor``
-for arrays with more dimensions. Values are not converted. Optional columns are null in rows without a value, so their
-masks are left out; vectors and arrays are then plain lists. Names of further columns begin with an underscore, which
-names of a table's columns cannot:
+Each column of the table is a column of the file. Its type is a number, a ``FixedSizeList`` for vectors, or a
+``fixed_shape_tensor`` for arrays with more dimensions. Values are not converted. Optional columns are null in rows
+without a value, so their masks are left out. Vectors and arrays of optional columns are plain lists. Further columns
+have names that begin with an underscore, which no column of a table can have:
 
 | column | type | value |
 |---|---|---|
@@ -50,11 +50,11 @@ from replay_client.sync.row_reader import RowReader, progress_bar
 CONFIG_KEY: Final = b"replay.table"
 """Key of the table's config in the metadata of a schema."""
 GROUP_BYTES: Final = 8 << 20
-"""Maximum bytes of rows that are read or written at a time, unless a row is larger. Memory holds several copies."""
+"""Maximum bytes of rows read or written at a time, unless one row is larger. Memory holds several copies of them."""
 GROUP_ROWS: Final = 1 << 16
 """Maximum rows of a row group in a file."""
 LOADED_ROWS: Final = 1 << 13
-"""Maximum rows that an import reads at a time, as many as an insert has."""
+"""Maximum rows that an import reads at a time: the maximum rows of an insert."""
 COMPRESSION: Final = "zstd"
 
 _KEY: Final = "_key"
@@ -75,7 +75,7 @@ def schema_of(table: TableDescription, names: Collection[str] | None = None) -> 
 
     Args:
         table: the table.
-        names: names of stored columns, and of their masks. None: all, and the table's config in the metadata.
+        names: names of stored columns, and of their masks. None: all columns, with the table's config in the metadata.
     """
     of_steps, masks = table.steps is not None, table.schema.masks
     chosen = table.schema if names is None else {name: table.schema[name] for name in names}
@@ -114,7 +114,7 @@ def table_of(reader: RowReader, schema: pa.Schema) -> pa.Table:
 
 
 def write_parquet(reader: RowReader, schema: pa.Schema, path: str | os.PathLike[str]) -> Exported:
-    """Write all rows to a file, which appears when it is complete; see `table_of`.
+    """Write all rows to a file, which appears only once it is complete; see `table_of`.
 
     Raises:
         OSError: the file cannot be written.
@@ -173,7 +173,7 @@ class ParquetRows:
         """Check that all rows can be loaded into a table; see `Table.load_parquet`.
 
         Raises:
-            InvalidArgumentError: names the column or the option; or a page of the file is damaged.
+            InvalidArgumentError: a column or an option does not fit, and the message names it; or a page is damaged.
         """
         self._check_columns(table, priorities=priorities, keys=keys)
         of_steps, next_key = table.steps is not None, table.inserted
@@ -227,12 +227,12 @@ class ParquetRows:
                 raise InvalidArgumentError.of_field(option, f"a file with {', '.join(columns)}", f"no {lacking[0]}")
 
     def _rows(self, table: TableDescription, *optional: str | None) -> Iterator[Rows]:
-        """Read the rows, and some of the columns that a file may lack."""
+        """Read the rows: columns of the table, places in episodes, and the columns ``optional``, except None."""
         links = [name for name in _STEP_COLUMNS if name in self._schema.names]
         columns = [name for name in table.schema if name in self._schema.names]
         names = [*columns, *links, *(name for name in optional if name is not None)]
         if not self.row_count:
-            return  # old versions of pyarrow cannot iterate over nothing
+            return  # old versions of pyarrow cannot iterate over an empty file
         with _readable(self._path):
             for batch in self._file.iter_batches(rows_at_once(table, LOADED_ROWS), columns=names):
                 if batch.num_rows:
@@ -250,7 +250,7 @@ def _type_of(column: Column) -> pa.DataType:
 
 
 def _array_of(values: Array, kind: pa.DataType, is_present: Array | None) -> pa.Array:
-    """Convert a column; rows of an optional one are null unless they are present."""
+    """Convert a column. In an optional column, rows for which ``is_present`` is False become null."""
     if values.ndim == 1:
         return _flat_array(values, is_valid=is_present)
     if is_present is not None:
@@ -276,7 +276,7 @@ def _bits(flags: Array) -> pa.Buffer:
 
 
 def _repetitive(schema: pa.Schema) -> list[str]:
-    """Return paths, in a Parquet file, of columns that dictionaries make smaller: those with few distinct values."""
+    """Return the Parquet paths of columns with few distinct values, which dictionaries make smaller."""
     found = list(_LINKS)
     for field in schema:
         is_nested = hasattr(field.type, "value_type")
@@ -287,7 +287,7 @@ def _repetitive(schema: pa.Schema) -> list[str]:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """Yield the path of a temporary file, which replaces ``path`` at the end. After an error, it is removed."""
+    """Yield the path of a temporary file. It replaces ``path`` after the block, or is removed after an error."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         yield part
@@ -298,12 +298,12 @@ def _replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _readable(path: str) -> Iterator[None]:
-    """Convert errors of pyarrow about the content of a file."""
+    """Convert pyarrow's errors about the content of a file to `InvalidArgumentError`."""
     try:
         yield
     except (pa.ArrowInvalid, UnicodeDecodeError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise  # of the operating system
+            raise  # an error of the operating system
         raise InvalidArgumentError.of_field("path", "an intact Parquet file", f"{path!r}: {error}") from None
 
 
@@ -332,7 +332,7 @@ def _rows_of(batch: pa.RecordBatch, table: TableDescription) -> Rows:
 
 
 def _optional(batch: pa.RecordBatch, name: str, kind: pa.DataType) -> NDArray[Any]:
-    """Return a column that a file may lack; zeros if it does."""
+    """Return a column, or zeros if the file lacks it."""
     if name not in batch.schema.names:
         return np.zeros(batch.num_rows, kind.to_pandas_dtype())
     return _values(name, _cast(name, batch.column(name), kind))
@@ -354,7 +354,7 @@ def _cast(name: str, array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _columns(batch: pa.RecordBatch, schema: Schema) -> dict[str, Array]:
-    """Convert the columns of a table; optional ones may be missing, and their masks follow from nulls."""
+    """Convert the columns of a table. Optional ones may be missing; their masks are derived from nulls."""
     columns: dict[str, Array] = {}
     for name, column in schema.items():
         if name not in batch.schema.names:

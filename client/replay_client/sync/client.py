@@ -7,8 +7,8 @@ The first call fails quickly if there is no server (`wait_for_server_s`). Later 
 restarting server. Threads may share a client, but processes may not: in a forked child, it raises `ForkedError`.
 
 Clients and tables can be pickled and copied; they reconnect on first use. A token is pickled only for a process that
-`multiprocessing` spawns. In other processes, a copy of a client with a token reads REPLAY_TOKEN, and raises
-`UnauthenticatedError` if that is not set. TLS files are pickled as paths.
+`multiprocessing` spawns. In any other process, an unpickled client that had a token reads REPLAY_TOKEN instead, and
+raises `UnauthenticatedError` if that is not set. TLS files are pickled as paths.
 
 Any call to the server may raise `ReplayError`; methods list only more specific errors.
 """
@@ -78,8 +78,8 @@ class ReplayClient:
         """Open a channel; the server may start later.
 
         Args:
-            address: ``host:port``, or gRPC's ``dns:...`` or ``unix:path``. Several addresses, separated by commas:
-                tables are distributed over these servers; see docs/scaling.md. Later, one of them is enough.
+            address: ``host:port``, or gRPC's ``dns:...`` or ``unix:path``. With several addresses, separated by commas,
+                tables are distributed over these servers; see docs/scaling.md. Later clients need only one of them.
             token: for a server that requires one; sent in plain text without `tls`.
             tls: certificates for TLS; None: plain text.
             timeout_s: default time limit of calls in seconds, including waits for the server; `math.inf`: none. It
@@ -87,8 +87,9 @@ class ReplayClient:
             wait_for_server_s: time limit for the first contact, in seconds. 0: do not wait; None: `timeout_s`;
                 `math.inf`: forever. After the first contact, each call waits for a restarting server up to its own
                 limit.
-            same_host: if the server is on this host, copy rows from its files instead of receiving them, and make a
-                learner's calls over a unix-domain socket; `TableStats.sampled_same_host` counts copied rows.
+            same_host: if the server is on this host, copy the rows of batches from its files instead of receiving them,
+                and make the calls of learners and writers over a unix-domain socket. `TableStats.sampled_same_host`
+                counts the copied rows.
 
         Raises:
             InvalidArgumentError: for a malformed address or token, an invalid time limit, or an unreadable TLS file.
@@ -136,9 +137,9 @@ class ReplayClient:
 
         Args:
             name: 1 to 128 letters, digits, '_', '-' and '.'; the first is a letter or a digit.
-            columns: dtype and shape of every column, by name; nested observations are ``obs/name``
-                (`replay_client.spaces.columns_from_space` derives them from a Gymnasium space). In a table of steps,
-                also derived ones: `Stack`, `Next`, `Return`, `Discount`, `Mask`.
+            columns: dtype and shape of every column, by name. Columns of nested observations are named ``obs/name``
+                (`replay_client.spaces.columns_from_space` derives them from a Gymnasium space). A table of steps may
+                also have derived columns: `Stack`, `Next`, `Return`, `Discount`, `Mask`.
             capacity: maximum number of rows; at most 2,000,000,000 with ``"rank"``.
             backend: ``"sum_tree"`` (proportional to mass), ``"rank"``, ``"uniform"``, or ``"fifo"``: a queue,
                 whose draws remove the oldest rows, and whose inserts wait when it is full.
@@ -156,7 +157,7 @@ class ReplayClient:
                 `epsilon` (1e-6), `max_priority` (none). ``rank``: `alpha` (0.6). ``fifo``: `max_times_sampled` (1).
 
         Raises:
-            TableExistsError: the table exists with another config, or exists and `if_exists` is ``"error"``.
+            TableExistsError: the table exists with another config, or it exists and `if_exists` is ``"error"``.
             ResourceExhaustedError: the table would be too large, or there are too many tables.
             InvalidArgumentError: the config is invalid.
         """
@@ -362,8 +363,8 @@ class ReplayClient:
     def stats(self) -> Stats:
         """Fetch statistics of the server and all tables; a cheap call.
 
-        If tables are distributed over several servers, the result covers all of them, and each one; see `Stats`.
-        Servers that are away are left out and named.
+        If tables are distributed over several servers, the result has figures of all servers together and of each one;
+        see `Stats`. Servers that are away are left out and named.
         """
         if self._has_several:
             return stats_of_all(self._fleet, map_of(self._fleet))
@@ -441,7 +442,7 @@ class ReplayClient:
         servers, and running clients use these shards within a second.
 
         Raises:
-            InvalidArgumentError: there is no address, one is malformed or given twice, or the address of a server in
+            InvalidArgumentError: no address is given, one is malformed or given twice, or the address of a server in
                 use is missing.
             ShardsChangedError: another client has changed the servers meanwhile.
             PermissionDeniedError: the token lacks the right ``admin`` on all tables.
@@ -460,7 +461,8 @@ class ReplayClient:
                 it gets rows again.
 
         Raises:
-            InvalidArgumentError: there is no such shard or state, it is lost already, or it is the last one.
+            InvalidArgumentError: there is no such shard or state, the shard is already lost or retired, or it is the
+                only one in use and would be lost or retired.
             ShardsChangedError: another client has changed the servers meanwhile.
             PermissionDeniedError: the token lacks the right ``admin`` on all tables.
         """
@@ -470,8 +472,7 @@ class ReplayClient:
         """Remove a draining server from the service if its rows are no longer needed.
 
         Rows are no longer needed if, for each table, all active shards are full and have only newer rows. Afterwards,
-        the server may stop.
-        To give up its rows earlier, mark the shard as ``"retired"``.
+        the server may stop. To give up its rows earlier, mark the shard as ``"retired"``.
 
         Raises:
             InvalidArgumentError: the shard is not draining, or rows are still needed; the message says which.
@@ -489,7 +490,7 @@ class ReplayClient:
             address: its new address.
 
         Raises:
-            InvalidArgumentError: there is no such shard, it is lost, or the address is malformed or in use.
+            InvalidArgumentError: there is no such shard, it is lost or retired, or the address is malformed or in use.
             ShardsChangedError: another client has changed the servers meanwhile.
             PermissionDeniedError: the token lacks the right ``admin`` on all tables.
         """

@@ -34,8 +34,8 @@ class MixedSampler(MixedHandle[Sampler]):
         """Send updates and requests for another batch, and return the oldest batch in flight.
 
         Raises:
-            ReplayError: as for `Sampler`, if one of the tables refuses to draw. Its name is in the error's
-                ``metadata``. Calling again continues; what the other tables have drawn is kept.
+            ReplayError: as for `Sampler`, if one of the tables refuses to draw. The error's ``metadata`` has the name
+                of the table. Calling again continues; what the other tables have drawn is kept.
         """
         with self._one_caller:
             undrawn = self._undrawn()

@@ -1,12 +1,12 @@
-"""Inserts rows that were read from a table, with their episodes and priorities: to copy tables, or to load files.
+"""Copies tables and loads files: inserts rows that were read from a table, with their episodes and priorities.
 
     loader = target.loader()
     for rows in source.rows():
         loader.insert(rows)
 
-The rows are inserted in the given order. In a table of steps, they keep their episodes and steps, so the copy draws the
-same windows. Streams get new random numbers, because the table may already contain the original ones. If rows of an
-episode are missing, its later rows belong to another stream.
+The rows are inserted in the given order. In a table of steps, they keep their episodes and steps, so the same windows
+can be drawn from the copy. Streams get new random numbers, because the table may already contain the original ones. If
+rows of an episode are missing, the rows after the gap belong to another stream.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MAX_RUNS: Final = 1024
 MAX_STEP: Final = (1 << 48) - 1
 """Largest number of a step within its episode."""
 _FIRST_PRIORITY: Final = 1.0
-"""Priority of an anchor while none is known."""
+"""Priority of anchors while no row's priority is known."""
 
 
 class RowLoader:
@@ -49,11 +49,11 @@ class RowLoader:
         self.inserted = 0
         """Number of rows inserted so far."""
         self.first_key: int | None = None
-        """Key of the first inserted row; None: there is none yet."""
+        """Key of the first inserted row; None: no row was inserted yet."""
         self.next_key = 0
-        """Key after that of the last inserted row; 0: there is none yet."""
+        """Key after that of the last inserted row; 0: no row was inserted yet."""
         self.is_contiguous = True
-        """Whether the inserted rows have consecutive keys: nothing else was inserted meanwhile."""
+        """Whether the inserted rows have consecutive keys, because nothing else was inserted in between."""
         self._table = table
         self._insert = insert
         self._has_priorities = priorities
@@ -61,10 +61,10 @@ class RowLoader:
         self._largest = 0.0
 
     def insert(self, rows: Rows) -> None:
-        """Insert rows exactly once, even if the server goes away meanwhile. Large inserts are split.
+        """Insert rows exactly once, even if the server goes away during the call. Large inserts are split.
 
         Args:
-            rows: rows with the columns of the table; in order of their keys, or episode by episode.
+            rows: rows with the columns of the table, in order of their keys or episode by episode.
 
         Raises:
             InvalidArgumentError: as for `check_loadable`. None of these rows was inserted.
@@ -104,7 +104,7 @@ class RowLoader:
         self.next_key = int(keys[-1]) + 1
 
     def _known(self, priorities: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Replace unknown priorities of anchors by the largest priority so far, which new rows also get."""
+        """Replace unknown priorities (NaN) by the largest one known so far, as new rows get the largest priority."""
         is_known = ~np.isnan(priorities)
         self._largest = max(self._largest, float(priorities[is_known].max(initial=0.0)))
         return np.where(is_known, priorities, self._largest or _FIRST_PRIORITY)
@@ -124,7 +124,7 @@ def check_loadable(schema: Schema, rows: Rows, *, of_steps: bool, priorities: bo
 
     Raises:
         InvalidArgumentError: the columns or their dtypes or shapes differ from the table's; the rows have steps and the
-            table has none, or the other way round; or the number of a step or a priority is invalid.
+            table has none, or the other way round; or a step's number or a priority is invalid.
     """
     if of_steps is not (rows.steps is not None):
         expected, got = ("rows with steps", "none") if of_steps else ("rows without steps", "rows with steps")
@@ -133,7 +133,7 @@ def check_loadable(schema: Schema, rows: Rows, *, of_steps: bool, priorities: bo
     if rows.steps is not None and not (rows.steps.min() >= 0 and rows.steps.max() <= MAX_STEP):
         raise InvalidArgumentError.of_field("steps", f"0 to {MAX_STEP}", f"{rows.steps.min()} to {rows.steps.max()}")
     if priorities:
-        may_be_unknown = of_steps  # rows that cannot be drawn have none
+        may_be_unknown = of_steps  # rows that cannot be drawn have no priority
         checked_priorities(np.where(np.isnan(rows.priorities) & may_be_unknown, 0.0, rows.priorities), row_count)
     return columns
 
@@ -146,7 +146,7 @@ def check_room(rows: int, config: Mapping[str, Any]) -> None:
         config: arguments of `ReplayClient.create_table`.
 
     Raises:
-        InvalidArgumentError: names the argument that limits the rows.
+        InvalidArgumentError: the table accepts fewer rows. The message names the argument that limits them.
     """
     capacity = checked_count("capacity", config["capacity"])
     if config["backend"] == FIFO and rows > capacity:

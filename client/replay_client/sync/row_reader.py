@@ -45,7 +45,7 @@ class RowPlan:
     def __init__(
         self, table: TableDescription, *, chunk: int, order: RowOrder, keys: Sequence[range] | None = None
     ) -> None:
-        """Plan to read the rows that ``table`` has now. ``keys``: their keys, if these are not consecutive."""
+        """Plan to read the live rows of ``table``. ``keys``: ranges of their keys; None: the keys are consecutive."""
         if order not in get_args(RowOrder):
             raise InvalidArgumentError.of_field("order", "'key' or 'episode'", repr(order))
         if order == "episode" and table.steps is None:
@@ -71,7 +71,7 @@ class RowPlan:
                 yield np.arange(first, min(first + self.chunk, keys.stop))
 
     def arrived(self, keys: NDArray[np.int64], rows: Rows) -> list[Rows]:
-        """Take the live rows among those with these keys; return the rows that are next in the order."""
+        """Take those of the rows with these keys that were still live; return the rows that come next in the order."""
         self.overtaken += len(keys) - rows.batch_size
         if not self._is_by_episode:
             return [rows] if rows.batch_size else []
@@ -87,7 +87,7 @@ class RowPlan:
         return full
 
     def rest(self) -> list[Rows]:
-        """Return the remaining rows, after all have arrived, and log how many were overtaken."""
+        """Return the remaining rows, and log how many were overtaken. Call this after all rows have arrived."""
         if self.overtaken:
             log.warning(
                 "%s of %s rows of table %r were removed before they were read",
@@ -117,7 +117,7 @@ class RowReaderBase:
 
     @property
     def total(self) -> int:
-        """Live rows when the reader was created. It returns all of them, except those counted in `overtaken`."""
+        """Live rows when the reader was created. The reader returns them, except those counted in `overtaken`."""
         return self._plan.total
 
     @property
@@ -169,7 +169,7 @@ class RowReader(RowReaderBase):
 
 
 def _runs(rows: Rows) -> Iterator[Rows]:
-    """Split rows, which are in order of their keys, by episode; the rows of each episode are in step order."""
+    """Split rows by episode, each in step order. The given rows are in order of their keys."""
     order = np.argsort(rows.streams, kind="stable")
     streams, episodes = rows.streams[order], rows.episodes[order]
     ends = (streams[1:] != streams[:-1]) | (episodes[1:] != episodes[:-1])

@@ -6,7 +6,7 @@
     result = table.update_priorities(batch, td_errors)
 
 Each of these calls is a round trip to the server; `writer` and `sampler` instead stream in the background. If a table
-is dropped and created again with the same name, it is a different table: calls raise `TableReplacedError`, and
+is dropped and another one is created with its name, calls to the old table raise `TableReplacedError`, and
 `ReplayClient.table` opens the new one. Any call may raise `ReplayError`; methods list only more specific errors.
 """
 
@@ -110,7 +110,7 @@ class Table(TableHandle):
             priorities: absolute TD errors float64[n]; None: the largest live priority.
             timeout_s: seconds that each request waits for the rate limiter, for room in a queue, or for an
                 unreachable server. None: the client's default; `math.inf`: forever; 0: do not wait for the table,
-                and use the default for the server.
+                but wait for an unreachable server up to the default.
 
         Returns:
             Keys of the rows, int64[n].
@@ -144,8 +144,9 @@ class Table(TableHandle):
             batch_size: number of rows, at least 1; may exceed the table's size.
             beta: exponent of the importance-sampling weights, at least 0: 0 for no correction, 1 for full correction.
                 Optional for ``uniform`` and ``fifo``, whose weights are always 1.
-            weight_norm: divisor of the weights: the largest weight in the batch, or in the table.
-            draw_mode: one draw from each of `batch_size` equal segments of the mass, or independent draws.
+            weight_norm: divisor of the weights: the largest weight in the ``"batch"``, or in the ``"table"``.
+            draw_mode: ``"stratified"``: one draw from each of `batch_size` equal segments of the mass.
+                ``"independent"``: independent draws.
             timeout_s: seconds to wait while the table is empty, or its rate limiter or queue does not allow the
                 draw. 0: do not wait; None: the client's default; `math.inf`: forever.
             columns: names of the columns to return, or of nested observations; None: all. Other columns are neither
@@ -194,7 +195,7 @@ class Table(TableHandle):
             The live rows in the requested order; `Rows.row_keys` has their keys.
 
         Raises:
-            InvalidArgumentError: the keys have another dtype or shape, or a name is unknown.
+            InvalidArgumentError: the keys are not int64[n], or a name is unknown.
             TableReplacedError: the table was dropped, and another one has its name.
         """
         return self._run(self._operations.read(batch_or_keys, columns=columns))
@@ -210,7 +211,7 @@ class Table(TableHandle):
         """Read all rows that are live now, in chunks: ``for rows in table.rows(): ...``.
 
         Rows inserted after this call are not read. Rows that are evicted or removed before they are read are counted in
-        `RowReader.overtaken`, and a warning is logged at the end. Priorities are those of the moment of reading.
+        `RowReader.overtaken`, and a warning is logged at the end. Priorities are those at the time of reading.
 
         Args:
             chunk: maximum rows per `Rows`.
@@ -221,7 +222,8 @@ class Table(TableHandle):
             columns: names of stored columns to read, or of nested observations; None: all.
 
         Raises:
-            InvalidArgumentError: for a number out of range, an unknown name or order, or a table without steps.
+            InvalidArgumentError: for a number out of range, an unknown name or order, or ``"episode"`` for a table
+                without steps.
             MissingExtraError: the extra ``cli`` is not installed.
             TableNotFoundError: the table was dropped.
             TableReplacedError: the table was dropped, and another one has its name.
@@ -260,8 +262,8 @@ class Table(TableHandle):
     ) -> Exported:
         """Write all rows that are live now to a Parquet file (needs the extra ``arrow``).
 
-        The table remains in use meanwhile: rows inserted after this call are not written, and rows that are evicted
-        before they are read are counted. An existing file is replaced once all rows are written.
+        The table remains in use during the export. Rows inserted after this call are not written, and rows that are
+        evicted before they are read are counted. An existing file is replaced once all rows are written.
         `replay_client.sync.arrow` describes the columns of the file.
 
         Args:
@@ -310,9 +312,9 @@ class Table(TableHandle):
         Args:
             path: the file.
             priorities: whether rows get the priorities in the file; otherwise, the largest live one. See `loader`.
-            keys: whether rows must get the keys in the file. A table numbers its rows from 0 without gaps, so this is
-                possible only if the file begins with the table's next key, and if nothing else inserts meanwhile;
-                otherwise, an error is raised, in the second case at the end.
+            keys: whether rows must get the keys in the file. A table numbers its rows from 0 without gaps, so the keys
+                in the file must continue those of the table, and nothing else may insert rows during this call. The
+                first condition is checked before any row is inserted, the second after all rows are.
             timeout_s: seconds that each request waits, as for `insert`.
             progress: show a bar on standard error (needs the extra ``cli``).
 
@@ -340,8 +342,8 @@ class Table(TableHandle):
         """Create a loader, which inserts rows that were read from this or another table.
 
         Args:
-            priorities: whether rows keep their priorities; otherwise, they get the largest live one. Rows of a table of
-                steps without a known priority get the largest known one.
+            priorities: whether rows keep their priorities; otherwise, they get the largest live one. In a table of
+                steps, rows whose priority is unknown get the largest known one.
             timeout_s: seconds that each request waits, as for `insert`.
 
         Raises:
@@ -369,7 +371,8 @@ class Table(TableHandle):
         """Create a writer for actors, which sends rows in the background.
 
         Args:
-            streams: number of streams of experience, ``writer[i]``: one for each environment. They share a connection.
+            streams: number of streams of experience, one for each environment; ``writer[i]`` is one of them. They share
+                a connection.
             block_rows: rows per block, which is one message. None: up to 1024 rows or 1 MiB, but at least one row of
                 each stream.
             max_blocks_in_flight: number of unacknowledged blocks, 1 to 16, at which `append` waits.
@@ -393,7 +396,7 @@ class Table(TableHandle):
         )
 
     def writer_with(self, options: WriterOptions) -> Writer:
-        """Create a writer with these options; for other purposes, use `writer`."""
+        """Create a writer with these options; internal. Users call `writer`."""
         self._connection.reach()
         return Writer(
             self._connection,
@@ -460,8 +463,8 @@ class Table(TableHandle):
                 count as drawn for the limiter.
             reconnect_timeout_s: seconds to retry an unreachable server, as for `writer`.
             columns: names of the columns to draw, as for `sample`.
-            device: prefetch batches as tensors on this device (needs torch); a draw misses the last ``prefetch``
-                updates. None: batches are NumPy arrays.
+            device: prefetch batches as tensors on this device (needs torch); a draw then misses the last
+                ``prefetch`` updates. None: batches are NumPy arrays.
 
         Raises:
             InvalidArgumentError: for a number out of range, an unknown name or device, or a missing `beta`.
@@ -496,7 +499,7 @@ class Table(TableHandle):
         reconnect_timeout_s: float | None,
         **draw: Any,
     ) -> Sampler:
-        """Create a sampler for a part of each mixed batch; for other purposes, use `sampler`.
+        """Create a sampler, which may draw one table's part of mixed batches; internal. Users call `sampler`.
 
         Args:
             names: columns of its batches; None: all.

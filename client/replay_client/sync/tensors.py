@@ -113,7 +113,7 @@ class TensorSampler:
         Args:
             batch_or_keys: a batch, or keys int64[n]. For duplicate keys, the last priority counts.
             priorities: finite absolute TD errors float64[n], as an array or a tensor. If a device is still computing
-                the tensor, this call does not wait; if the values are invalid, a later call raises.
+                the tensor, this call does not wait for it. If the values are then invalid, a later call raises.
 
         Raises:
             InvalidArgumentError: the keys or the priorities are invalid.
@@ -170,7 +170,7 @@ class TensorSampler:
                 self._thread.start()
 
     def _pause(self, deadline: float) -> None:
-        """Stop the thread; finished batches are kept, and the next `next()` starts another thread.
+        """Stop the thread. Finished batches are kept, and the next call of `next()` starts another thread.
 
         Raises:
             DeadlineExceededError: the thread is still waiting for a batch.

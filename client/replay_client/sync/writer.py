@@ -16,9 +16,9 @@ and its blocks:
         writer.append_all(frame=frames, action=actions, reward=rewards)         # [8, ...]: a row for each stream
         writer.end_episodes(done, terminated=terminated, frame=finals)
 
-`append` copies the row and returns. A block is sent as soon as it is full, 0.1 s have passed since its first
-row, or `flush` is called. A writer with one stream also sends it at the end of an episode. A server with many writers
-asks them for larger blocks: they then send less often, but never later than `max_delay_s` after a block's first row.
+`append` copies the row and returns. A block is sent when it is full, when 0.1 s have passed since its first row, or
+when `flush` is called. A writer with one stream also sends it at the end of an episode. A server with many writers asks
+them for larger blocks: they then send less often, but never later than `max_delay_s` after a block's first row.
 
 While `MAX_BLOCKS_IN_FLIGHT` blocks are unacknowledged, `append` waits. This happens if the server is slow or
 unreachable, or if the table's rate limiter or full queue delays inserts.
@@ -52,7 +52,7 @@ from replay_client.results.description import TableDescription
 log = logging.getLogger(__name__)
 
 GIVE_UP_S: Final = 5.0
-"""After an error in the ``with`` block, its exit waits this long for acknowledgements."""
+"""Seconds that the exit of a ``with`` block waits for acknowledgements after an error in the block."""
 
 
 class Writer:
@@ -71,7 +71,7 @@ class Writer:
         ``open_around`` opens a stream that bypasses gRPC, if available.
         """
         self.steps: Final = table.steps
-        """What the table draws and derives, if it is a table of steps; None: not a table of steps."""
+        """What a table of steps draws and derives; None: the table is not a table of steps."""
         self._connection = connection
         self._table = table
         self._delivery = Delivery(connection, table, options, open_around=open_around)
@@ -126,7 +126,7 @@ class Writer:
         return True
 
     def __getitem__(self, stream: int) -> WriterStream:
-        """One of its streams.
+        """Return one of the writer's streams, by number.
 
         Raises:
             IndexError: there is no such stream.
@@ -204,7 +204,7 @@ class Writer:
             raise
 
     def append_checked(self, rows: VectorRows) -> None:
-        """Append the rows that are left; internal.
+        """Append those of the rows that were not appended yet; internal.
 
         Raises:
             ReplayError: an earlier row could not be sent; ``rows`` counts those that were appended.
@@ -230,8 +230,8 @@ class Writer:
         Args:
             done: bool[streams]: which episodes end.
             rows: final values by column, as an alternative to keyword arguments.
-            terminated: bool[streams]: which of these ended in a terminal state; the others were truncated. None: all
-                were truncated.
+            terminated: bool[streams]: which of these episodes ended in a terminal state; the others were truncated.
+                None: all were truncated.
             **columns: final values ``[streams, *shape]`` by column, as for `WriterStream.end_episode`.
 
         Raises:
@@ -287,12 +287,12 @@ class Writer:
             return self._outbox.surrender()
 
     def adopt(self, blocks: Iterable[RowBlock]) -> None:
-        """Send rows given up by another writer, of the same table on another server; internal."""
+        """Send rows that the writer of another shard of this table has given up; internal."""
         with self._changed:
             self._outbox.adopt(blocks)
 
     def unacknowledged_rows(self) -> dict[str, Array]:
-        """Return unacknowledged rows, block after block, oldest first. Some of them may have arrived.
+        """Return unacknowledged rows, block by block, oldest first. Some of them may have arrived.
 
         Returns:
             The stored columns, ``dtype[n, *shape]``; in a table without steps, suitable for `Table.insert`.

@@ -1,4 +1,4 @@
-"""TLS certificates of a server, reloaded when the files change."""
+"""Reads a server's TLS certificates, and reloads them when the files change."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from replay_proto.access.watched import UnusableFileError, Watched, exposure_of
 log = logging.getLogger(__name__)
 
 RENEWAL_S: Final = 60.0
-"""Maximum age of resumable TLS sessions if clients need certificates. Resuming a session does not check the client's
-certificate, which may have expired."""
+"""Maximum age of resumable TLS sessions, in seconds, if clients need certificates. A client that resumes a session does
+not show its certificate again, although it may have expired."""
 _Pem = tuple[bytes, bytes, bytes | None]
 """The private key, its certificate, and the authority for client certificates."""
 
@@ -58,13 +58,13 @@ class ServerCertificates:
         self._warn()
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Credentials for one port of a gRPC server. The files are checked whenever a client connects."""
+        """Return credentials for one port of a gRPC server. The files are checked whenever a client connects."""
         with self._lock:
             given = self._version
             first = self._configuration()
 
         def newer() -> grpc.ServerCertificateConfiguration | None:
-            """Return a changed configuration; None makes gRPC keep the last one."""
+            """Return the configuration if it has changed. Otherwise, return None, so that gRPC keeps the last one."""
             nonlocal given
             with self._lock:
                 self._look()
@@ -80,7 +80,7 @@ class ServerCertificates:
         )
 
     def ssl_context(self) -> ssl.SSLContext:
-        """TLS context for a port without gRPC. The files are checked whenever a client connects."""
+        """Return a TLS context for a port without gRPC. The files are checked whenever a client connects."""
         current = self._new_context()
 
         def select(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:

@@ -35,7 +35,7 @@ def check_exposure(
     host_flag: str = "",
     risk: str = "read and delete everything",
 ) -> None:
-    """Refuse to listen for other machines without protection; warn about partial protection.
+    """Refuse to listen for other machines without protection, and warn about partial protection.
 
     Tokens or client certificates protect a service. TLS alone does not: it encrypts, but admits everyone.
 
@@ -44,7 +44,7 @@ def check_exposure(
         protection: how the service is protected.
         insecure: whether the user accepts that there is no protection.
         flag_prefix: start of the flags for access.
-        host_flag: the flag that sets the host; empty: ``host`` after the prefix.
+        host_flag: the flag that sets the host. If empty, it is ``host`` after ``flag_prefix``.
         risk: what anyone could do without protection.
 
     Raises:
@@ -67,7 +67,7 @@ def check_exposure(
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is reachable from this machine only; for a name, whether all of its addresses are."""
+    """Whether an address is reachable only from this machine. For a name, this must hold for all of its addresses."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

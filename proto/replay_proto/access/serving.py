@@ -80,7 +80,7 @@ def server_options(
     connections: int = DEFAULT_MAX_CONNECTIONS,
     shares_port: bool = False,
 ) -> list[tuple[str, int]]:
-    """Options of a gRPC server.
+    """Return the options of a gRPC server.
 
     Args:
         receive_bytes: longer messages are rejected without being received.
@@ -88,8 +88,8 @@ def server_options(
         calls_per_connection: maximum number of concurrent calls and streams per connection. gRPC clients hold back
             further calls until some have ended.
         keepalive_s: seconds of silence after which a client is pinged.
-        connection_s: maximum age of a connection, in seconds: new calls may start in the first half, and running calls
-            may finish in the second. None: unlimited.
+        connection_s: maximum age of a connection, in seconds; None: unlimited. New calls may start in the first half of
+            this time, and running calls may finish in the second half.
         connections: maximum number of connections; further ones are closed immediately.
         shares_port: whether to share the port with another listener of this process.
     """
@@ -126,7 +126,7 @@ def server_options(
 
 
 def connections_that_fit() -> int:
-    """Number of connections that the descriptor limit of this process allows."""
+    """Return the number of connections that this process's limit of file descriptors allows."""
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return int(_CONNECTIONS_SHARE * descriptors)
 
@@ -135,9 +135,9 @@ def configure_listeners(port: int) -> None:
     """Set socket options that gRPC does not expose.
 
     Where supported, the kernel delays handing a new connection to this process until the client sends data, which gRPC
-    clients do immediately. At most `_BACKLOG` connections wait to be accepted. Until accepted, a connection uses no
-    memory or descriptor of this process, and does not count towards `connections`. Accepted connections get a send
-    buffer of `SEND_BUFFER_BYTES`.
+    clients do immediately. At most `_BACKLOG` connections wait to be accepted. Until it is accepted, a connection uses
+    no memory or descriptor of this process, and does not count towards the ``connections`` of `server_options`.
+    Accepted connections get a send buffer of `SEND_BUFFER_BYTES`.
     """
     for found in listeners(port):
         found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
@@ -153,7 +153,10 @@ def hold_back_silent(listener: socket.socket) -> None:
 
 
 def listeners(port: int) -> Iterator[socket.socket]:
-    """Yield this process's sockets that listen on a TCP port, including gRPC's; each is closed after use."""
+    """Yield a duplicate of each socket of this process that listens on a TCP port, including gRPC's sockets.
+
+    Each duplicate is closed after use.
+    """
     for number in _open_sockets():
         with suppress(OSError), socket.fromfd(number, socket.AF_INET, socket.SOCK_STREAM) as found:
             is_internet = found.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN) in (socket.AF_INET, socket.AF_INET6)
@@ -173,7 +176,7 @@ def _open_sockets() -> list[int]:
 
 
 def _tells_of_more_than_an_ended_call(record: logging.LogRecord) -> bool:
-    """Reject tracebacks of calls that ended early: unauthenticated clients could fill a disk with them."""
+    """Reject tracebacks of calls that ended early, with which unauthenticated clients could fill a disk."""
     return record.exc_info is None or getattr(record.exc_info[0], "__name__", "") != "ExecuteBatchError"
 
 

@@ -9,9 +9,9 @@
     max_tables = 10                       # tables that the token may own; default: the server's limit
     max_bytes = 20_000_000_000            # size of these tables when full; default: the server's limit
 
-Instead of `token`, an entry may have `token_sha256`, its SHA-256 in hexadecimal; then the file alone grants no access.
-The file is reloaded when it changes. If it is missing or has no tokens, all calls are refused. Only hashes are kept in
-memory; they are compared in constant time.
+Instead of `token`, an entry may have `token_sha256`, the token's SHA-256 in hexadecimal. The file alone then grants no
+access. The file is reloaded when it changes. If it is missing or has no tokens, all calls are refused. Only hashes are
+kept in memory, and they are compared in constant time.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ class Right(Flag):
 
     @classmethod
     def any(cls) -> Right:
-        """All rights, for operations that accept any of them."""
+        """Return all rights, for operations that accept any of them."""
         return cls.READ | cls.WRITE | cls.ADMIN
 
     def words(self) -> list[str]:
-        """The rights as spelled in the file."""
+        """Return the rights as the file spells them."""
         return [str(right.name).lower() for right in self]
 
 
@@ -99,7 +99,7 @@ class Grant:
     """Whether the file contains the token itself."""
 
     def allows(self, one_of: Right, table: str | None) -> bool:
-        """Whether the token grants one of these rights on a table; None: on at least one table."""
+        """Whether the token grants one of these rights on a table or, if it is None, on at least one table."""
         if not self.rights & one_of:
             return False
         return table is None or any(fnmatchcase(table, pattern) for pattern in self.tables)
@@ -158,7 +158,7 @@ class Tokens:
         self._warn(exposure)
 
     def digest_of(self, token: str) -> bytes | None:
-        """The digest of a known token; None for an unknown one.
+        """Return the digest of a known token, or None for an unknown one.
 
         Compares with every digest in constant time, so timing reveals nothing.
         """
@@ -170,7 +170,7 @@ class Tokens:
         return given if known else None
 
     def grant(self, digest: bytes) -> Grant | None:
-        """The current grant for this digest; None if the token was removed from the file."""
+        """Return the current grant for this digest, or None if the token was removed from the file."""
         self._refresh()
         return next((grant for grant in self._file.value if grant.digest == digest), None)
 
@@ -201,16 +201,16 @@ class Tokens:
 
 
 def bearer_token(headers: Sequence[str]) -> str | None:
-    """The token in the ``authorization`` headers of a call.
+    """Return the token in the ``authorization`` headers of a call.
 
     Args:
-        headers: their values, such as ``Bearer 8Yp0J...``.
+        headers: the values of these headers, such as ``Bearer 8Yp0J...``.
 
     Returns:
-        The token, or None.
+        The token, or None if there is no such header.
 
     Raises:
-        ValueError: there are several headers, or there is no bearer token in the header.
+        ValueError: there are several headers, or the header has no bearer token.
     """
     if not headers:
         return None

@@ -34,8 +34,8 @@ class Watched(Generic[T]):
         Args:
             paths: the files.
             read: reads the files; raises `UnusableFileError`.
-            if_gone: the value once a file was missing at two checks in a row; None: keep the last value. A single
-                check does not count, because programs may remove a file just before they write the new one.
+            if_gone: the value to use after a file was missing at two checks in a row; None: keep the last value. A
+                single check does not count, because programs may remove a file just before they write the new one.
         """
         self._paths = tuple(paths)
         self._read = read
@@ -45,7 +45,7 @@ class Watched(Generic[T]):
         """The value at the last `refresh`."""
 
     def refresh(self) -> bool:
-        """Read the files if they have changed; if they are invalid, retry at the next call.
+        """Read the files if they have changed. If they are invalid, the next call tries again.
 
         Returns:
             Whether `value` has changed.

@@ -33,7 +33,7 @@ class Caller:
         self.identity = identity
 
     def grant(self) -> Grant | None:
-        """The rights of the caller's token; None: all rights."""
+        """Return the rights of the caller's token. None means all rights."""
         return None
 
     def check_valid(self) -> None:
@@ -41,12 +41,12 @@ class Caller:
         self.grant()
 
     def may(self, one_of: Right, table: str | None = None) -> bool:
-        """Whether the caller has one of these rights on a table; None: on at least one table."""
+        """Whether the caller has one of these rights on ``table`` or, if that is None, on at least one table."""
         grant = self.grant()
         return grant is None or grant.allows(one_of, table)
 
     def check(self, one_of: Right, table: str | None = None) -> None:
-        """Require one of these rights on a table; None: on at least one table.
+        """Require one of these rights on ``table`` or, if that is None, on at least one table.
 
         Raises:
             RequestError: PERMISSION_DENIED.
@@ -101,7 +101,7 @@ class TokenHolder(Caller):
         super().__init__(of_token(self.grant().name))
 
     def grant(self) -> Grant:
-        """The rights of its token."""
+        """Return the rights of the token."""
         return _valid_grant(self._tokens, self._digest)
 
     def while_valid(self, end: End) -> AbstractContextManager[None]:
@@ -125,7 +125,7 @@ class Authenticator:
         """Read the tokens.
 
         Args:
-            tokens: the tokens file, see `replay_proto.access.tokens`; None: every caller has all rights.
+            tokens: the tokens file, see `replay_proto.access.tokens`. If None, every caller has all rights.
 
         Raises:
             UnusableFileError: the file is invalid.
@@ -134,7 +134,9 @@ class Authenticator:
         self._revocations = Revocations(self._check)
 
     def caller_of(self, metadata: Iterable[tuple[str, str | bytes]], peer: str = "") -> Caller:
-        """Identify a caller by the metadata of its call and by its address, ``peer``, in gRPC's format.
+        """Identify a caller by the token in ``metadata`` or, without a tokens file, by its address ``peer``.
+
+        The address has gRPC's format, see `of_peer`.
 
         Raises:
             RequestError: UNAUTHENTICATED if a token is required, but is missing, unknown or expired.

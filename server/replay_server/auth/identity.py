@@ -1,8 +1,8 @@
 """Identifies callers, so that clients with the same token, or on the same host, share budgets.
 
-If the server requires tokens, the name of the token identifies a caller, from any address. Otherwise, a caller is a
-host: an IPv4 address, an IPv6 /64 network (the usual size for one customer), or this machine, if the client connects
-over loopback or the local socket. Processes on one machine cannot be distinguished reliably.
+If the server requires tokens, a caller is identified by the name of its token, whatever its address. Otherwise, a
+caller is a host: an IPv4 address, an IPv6 /64 network (the usual size for one customer), or this machine, for clients
+that connect over loopback or the local socket. Processes on one machine cannot be distinguished reliably.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ def of_token(name: str) -> str:
 
 
 def of_peer(peer: str) -> str:
-    """Identity of a peer, named as in gRPC: ``ipv4:10.0.0.7:52100``, ``ipv6:%5B2001:db8::1%5D:52100`` or ``unix:``."""
+    """Identity of a peer with an address in gRPC's format.
+
+    Examples are ``ipv4:10.0.0.7:52100``, ``ipv6:%5B2001:db8::1%5D:52100`` and ``unix:``.
+    """
     kind, _, address = peer.partition(":")
     if kind not in ("ipv4", "ipv6"):
         return THIS_HOST

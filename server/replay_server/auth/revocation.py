@@ -37,7 +37,7 @@ class Revocations:
 
     @contextmanager
     def ending(self, digest: bytes, end: End) -> Iterator[None]:
-        """Inside the block, call ``end`` when the token becomes invalid, at most `REFRESH_S` plus one second later."""
+        """Call ``end`` if the token becomes invalid inside the block, within at most `REFRESH_S` plus one second."""
         call = object()
         self._ends.setdefault(digest, {})[call] = end
         if self._next_look is None:

@@ -66,7 +66,7 @@ class PriorityIndex(ABC):
     Parameters: ClassVar[type[Any]]
     """A frozen dataclass of numbers that checks its fields."""
     priority_limit: float = math.inf
-    """Largest priority that this index supports; ``inf``: any finite one."""
+    """Largest priority that this index supports; ``inf`` if it supports every finite one."""
 
     def __init__(self, parameters: Any, priorities: Floats) -> None:
         """Create an index; call `rebuild` before anything else.

@@ -112,8 +112,8 @@ class RankIndex(PriorityIndex):
     name = "rank"
     most_rows = MOST_RANKED
     most_bytes_per_slot = 57.4
-    """Prefix sums and their guide take 8.2. Leaves take 43.3 (520 bytes per 12 rows). Inner nodes take 5.9 (776 bytes
-    per 12 children, on each level). Only pages that were written to use memory."""
+    """Prefix sums and their guide take 8.2 bytes per slot, leaves 43.3 (520 bytes per 12 rows), and inner nodes 5.9
+    (776 bytes per 12 children, on each level). Only pages that were written to use memory."""
     Parameters = RankParameters
 
     def __init__(self, parameters: RankParameters, priorities: Floats) -> None:

@@ -60,7 +60,7 @@ class SumTreeParameters:
             return math.inf
 
     def priority_limit(self) -> float:
-        """Return the largest priority whose mass is at most `MASS_LIMIT`; ``inf``: any finite one."""
+        """Return the largest priority whose mass is at most `MASS_LIMIT`; ``inf`` if every finite one qualifies."""
         largest = float(np.finfo(np.float64).max)
         if self.mass(largest) <= MASS_LIMIT:
             return math.inf

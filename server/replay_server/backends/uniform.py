@@ -1,6 +1,6 @@
 """The backend ``uniform``: every live row is drawn with probability 1 / size, whatever its priority.
 
-Priorities are still stored and counted, so a learner that updates them works unchanged.
+Priorities are still stored, so a learner that updates them works unchanged.
 """
 
 from __future__ import annotations

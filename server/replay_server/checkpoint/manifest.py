@@ -37,10 +37,10 @@ class CheckpointRemovedError(FatalError):
 
 @contextmanager
 def unless_removed(folder: Path) -> Iterator[None]:
-    """Inside the block, read a checkpoint that may be removed meanwhile.
+    """Convert errors in the block, which reads a checkpoint, if they occur because the checkpoint was removed.
 
     Raises:
-        CheckpointRemovedError: the checkpoint was removed; raised instead of the error that this caused.
+        CheckpointRemovedError: the checkpoint was removed during the block.
     """
     try:
         yield
@@ -71,7 +71,7 @@ class TableManifest:
     state: TableState
     """The table's counters. The keys of its rows are ``range(state.floor, state.inserted)``."""
     left_out: int
-    """Number of the oldest rows that were overwritten before they could be copied."""
+    """Number of rows, the oldest ones, that were overwritten before they could be copied."""
     files: Sequence[FileManifest]
 
     @property
@@ -119,7 +119,7 @@ class CheckpointManifest:
     tables: Sequence[TableManifest]
     """Sorted by name."""
     shards: ShardMap | None = None
-    """The server's shard map; None: it had none."""
+    """The server's shard map; None if the server had none."""
 
     @property
     def nbytes(self) -> int:

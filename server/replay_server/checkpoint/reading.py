@@ -36,7 +36,7 @@ def verify(folder: Path) -> CheckpointManifest:
 
     Raises:
         DamagedCheckpointError: a file is corrupt; the message names the first such file.
-        CheckpointRemovedError: the checkpoint was removed meanwhile.
+        CheckpointRemovedError: the checkpoint was removed while it was read.
     """
     with unless_removed(folder):
         manifest = CheckpointManifest.load(folder)
@@ -55,12 +55,14 @@ def verify(folder: Path) -> CheckpointManifest:
 
 
 def restore(folder: Path, tables: Path, *, checked: bool = False) -> CheckpointManifest:
-    """Restore all tables of a checkpoint, or none, into the directory ``tables``.
+    """Restore all tables of a checkpoint into the directory ``tables``. If that fails, restore none.
+
+    If ``checked``, the restored tables have checksums.
 
     Raises:
         DamagedCheckpointError: a file is corrupt.
         RestoreError: ``folder`` is not a checkpoint, or a table already exists.
-        CheckpointRemovedError: the checkpoint was removed meanwhile.
+        CheckpointRemovedError: the checkpoint was removed while it was read.
         NoSpaceError: there is not enough space.
     """
     if not (folder / MANIFEST_FILE).is_file():
@@ -105,7 +107,7 @@ def _measured(path: Path) -> tuple[int, int]:
 
 
 def _fill(folder: Path, table: TableManifest, directory: TableDirectory) -> None:
-    """Write the rows of a table to its new directory, each into the slot of its key."""
+    """Copy a table from a checkpoint to its new directory; each row goes into the slot of its key."""
     directory.rows.reserve(table.state.floor, table.size)
     for index, ring in enumerate(directory.rows.values()):
         _fill_ring(folder / column_file(index), table, ring)

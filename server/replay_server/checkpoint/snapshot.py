@@ -1,7 +1,7 @@
 """Snapshots of tables at one moment: state, priorities and writers' records.
 
-The rows of large tables are copied later, in a worker thread: a live row never changes, and the thread can tell which
-rows were overwritten after they were evicted.
+The rows of large tables are copied later, in a worker thread. This is possible because a live row never changes, and
+the thread can tell which rows have been evicted and overwritten.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from replay_server.storage.table_state import TableState
 from replay_server.table.table import Table
 
 TURN_BYTES = 32 << 20
-"""Maximum bytes copied without a break, which takes about 10 ms; then other calls run before the rest is copied."""
+"""Maximum bytes copied without a break, which takes about 10 ms. Other calls run before more is copied."""
 INLINE_BYTES = 1 << 20
 """If all rows of a table have at most this many bytes, they are copied on the event loop, too."""
 
@@ -37,9 +37,9 @@ class SnapshotRows:
             self._copied = self.copy(table.oldest, table.size)
 
     def copy(self, first_key: int, count: int) -> Sequence[Array]:
-        """Copy consecutive rows: ``dtype[count, elements]`` per column, in the order of the table's files.
+        """Copy consecutive rows; return ``dtype[count, elements]`` for each column, in the order of the table's files.
 
-        Check `oldest_whole` afterwards: rows before it may have been overwritten during the copy.
+        Check `oldest_whole` afterwards: rows with smaller keys may have been overwritten during the copy.
         """
         if self._copied is not None:
             start = first_key - self._first
@@ -76,7 +76,7 @@ class TableSnapshot:
 
     @property
     def nbytes(self) -> int:
-        """Upper bound on the bytes of its files; omitted rows make them smaller."""
+        """Upper bound on the bytes of the table's files in the checkpoint, which are smaller if rows are left out."""
         row_bytes = self.config.schema.row_bytes + self.config.link.row_bytes + self.priorities.itemsize
         return len(self.priorities) * row_bytes + self.writers.nbytes
 
@@ -96,10 +96,11 @@ class _Turn:
 
 
 async def take_snapshots(tables: Sequence[Table]) -> list[TableSnapshot]:
-    """Take a snapshot of each table, all at the same moment if they copy at most `TURN_BYTES` together.
+    """Take a snapshot of each table.
 
-    Otherwise, other calls run in between. If one table has more than `TURN_BYTES` of priorities, these are copied at
-    several moments, and rows that are evicted in between are omitted.
+    If the snapshots copy at most `TURN_BYTES` together, all are of the same moment. Otherwise, other calls run in
+    between. If one table has more than `TURN_BYTES` of priorities, they are copied in several steps, and rows that are
+    evicted between these steps are left out.
     """
     turn = _Turn()
     return [await _take(table, turn) for table in tables]
@@ -127,7 +128,7 @@ async def _take(table: Table, turn: _Turn) -> TableSnapshot:
             await turn.make_room(TURN_BYTES)
         out = snapshot.priorities[start : start + at_once]
         out[:] = ring_copy(table.directory.priorities, (oldest + start) % table.config.slots, len(out))
-        # Rows evicted meanwhile have lost their priorities; they are the oldest ones.
+        # Rows evicted since the first step have lost their priorities; they are the oldest ones.
         snapshot.first_key = min(max(snapshot.first_key, table.oldest), inserted)
     return snapshot
 

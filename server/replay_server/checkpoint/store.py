@@ -63,7 +63,9 @@ class Checkpoints:
     """Writes checkpoints, one at a time, and manages existing ones."""
 
     def __init__(self, catalog: Catalog, folder: Path, keep: int) -> None:
-        """Lock the directory, and remove partial checkpoints. By default, a series keeps its ``keep`` newest ones.
+        """Lock the directory, and remove what unfinished writes and removals of checkpoints have left in it.
+
+        By default, each series keeps its ``keep`` newest checkpoints.
 
         Raises:
             InUseError: another server uses the directory.
@@ -84,8 +86,8 @@ class Checkpoints:
         """Check that no other user of this machine owns or can change checkpoints in a directory.
 
         Raises:
-            UntrustedError: another user owns or can change one; see `replay_server.files.trust`.
-            OSError: it cannot be created or read.
+            UntrustedError: another user owns or can change a checkpoint; see `replay_server.files.trust`.
+            OSError: the directory cannot be created or read.
         """
         trust.make_folder(folder)
         trust.check_entries([folder / held_folders.LOCK])
@@ -111,15 +113,16 @@ class Checkpoints:
             tables: names of the tables; empty: all.
             series: prefix of the checkpoint's name.
             keep: checkpoints to keep in the series, including this one; 0: the default.
-            check: called with the tables in the series; raises if the caller may not administer all of them. None: for
-                the server's own checkpoints, which are exempt from limits.
-            number: number of the checkpoint in the series, more than the last one's; 0: the next one.
+            check: called with the names of the tables in the series' existing checkpoints; raises if the caller may not
+                administer all of them. None for the server's own checkpoints, which are also exempt from limits.
+            number: number of the checkpoint in its series, which must be greater than the last checkpoint's number; 0:
+                the next number.
             client: identity of the caller, for the log.
 
         Raises:
             RequestError: TABLE_NOT_FOUND, PERMISSION_DENIED, TOO_LARGE, NO_SPACE or SHUTTING_DOWN.
             FieldError: for an invalid series name or number, or a negative ``keep``.
-            OSError: another disk error.
+            OSError: for other disk errors.
         """
         if not is_table_name(_name(series, 1)):
             raise FieldError("series", "letters, digits, '_', '-' or '.', a letter or digit first", repr(series))
@@ -238,7 +241,7 @@ class Checkpoints:
             shutil.rmtree(path.rename(path.with_name(f"{_REMOVED}{path.name}")), ignore_errors=True)
 
     def _tables_in(self, series: str) -> set[str]:
-        """Names of the tables in a series; a corrupt checkpoint adds a name that no table can have."""
+        """Return the names of the tables in a series. A corrupt checkpoint adds "", a name that no table can have."""
         names: set[str] = set()
         for path, _ in self._of(series):
             try:
@@ -276,7 +279,7 @@ def _series_of(checkpoint: Path) -> str:
 
 
 def _bytes_below(folder: Path) -> int:
-    """Total bytes of all files, ignoring those removed meanwhile."""
+    """Return the total bytes of all files below ``folder``, ignoring files that are removed meanwhile."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:

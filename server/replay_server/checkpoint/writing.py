@@ -71,10 +71,10 @@ def write_checkpoint(
     cancelled: threading.Event,
     shards: ShardMap | None = None,
 ) -> CheckpointManifest:
-    """Write and sync all files of a checkpoint in the empty directory ``folder``; ``shards`` is the server's map.
+    """Write and sync all files of a checkpoint in the empty directory ``folder``; ``shards`` is the server's shard map.
 
     Raises:
-        OSError: if they cannot be written, for instance because the disk is full.
+        OSError: if a file cannot be written, for instance because the disk is full.
         CancelledError: once ``cancelled`` is set.
     """
     manifest = CheckpointManifest(
@@ -105,8 +105,8 @@ def _write_table(parent: Path, snapshot: TableSnapshot, cancelled: threading.Eve
 def _write_columns(folder: Path, snapshot: TableSnapshot, cancelled: threading.Event) -> list[FileManifest]:
     """Write the rows in chunks, each with all columns.
 
-    If inserts overwrite rows before they are copied, the files are started again from a later row, because the rows of
-    a checkpoint must be consecutive.
+    If inserts overwrite rows before they are copied, the files are emptied and written again from a later row, because
+    the rows of a checkpoint must be consecutive.
     """
     rows_at_once = max(1, _CHUNK_BYTES // snapshot.config.schema.row_bytes)
     files = [_ChecksummedFile(folder / column_file(index)) for index in range(len(snapshot.rows.copy(0, 0)))]

@@ -1,1 +1,1 @@
-"""Files and directories: durable writes, memory mapping, removal of leftovers, protection from other users."""
+"""Files and directories: durable writes, memory mapping, removal of leftover folders, protection from other users."""

@@ -16,9 +16,10 @@ def sync_path(path: Path) -> None:
 
 
 def overwrite_file(path: Path, content: bytes) -> None:
-    """Overwrite the beginning of a file, or create it. A file that is long enough already needs no new disk space.
+    """Overwrite the beginning of a file with ``content``, or create the file.
 
-    A power loss may tear the file.
+    If the file is already at least as long as ``content``, no new disk space is needed. A power loss during the write
+    may tear the file.
     """
     is_new = not path.exists()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -19,7 +19,7 @@ LOCK = "lock"
 _OWN_FILE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 """Refuse symbolic links, and do not block if the file is a named pipe."""
 _SWEEP_S = 5.0
-"""Time limit of a sweep: other users may have filled a shared directory."""
+"""Time limit of a sweep, because other users may have filled a shared directory."""
 
 
 class InUseError(FatalError):
@@ -45,7 +45,7 @@ def lock(folder: Path, flag: str) -> int:
 
     Raises:
         InUseError: another process holds the lock; the message names the ``flag`` that selects another folder.
-        OSError: it cannot be created or opened.
+        OSError: the folder or its lock file cannot be created or opened.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = open_lock(folder)
@@ -74,7 +74,10 @@ def make(parent: Path, prefix: str) -> tuple[Path, int]:
 
 
 def sweep(parent: Path, prefix: str) -> list[Path]:
-    """Remove folders in ``parent`` left by dead processes of this user, and return them. Never raises."""
+    """Remove folders with this prefix that dead processes of this user left in ``parent``, and return them.
+
+    Failures are logged, not raised.
+    """
     swept: list[Path] = []
     ends = time.monotonic() + _SWEEP_S
     try:
@@ -109,7 +112,7 @@ def _remove_unless_held(path: Path, folder: int) -> bool:
     try:
         if not try_lock(lock):
             return False
-        # Hold the lock meanwhile: otherwise, a process creating this folder could lock it, and then lose the folder.
+        # Hold the lock until the folder is gone: a process that has just created it could lock it, and then lose it.
         shutil.rmtree(path, ignore_errors=True)
         return True
     except (OSError, RecursionError) as error:  # a file system without locks, or endlessly nested folders

@@ -30,7 +30,7 @@ def tells_full(error: BaseException) -> bool:
 
 
 class MappedFile:
-    """A memory-mapped file of fixed size. It starts sparse, and its space is reserved from the beginning as needed.
+    """A memory-mapped file of fixed size. It starts sparse; its space is reserved as needed, from offset 0 upwards.
 
     Storing to a page that the file system cannot provide would kill the process with SIGBUS, so callers must `reserve`
     first. The file is never truncated while it is mapped.
@@ -41,8 +41,8 @@ class MappedFile:
 
         Raises:
             ValueError: the existing file has another size.
-            NoSpaceError: the size cannot be mapped.
-            OSError: it cannot be created or opened.
+            NoSpaceError: there is no room for a file or mapping of this size.
+            OSError: the file cannot be created or opened.
         """
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0)
         self._file = os.open(path, flags, FILE_MODE)
@@ -70,7 +70,7 @@ class MappedFile:
         return self.bytes.view(dtype).reshape(shape)
 
     def reserve(self, size: int) -> None:
-        """Reserve space for the first ``size`` bytes, or raise `NoSpaceError` and keep earlier reservations."""
+        """Reserve space for the first ``size`` bytes. If this raises `NoSpaceError`, earlier reservations remain."""
         if size <= self.reserved:
             return
         generous = min(self.size, max(size, self.reserved + RESERVE_STEP_BYTES))
@@ -95,9 +95,9 @@ class MappedFile:
         os.fdatasync(self._file)
 
     def store_anew(self, start: int, stop: int) -> None:
-        """Mark the reserved pages between these bytes as dirty, so that the next `sync` writes them.
+        """Mark the reserved pages from byte ``start`` to byte ``stop`` as dirty, so that the next `sync` writes them.
 
-        No other thread may write there meanwhile.
+        No other thread may write to these pages meanwhile.
         """
         pages = self.bytes[start:stop:_PAGE_BYTES]
         # NumPy skips assigning an array to itself.

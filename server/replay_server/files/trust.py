@@ -1,9 +1,10 @@
 """Checks that other users of this machine cannot change the contents of a directory.
 
-A user who can write to a directory can place links and files there, and one who can write to a parent directory can
-replace it. So every directory on the path, every link followed, and the entries that the server opens must belong to
-the server's user or root, and no one else may have write access. Others may write to a parent directory if it is
-sticky, like `/tmp`: then only the owner of an entry can remove or rename it.
+A user who can write to a directory can place links and files in it. A user who can write to one of its parents can
+replace the whole directory. So every directory on the path and every link followed must belong to the server's user or
+root, the entries that the server opens must belong to the server's user, and no one else may have write access. Others
+may write to a parent directory or a shared directory only if it is sticky, like `/tmp`, because then only the owner of
+an entry can remove or rename it.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ def make_folder(path: Path) -> None:
     """Check a directory that only the server uses, and its parents; create missing ones.
 
     Raises:
-        UntrustedError: another user can change one of them, or write to the last one, even if it is sticky.
-        OSError: one cannot be created.
+        UntrustedError: another user can change one of these directories, or can write to ``path`` itself, even if that
+            is sticky.
+        OSError: a directory cannot be created.
     """
     _walk(path, make=True, shared=False)
 
@@ -40,20 +42,21 @@ def make_folder(path: Path) -> None:
 def check_folder(path: Path, *, make: bool = False) -> None:
     """Check a directory that others may use as well, such as `/tmp`, and its parents.
 
-    With ``make``, create missing ones, accessible only to the server's user.
+    With ``make``, create missing directories, accessible only to the server's user.
 
     Raises:
-        UntrustedError: another user can change the server's entries in it.
-        OSError: it is missing, cannot be created, or is not a directory.
+        UntrustedError: another user can change the server's entries in the directory.
+        OSError: the directory is missing, cannot be created, or is not a directory.
     """
     _walk(path, make=make, shared=True)
 
 
 def check_entries(entries: Iterable[Path], *, owners: Collection[int] = ()) -> None:
-    """Check entries of a checked directory; skip missing ones.
+    """Check entries of a directory that has been checked; skip missing ones.
 
     Raises:
-        UntrustedError: an entry is a link or special file, or belongs to another user.
+        UntrustedError: an entry is a link or special file, belongs neither to the server's user nor to one of
+            ``owners``, or is a directory that others may write to.
     """
     trusted = {os.geteuid(), *owners}
     for path in entries:
@@ -78,7 +81,7 @@ def check_entries(entries: Iterable[Path], *, owners: Collection[int] = ()) -> N
 
 
 def check_tree(folder: Path) -> None:
-    """Check everything below a checked directory as `check_entries` does."""
+    """Check everything below a directory that has been checked, like `check_entries`."""
     pending = [folder]
     while pending:
         entries = list(pending.pop().iterdir())
@@ -89,7 +92,8 @@ def check_tree(folder: Path) -> None:
 def _walk(path: Path, *, make: bool, shared: bool) -> None:
     """Resolve a path step by step from the root of the file system, checking each step before the next.
 
-    Parents may be sticky directories; the last directory only if ``shared`` is set.
+    Others may write to a parent directory if it is sticky. They may write to the last directory only if it is sticky
+    and ``shared`` is set.
     """
     owners = {_ROOT, os.geteuid(), *_unmapped()}
     here = Path("/")

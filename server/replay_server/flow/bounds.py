@@ -1,7 +1,7 @@
 """Configurable limits on requests, and checks that refuse requests beyond them.
 
-Other limits are defined where they apply: bytes of a reply (`rpc.handlers.gathering`), rows of an insert (`table`),
-waiting calls (`waiting`).
+Other limits are checked elsewhere: on bytes of a reply in `rpc.handlers.gathering`, on rows of an insert in `table`,
+and on waiting calls in `waiting`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BYTES_PER_ROW: Final = 16
 """Bytes of a key and a priority."""
 
 _OTHER_FILES: Final = 6
-"""Files besides the columns: links, header, priorities, writers' records, checksums and sync points."""
+"""Files of a table besides its columns: links, header, priorities, writers' records, checksums and sync points."""
 _TABLES_SHARE: Final = 0.2
 """Fraction of the file descriptors that tables may use; connections may use three quarters."""
 _DESCRIPTORS_SETTING: Final = "open-file limit of the server's process, a fifth of which tables may use"
@@ -38,18 +38,18 @@ _REQUEST_SETTING: Final = "max_request_mb of the server"
 HEAD_BYTES = 1 << 16
 """Upper bound on the bytes of a message that are independent of its number of rows: some numbers and a table's name."""
 ABOUT_A_ROW_BYTES = 32
-"""Bytes of a row's key, priority, stream and episode; drawn rows need less."""
+"""Bytes of the key, priority, stream and episode of a row in a reply. In replies to draws, rows need less."""
 ABOUT_A_BATCH_BYTES = 128
 """Bytes of the numbers that describe a batch."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Limits; see the settings with the same names in `ServerSettings`. None: limited only by the file system."""
+    """Limits on requests and callers, as described in `ServerSettings`. None means limited only by the file system."""
 
     max_request_bytes: int = 8 << 20
-    """Maximum bytes of a request. gRPC blocks the event loop for up to 1 ms per MiB. The client sends at most 4 MiB, or
-    one row."""
+    """Maximum bytes of a request. While it receives a request, gRPC blocks the event loop for up to 1 ms per MiB. Our
+    client sends at most 4 MiB at once, unless a single row is larger."""
     max_reply_bytes: int = 512 << 20
     max_rows_per_call: int = 1 << 15
     """Maximum rows of a draw, read or update. This many block the event loop for about 10 ms."""
@@ -83,14 +83,14 @@ class Bounds:
         _check("bytes of a request", self.max_request_bytes, size, _REQUEST_SETTING)
 
     def longest(self, *, has_rows: bool) -> tuple[int, str]:
-        """Maximum bytes of a request, with or without rows, and the setting that determines it."""
+        """Return the maximum bytes of a request, with or without rows, and the setting that determines this maximum."""
         head_bytes = PLAIN_BYTES + _BYTES_PER_ROW * self.max_rows_per_call
         if has_rows or head_bytes >= self.max_request_bytes:
             return self.max_request_bytes, _REQUEST_SETTING
         return head_bytes, "max_rows_per_call of the server"
 
     def check_head(self, size: int, plain: int, *, is_insert: bool) -> None:
-        """Refuse a request that is too long without its rows (``size``), or without its rows and arrays (``plain``)."""
+        """Refuse a request of too many bytes without its rows (``size``), or without rows and arrays (``plain``)."""
         _check("bytes of a message beside its rows, keys and priorities", PLAIN_BYTES, plain, "not a setting")
         most, setting = self.longest(has_rows=False)
         if is_insert:
@@ -98,7 +98,7 @@ class Bounds:
         _check("bytes of a message besides its rows", most, size, setting)
 
     def check_local_connections(self, connections: int) -> None:
-        """Refuse too many connections."""
+        """Refuse too many connections to the local socket."""
         setting = "max_local_connections of the server"
         _check("connections to the local socket", self.max_local_connections, connections, setting)
 
@@ -111,7 +111,13 @@ class Bounds:
         _check("rows of one call", self.max_rows_per_call, rows, "max_rows_per_call of the server")
 
     def check_table(self, config: TableConfig, size: int, others: Sequence[int]) -> None:
-        """Refuse a table that exceeds a limit. ``size`` and the sizes of ``others`` are from `full_bytes`."""
+        """Refuse a table that exceeds a limit.
+
+        Args:
+            config: config of the table.
+            size: bytes of the table when full.
+            others: bytes of each existing table when full.
+        """
         _check("tables", self.max_tables, len(others) + 1, "max_tables of the server")
         self.check_columns(len(config.schema))
         most, setting = min(  # a larger row could never be inserted or drawn
@@ -125,13 +131,13 @@ class Bounds:
             _check("bytes of all tables when full", self.max_bytes, total, "max_bytes of the server")
 
     def check_checkpoint(self, series: Collection[str], size: int) -> None:
-        """Refuse a checkpoint that exceeds the limit on series or on bytes."""
+        """Refuse a checkpoint if ``series``, all series with it, or ``size``, all bytes with it, exceed a limit."""
         _check("series of checkpoints", self.max_checkpoint_series, len(series), "max_checkpoint_series of the server")
         _check("bytes of all checkpoints", self.max_checkpoint_bytes, size, "max_checkpoint_bytes of the server")
 
 
 def check_quota(creator: Grant, size: int, others: Sequence[int]) -> None:
-    """Refuse a table that exceeds its creator's quota; ``others`` are the sizes of the creator's other tables."""
+    """Refuse a table that exceeds its creator's quota; ``others`` are the bytes of the creator's other tables."""
     of = f"of the token {creator.name!r}"
     _check(f"tables {of}", creator.max_tables, len(others) + 1, f"max_tables {of}")
     _check(f"bytes of all tables when full, {of}", creator.max_bytes, size + sum(others), f"max_bytes {of}")
@@ -143,7 +149,7 @@ def descriptors_of(config: TableConfig) -> int:
 
 
 def check_descriptors(config: TableConfig, others: Sequence[TableConfig]) -> None:
-    """Refuse a table whose files would need descriptors reserved for connections."""
+    """Refuse a table if the files of all tables would exceed the tables' share of the file descriptors."""
     most = int(_TABLES_SHARE * resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     total = sum(map(descriptors_of, others), descriptors_of(config))
     _check("file descriptors of all tables", most, total, _DESCRIPTORS_SETTING)

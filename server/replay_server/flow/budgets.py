@@ -7,7 +7,7 @@
     if not replies.take_now(caller, size):
         await replies.take_in_turn(caller, size)    # waits only behind calls of the same caller
 
-A caller that holds nothing may always take something, so no caller can starve the others.
+A caller that holds nothing may always take one amount of any size, so no caller can starve the others.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Budget:
     def __init__(self, bound: str, setting: str, most: int, share: float) -> None:
         """Create a budget of ``most``, of which one caller may hold the fraction ``share``.
 
-        Refusals name the ``bound`` and its ``setting``.
+        Refusals name ``bound``, what is counted, and ``setting``, where ``most`` comes from.
         """
         self._bound = bound
         self._setting = setting
@@ -99,8 +99,8 @@ class Budget:
 class QueuedBudget(Budget):
     """A budget of bytes that calls can wait for. Each caller has a line for small items and a line for large ones.
 
-    The last eighth of a caller's share is reserved for small items. So a program that holds large items does not block
-    small items of other programs with the same token or on the same machine.
+    An eighth of a caller's share is reserved for small items. So a program that holds large items does not block the
+    small items of other programs that count as the same caller.
     """
 
     def __init__(self, bound: str, setting: str, most: int, share: float, waiting: Budget) -> None:
@@ -112,7 +112,11 @@ class QueuedBudget(Budget):
         self._lines: dict[tuple[str, bool], deque[tuple[int, asyncio.Future[None]]]] = {}
 
     def take_now(self, caller: str, amount: int) -> bool:
-        """Take an amount if it is available and the caller's line is empty; return whether it was taken."""
+        """Take an amount if it is available and the caller's line for such items is empty.
+
+        Returns:
+            Whether the amount was taken.
+        """
         if (caller, amount <= SMALL_BYTES) in self._lines or not self._fits(caller, amount):
             return False
         self.take(caller, amount)

@@ -1,8 +1,8 @@
 """Large inserts, whose rows are stored by a worker thread.
 
-The thread stores the rows in spare slots of the ring; the event loop then makes them all live in one step. Until then,
-no other insert into the table runs (`replay_server.table.turns`), and other operations can only free up room. So once
-an insert is allowed, it stays allowed, unless the table is reset.
+The thread stores the rows in spare slots of the ring. Then the event loop makes them all live in one step. In between,
+no other insert into the table runs (`replay_server.table.turns`), and other operations can only free up room. So an
+insert that is allowed at the start is still allowed at the end, unless the table is reset.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def takes_long(table: Table, rows: NewRows) -> bool:
 
 
 def insert(table: Table, rows: NewRows, stamp: WriterStamp | None) -> Coroutine[Any, Any, range]:
-    """Insert rows like `Table.insert`, but in a worker thread. No other insert may run meanwhile.
+    """Insert rows like `Table.insert`, but in a worker thread. No other insert into the table may run at the same time.
 
     Raises:
-        RequestError: as `Table.insert`; TABLE_RESET if the table was reset meanwhile and its gate no longer allows
-            the insert.
+        RequestError: as `Table.insert`, and TABLE_RESET if the table was reset during the insert and its gate no longer
+            allows it.
     """
     # Read `resets` now, when the gate has allowed the insert: the task starts later.
     return _insert(table, rows, stamp, table.resets)

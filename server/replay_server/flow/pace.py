@@ -6,13 +6,13 @@ from collections.abc import Hashable
 from typing import Final
 
 MESSAGES_PER_S: Final = 500.0
-"""Messages per second that all writers together should send. They take about a fifth of a core."""
+"""Messages per second that all writers together should send. Handling them takes about a fifth of a core."""
 
 
 class WriterPace:
     """Advises writers how long to collect rows before they send them.
 
-    The advice is proportional to the number of writers that were active in the last second or two.
+    The advised time is proportional to the number of writers that were active in the last second or two.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class WriterPace:
         self._active_before = 0  # number in the previous second
 
     def delay_s(self, writer: Hashable, now_s: float) -> float:
-        """Record a message of a writer; return the seconds from its first row to the next message."""
+        """Record a message of a writer; return for how many seconds it should collect rows for its next message."""
         second = int(now_s)
         if second != self._second:
             self._active_before = len(self._active) if second == self._second + 1 else 0

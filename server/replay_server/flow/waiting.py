@@ -1,8 +1,8 @@
-"""Calls waiting for a table: draws for rows or the gate (`replay_server.table.gates`), inserts for the gate.
+"""Lets calls wait for a table: draws until it has rows and its gate grants them, inserts until its gate allows them.
 
-Draws and inserts wait in separate lines, first come, first served. After every change that may let a waiting call
-proceed, `Waiters.changed` must be called. It serves the waiting calls immediately, so no later call can overtake them.
-A call that is refused has had no effect.
+`replay_server.table.gates` defines gates. Draws and inserts wait in separate lines, first come, first served. Call
+`Waiters.changed` after every change that may let a waiting call proceed. It serves the waiting calls immediately, so no
+later call can overtake them. A call that is refused has had no effect.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Waiters:
         self._closing = False
 
     def check_draw(self, table: Table, rows: int, wait_s: float) -> None:
-        """Refuse a draw that is too large, or that cannot run now and does not want to wait.
+        """Refuse a draw that is too large, or that cannot run now although its ``wait_s`` is 0.
 
         Raises:
             RequestError: TABLE_EMPTY, LIMITED or TOO_LARGE.
@@ -94,9 +94,10 @@ class Waiters:
                 raise errors.limited(table.name, table.gate.draw_lacks(rows, granted))
 
     async def draw(self, caller: Caller, table: Table, rows: int, wait_s: float) -> None:
-        """Wait until ``rows`` rows may be drawn, and count them as drawn. If the draw then fails, call `leave`.
+        """Wait until ``rows`` rows may be drawn, and count them as drawn.
 
-        Wait up to ``wait_s`` seconds; infinity: as long as the call lasts. Look up the table again afterwards.
+        Wait for at most ``wait_s`` seconds; infinity means as long as the call lasts. Look up the table again
+        afterwards. If the draw then fails, call `leave`.
 
         Raises:
             RequestError: TABLE_EMPTY, LIMITED, WAITED_TOO_LONG, TABLE_RESET, TABLE_NOT_FOUND, SHUTTING_DOWN,
@@ -134,9 +135,10 @@ class Waiters:
     async def insert(
         self, caller: Caller, table: Table, rows: NewRows, stamp: WriterStamp | None, wait_s: float | None
     ) -> range:
-        """Insert rows like `Table.insert`, but wait until they are allowed. Answer a retry immediately.
+        """Insert rows like `Table.insert`, but wait until the insert is allowed.
 
-        Wait up to ``wait_s`` seconds; None or infinity: as long as the call lasts.
+        Wait for at most ``wait_s`` seconds; None or infinity means as long as the call lasts. A retry of an insert that
+        has been applied does not wait.
 
         Raises:
             RequestError: as `Table.insert`; LIMITED, WAITED_TOO_LONG, TABLE_RESET, TABLE_NOT_FOUND, SHUTTING_DOWN,
@@ -217,7 +219,7 @@ class Waiters:
             del self._lines[table.uid]
 
     def waits(self, table: Table) -> Iterator[Wait]:
-        """Yield a `Wait` for the waiting draws and one for the waiting inserts, if there are any."""
+        """Yield one `Wait` for all waiting draws, and one for all waiting inserts, if there are any."""
         lines = self._lines.get(table.uid, _Lines())
         draws = [draw for draw in lines.draws if not draw.admitted.done()]
         if draws:
@@ -229,9 +231,10 @@ class Waiters:
             yield Wait.of(table, lack, len(inserts), inserts[0].since)
 
     def leave(self, table: Table, rows: int, resets: int) -> None:
-        """Give back the rows of a draw that was counted but failed, unless the table was reset meanwhile.
+        """Give back the rows of a draw that was counted but then failed, unless the table was reset in between.
 
-        ``resets`` is `Table.resets` when the draw was counted. A rate limiter still counts the samples.
+        ``resets`` is the value of `Table.resets` when the draw was counted. A rate limiter does not take the rows back:
+        they stay counted.
         """
         if table.gate is not None and table.resets == resets:
             table.gate.count_failed(rows)
@@ -290,7 +293,7 @@ class Waiters:
                 timer.cancel()
 
     def _has_line(self, table: Table, line: Literal["draws", "inserts"]) -> bool:
-        """Whether calls are already waiting."""
+        """Whether calls are waiting in this line."""
         lines = self._lines.get(table.uid)
         return lines is not None and any(not waiter.admitted.done() for waiter in getattr(lines, line))
 
@@ -346,7 +349,7 @@ def _draw_lacks(table: Table, rows: int, granted: int) -> Lack:
 
 
 def _rows_up_to(line: Iterable[_Insert], last: _Insert | None = None) -> int:
-    """Return the number of rows of the inserts in line, up to and including ``last``; None: of all."""
+    """Return the number of rows of the waiting inserts up to and including ``last``, or of all if it is None."""
     rows = 0
     for insert in line:
         rows += 0 if insert.admitted.done() else insert.rows.count
@@ -356,5 +359,5 @@ def _rows_up_to(line: Iterable[_Insert], last: _Insert | None = None) -> int:
 
 
 def _insert_allowed(table: Table, insert: _Insert) -> bool:
-    """Whether an insert may proceed: it is allowed, or a repeat on another stream has already been applied."""
+    """Whether an insert may proceed, because it is allowed or has already been applied on another stream."""
     return table.gate is None or table.gate.insert_allowed(insert.rows.count) or table.is_repeat(insert.stamp)

@@ -1,4 +1,4 @@
-"""What calls of a table wait for, and for how much longer: the facts in Stats, metrics and web pages."""
+"""What the waiting calls of a table wait for, and for how long, as shown by Stats, metrics and web pages."""
 
 from __future__ import annotations
 
@@ -19,18 +19,25 @@ class Wait(NamedTuple):
     waited_s: float
     """Seconds that the first call has waited."""
     expected_s: float | None
-    """Seconds that the first call will still wait at recent rates of inserts and draws; None: no recent progress."""
+    """Seconds that the first call will still wait at the recent rates of inserts and draws; None if these are 0."""
 
     @classmethod
     def of(cls, table: Table, lack: Lack, calls: int, since: float) -> Wait:
-        """Estimate how long a call that has waited since ``since``, by the monotonic clock, will still wait."""
+        """Describe a line of calls, and estimate how long the first one will still wait.
+
+        Args:
+            table: the table that they wait for.
+            lack: what the first call lacks.
+            calls: number of calls.
+            since: when the first call began to wait, by the monotonic clock.
+        """
         per_s = _progress_per_s(table, lack.waited_for)
         expected_s = (lack.needed - lack.have) / per_s if per_s else None
         return cls(lack, calls, time.monotonic() - since, expected_s)
 
 
 def _progress_per_s(table: Table, waited_for: WaitedFor) -> float:
-    """Return how fast the available amount of a `Lack` grows, in its unit."""
+    """Return by how much the available amount of a `Lack` grows per second, in the unit of the amount."""
     figures, limit = table.figures, table.config.rate_limit
     times = table.config.times or 1
     if waited_for == "rows":

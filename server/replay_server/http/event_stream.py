@@ -15,7 +15,7 @@ from replay_server.http.feed import Feed
 from replay_server.http.serving import Connection, connection_of
 
 LONGEST_S: Final = 600.0
-"""Maximum duration of a stream. Then the page reconnects, and shows its certificate again."""
+"""Maximum duration of a stream. Afterwards, the page reconnects, and its browser presents its certificate again."""
 SLOW_S: Final = 10.0
 """A page is disconnected if its send buffer stays full for this long."""
 _START: Final = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}

@@ -1,4 +1,4 @@
-"""The figures of the live page: read at most once per second while any page is open, and shared by all pages."""
+"""The figures of the live page. They are read at most once per second, while any page is open; all pages share them."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ PERIOD_S: Final = 1.0
 MOST_PAGES: Final = 32
 """Maximum pages open at the same time."""
 _REST: Final = 50
-"""Minimum time between two frames, as a multiple of a frame's CPU time: with many tables, frames are less frequent."""
+"""Minimum time between two frames, as a multiple of a frame's CPU time; with many tables, frames are less frequent."""
 _DISTRIBUTIONS_S: Final = 5.0
 _CHECKPOINTS_S: Final = 10.0
-"""Minimum ages at which distributions and the list of checkpoints are read again."""
+"""Minimum ages, in seconds, at which distributions and the list of checkpoints are read again."""
 
 
 class Frame:
-    """What all pages show at one moment. Each page gets the part that its reader may see."""
+    """The figures of one moment, for all pages. Each page gets the part that its reader may see."""
 
     def __init__(
         self, server: dict[str, Any], tables: dict[str, str], checkpoints: list[dict[str, Any]] | None
@@ -51,7 +51,7 @@ class Frame:
         self._events: dict[tuple[bool, tuple[str, ...]], bytes] = {}
 
     def event_for(self, caller: Caller) -> bytes:
-        """Return the event for a reader. Readers with the same rights share its bytes.
+        """Return the event for a reader. Readers with the same rights get the same bytes object.
 
         Raises:
             RequestError: UNAUTHENTICATED or PERMISSION_DENIED, as for Stats.

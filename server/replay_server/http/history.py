@@ -32,7 +32,7 @@ class _Recorded:
     per_s: NDArray[np.float32] = field(
         default_factory=lambda: np.full((POINTS, len(Counts._fields)), np.nan, np.float32)
     )
-    """Rates, in slots as in `History`."""
+    """float32[POINTS, 3]: rates per second, where tick n is in slot n % POINTS."""
 
 
 class History:

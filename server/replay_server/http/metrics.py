@@ -1,7 +1,7 @@
 """Metrics in Prometheus's text format, made from a snapshot.
 
-RPC labels are those of the usual gRPC interceptors. `table` is the only label with values chosen by callers. Its
-cardinality is bounded: the number of tables is limited, and dropped tables disappear.
+The metrics of RPCs have the same labels as those of common gRPC interceptors. `table` is the only label whose values
+callers choose. Its cardinality is bounded, because the number of tables is limited, and dropped tables disappear.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _COUNTERS: Final[Sequence[tuple[str, str, _Read]]] = (
 
 
 class _One(Collector):
-    """Wraps a single metric, because the library renders only collectors."""
+    """A collector of a single metric, because the library renders only collectors."""
 
     def __init__(self, metric: Metric) -> None:
         self._metric = metric

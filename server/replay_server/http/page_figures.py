@@ -22,12 +22,12 @@ from replay_server.table.table import Table
 _BARS: Final = 32
 """Bars of a histogram."""
 _LOGARITHMIC: Final = 10.0
-"""Bars have logarithmic widths if the largest value is at least this many times the smallest."""
+"""Histograms have a logarithmic scale if the largest value is at least this many times the smallest."""
 _EQUAL: Final = 1e-3
-"""Values that differ by less than this fraction are shown as one value, because ages have a limited resolution."""
+"""Values are shown as one value if they differ by less than this fraction, because ages have a limited resolution."""
 _AGE_DIGITS: Final = 2
 _NARROWEST: Final = float(np.finfo(np.float64).tiny)
-"""Values in a smaller range are shown as one value: the range may contain fewer float64 numbers than bars."""
+"""Values in a smaller range are shown as one value, because the range may have fewer float64 numbers than bars."""
 _CLIENTS: Final = 20
 """Maximum clients of a table to name."""
 _CHECKPOINTS: Final = 10
@@ -48,9 +48,9 @@ def table_figures(
     """Return the figures of a table.
 
     Args:
-        snapshot: its state.
-        points: its newest rates, see `History.points`.
-        distributions: see `distributions_of`.
+        snapshot: the table's state.
+        points: the table's newest rates, see `History.points`.
+        distributions: the table's histograms, see `distributions_of`.
     """
     figures = snapshot.figures
     return {
@@ -80,7 +80,7 @@ def table_figures(
 
 
 def method_figures(name: str, endpoint: AnyEndpoint) -> dict[str, Any]:
-    """Return the figures of an RPC; times are those of the last minute."""
+    """Return the figures of an RPC. Its rate and latencies are those of about the last minute."""
     figures, recent = endpoint.figures, endpoint.figures.recent()
     return {
         "name": name,
@@ -116,7 +116,7 @@ def shard_figures(shards: ShardMap | None) -> list[dict[str, Any]]:
 
 
 def distributions_of(table: Table, random: np.random.Generator) -> dict[str, Any]:
-    """Return histograms of priorities and ages; None instead of a histogram without values."""
+    """Return histograms of a table's priorities and ages. A histogram without values is None."""
     priorities, ages_s = some_priorities(table, random), some_ages_s(table)
     return {
         "priorities": _of_priorities(table, priorities) if len(priorities) else None,
@@ -125,13 +125,16 @@ def distributions_of(table: Table, random: np.random.Generator) -> dict[str, Any
 
 
 def _of_ages(ages_s: NDArray[np.float64]) -> dict[str, Any]:
-    """Return a histogram of ages, with at most one bar per distinct age: nearly empty tables know few of them."""
+    """Return a histogram of ages. It has at most one bar per distinct age, because small tables have few."""
     known = len(np.unique(ages_s.round(_AGE_DIGITS)))
     return {"median": _short(float(np.median(ages_s))), **_histogram(ages_s, bars=min(_BARS, known))}
 
 
 def _of_priorities(table: Table, sample: NDArray[np.float64]) -> dict[str, Any]:
-    """Return a histogram with exact minimum and maximum. On a logarithmic scale, zeros have no bar."""
+    """Return a histogram of sampled priorities, with the table's exact minimum and maximum.
+
+    On a logarithmic scale, zeros have no bar, but their fraction is returned.
+    """
     above_zero = sample[sample > 0]
     logarithmic = len(above_zero) > 0 and bool(above_zero.max() >= _LOGARITHMIC * above_zero.min())
     shown = above_zero if logarithmic else sample
@@ -145,7 +148,10 @@ def _of_priorities(table: Table, sample: NDArray[np.float64]) -> dict[str, Any]:
 
 
 def _histogram(values: NDArray[np.float64], *, bars: int = _BARS, logarithmic: bool = False) -> dict[str, Any]:
-    """Return the fraction of values in each of several equally wide bars; one bar if all values are about equal."""
+    """Return the fraction of values in each bar. All bars are equally wide on the scale.
+
+    If all values are about equal, there is only one bar.
+    """
     low, high = float(values.min()), float(values.max())
     if high - low <= max(_EQUAL * high, _NARROWEST):
         return {"low": _short(high), "high": _short(high), "logarithmic": False, "fractions": [1.0]}

@@ -1,4 +1,4 @@
-"""Identifies readers of the HTTP port by a token, sent as a bearer token, as for gRPC, or as a password.
+"""Identifies readers of the HTTP port by a token, which they send as a bearer token (as with gRPC) or as a password.
 
 Browsers prompt for a user name and a password if the server requests them (RFC 7617). Tokens in URLs are not accepted,
 because URLs end up in histories and logs.
@@ -18,7 +18,7 @@ from starlette.requests import Request
 from replay_server.auth.caller import Authenticator, Caller
 
 CHALLENGES: Final = ("Bearer", 'Basic realm="replay-server: any name, and a token as the password", charset="UTF-8"')
-"""Challenges for a reader without a valid token, each in its own header: browsers understand one per header."""
+"""Challenges for a reader without a valid token. Each gets its own header: browsers understand only one per header."""
 _BASIC: Final = "basic "
 
 
@@ -31,8 +31,8 @@ class Readers:
         Args:
             authenticator: identifies callers.
             on_this_host: whether all readers are on this host and need no token. If so, the Host header must be
-                ``localhost`` or an IP address. This prevents DNS rebinding: a web page could point its own host name
-                at this server, and read the replies.
+                ``localhost``, a name that ends in ``.localhost``, or an IP address. This prevents DNS rebinding, where
+                a web page points its own host name at this server, and reads the replies.
         """
         self._authenticator = authenticator
         self._on_this_host = on_this_host
@@ -59,7 +59,7 @@ def _names_this_host(authority: str) -> bool:
 
 
 def _bearer(header: str) -> str:
-    """Convert a header with a password to a bearer header; return other headers unchanged."""
+    """Convert the value of a header with a password to that of a bearer header; return other values unchanged."""
     if not header.lower().startswith(_BASIC):
         return header
     try:

@@ -1,7 +1,7 @@
 """The routes of the HTTP port.
 
-/metrics and the live page require a token if the server has tokens. Like Stats, they show the tables that the token may
-read. The probes and the files under /page require no token.
+If the server has tokens, /metrics and the live page require one. Like Stats, they show only the tables that the token
+gives the right to read. The probes and the files under /page require no token.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from replay_server.http.readers import CHALLENGES, Readers
 from replay_server.http.snapshot import View
 
 _REST: Final = 4
-"""Pause after each scrape, as a multiple of the scrape's CPU time: scrapes use at most a fifth of a core."""
+"""Pause after each scrape, as a multiple of the scrape's CPU time. So scrapes use at most a fifth of a core."""
 _STATUSES: Final = {
     replay_pb2.ERROR_REASON_UNAUTHENTICATED: 401,
     replay_pb2.ERROR_REASON_PERMISSION_DENIED: 403,
@@ -58,7 +58,10 @@ class Routes:
         return PlainTextResponse("alive\n")
 
     async def _readyz(self, _request: Request) -> Response:
-        """Return the server's state: 200 if calls are served, because kernels are loaded and tables open; else 503."""
+        """Return the server's state, with status 200 while it serves calls, otherwise 503.
+
+        It serves calls once the kernels are loaded and the tables are open.
+        """
         return PlainTextResponse(f"{self._view.state}\n", 200 if self._view.state == "ready" else 503)
 
     async def _metrics(self, request: Request) -> Response:

@@ -1,8 +1,8 @@
 """Serves an ASGI application on the server's event loop, to peers that may be hostile.
 
-Uvicorn parses HTTP. This module adds limits on the time and number of connections, which Uvicorn lacks. The event loop
-accepts one connection at a time, so that a flood of connections delays gRPC calls only a little. A reply may lift the
-limits for its connection.
+Uvicorn parses HTTP. This module adds limits on the duration and number of connections, which Uvicorn lacks. A reply may
+exempt its connection from these limits. The event loop accepts one connection at a time, so that a flood of connections
+delays gRPC calls only a little.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from uvicorn.server import ServerState
 from replay_server.errors import FatalError
 
 MOST_CONNECTIONS: Final = 64
-"""Maximum connections. A further connection closes the oldest one: connections of honest readers are short."""
+"""Maximum connections. A further connection closes the oldest one, because honest readers' connections are short."""
 LONGEST_S: Final = 10.0
 """Time limit for a connection, from its acceptance to the end of its only reply."""
 _HEAD_BYTES: Final = 16 << 10

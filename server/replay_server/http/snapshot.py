@@ -1,4 +1,4 @@
-"""Snapshots of the server for readers over HTTP, taken from figures that are recorded anyway."""
+"""Snapshots of the server for readers over HTTP. They only read figures that the server records anyway."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Limiter(NamedTuple):
     difference: float
     """The value that the limiter keeps within bounds; see `LimiterGate.difference`."""
     least: float
-    """Lower bound: draws wait rather than fall below it."""
+    """Lower bound. Draws wait if they would make the difference smaller than this."""
     most: float
-    """Upper bound: inserts wait rather than exceed it."""
+    """Upper bound. Inserts wait if they would make the difference larger than this."""
 
 
 @dataclass(frozen=True)
@@ -55,15 +55,15 @@ class TableSnapshot:
     lost: int
     """Rows lost to power losses."""
     may_wait_for: Sequence[WaitedFor]
-    """What its calls may have to wait for."""
+    """What calls of this table may have to wait for."""
     waits: Sequence[Wait]
-    """What waiting calls lack now."""
+    """What calls wait for now."""
     figures: Snapshot
     """Statistics since the server started."""
     steps: StepCounts | None
-    """Only of tables of steps."""
+    """Counts of rows by the state of their steps; None unless this is a table of steps."""
     limiter: Limiter | None
-    """Only of tables with a rate limiter."""
+    """State of the rate limiter; None if the table has none."""
     clients: Sequence[Client]
     """Clients with open streams, with their current figures."""
 
@@ -95,7 +95,7 @@ class View:
         """The tables."""
         self._endpoints = endpoints
         self.state: State = "starting"
-        """``ready`` while the kernels are loaded and the tables open."""
+        """``starting`` until the kernels are loaded and the tables are open; ``stopping`` during shutdown."""
 
     async def snapshot(self, caller: Caller) -> ServerSnapshot:
         """Read the server's figures, and those of all tables that the caller may read.

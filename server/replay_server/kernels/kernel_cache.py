@@ -176,7 +176,10 @@ def _places() -> tuple[Path, ...]:
 
 
 def _is_trusted(place: Path, where: Path) -> bool:
-    """Whether no other user can put code there. Anyone who can write next to the source code is trusted anyway."""
+    """Whether no other user can put code into these folders.
+
+    Anyone who can write next to the source code is trusted anyway.
+    """
     if place == _BESIDE_CODE:
         return True
     try:

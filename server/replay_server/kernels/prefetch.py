@@ -1,13 +1,13 @@
 """Prefetches memory that a kernel will need soon.
 
-With ten million rows, most loads miss all caches. They take as long as a hundred additions, and the next load has to
-wait. If the addresses for a whole batch are known in advance, the kernel requests all of them before it processes the
-first. There are two ways to do this:
+With ten million rows, most loads miss all caches. Such a load takes as long as a hundred additions, and the next load
+has to wait. If the addresses for a whole batch are known in advance, a kernel can request all of them before it
+processes the first row. There are two ways to do this:
 
 * `prefetch`: the processor's instruction. Nothing waits for its result, so it is nearly free between other work. With
   too many requests in flight, the processor drops further ones.
-* `touch`: a load whose result is unused. It is never dropped, and because nothing depends on it, hundreds overlap in a
-  loop that does nothing else. Mixed with other work, it delays that work.
+* `touch`: a load whose result is unused. It is never dropped. Nothing depends on its result, so hundreds of such loads
+  overlap in a loop that does nothing else. Mixed with other work, it delays that work.
 
 So kernels use `prefetch` for what they need a few rows later, and `touch` if a whole batch must be loaded first.
 """

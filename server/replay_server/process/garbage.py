@@ -11,8 +11,8 @@ from typing import Final
 
 _LEAST_INTERVAL_S: Final = 0.5
 _INTERVAL_PER_SQUARE: Final = 8000.0
-"""Seconds until the next full collection, divided by the squared duration of the last one: 0.8 s after 10 ms,
-12 minutes after 0.3 s. So long collections do not affect the 99th percentile of calls."""
+"""This number, times the squared duration of a full collection in seconds, is the time until the next one in seconds:
+0.8 s after 10 ms, 12 minutes after 0.3 s. So long collections do not affect the 99th percentile of calls."""
 _NEVER: Final = (1 << 31) - 1
 
 
@@ -32,7 +32,7 @@ def loading() -> Iterator[None]:
 
 
 async def collect_rarely() -> None:
-    """Until cancelled, run full collections: short ones often, long ones rarely.
+    """Run full collections until cancelled: often if they are short, rarely if they are long.
 
     A full collection blocks all calls, for 0.3 s if 10,000 streams are open. By default, Python runs one whenever the
     number of objects has grown by a quarter, so a client that opens many streams would cause several within seconds.

@@ -1,7 +1,7 @@
 """Sets up the log on standard error: text for people, or JSON for programs, one line per event.
 
-Events carry fields: ``log.info("table %s dropped", name, extra={"table": name, "duration_s": 0.1})``. Only JSON shows
-those that the text does not mention.
+Events carry fields: ``log.info("table %s dropped", name, extra={"table": name, "duration_s": 0.1})``. JSON shows all
+fields. Text shows only those that are part of the message.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ _KEPT_BYTES = 64 << 20
 def run(settings: ServerSettings) -> None:
     """Run the server until SIGTERM or SIGINT.
 
-    Exits with 1 if it cannot start, or cannot sync its tables at the end.
+    Exits with status 1 if the server cannot start, or cannot sync its tables at shutdown.
     """
     _allow_many_files()
     _tune_allocator()
@@ -68,7 +68,7 @@ async def serve(settings: ServerSettings) -> None:
     """Serve until a signal stops the server or, with ``exit_with_parent``, until the parent process ends.
 
     Raises:
-        FatalError: if the server cannot start, or cannot sync its tables at the end.
+        FatalError: if the server cannot start, or cannot sync its tables at shutdown.
         UnusableFileError: if the tokens or certificates cannot be used.
     """
     stop = asyncio.Event()
@@ -142,7 +142,7 @@ async def _warm_up(stop: asyncio.Event) -> bool:
     """Compile or load the kernels, and exempt their objects from garbage collection.
 
     Returns:
-        False if ``stop`` was set meanwhile.
+        False if ``stop`` was set while kernels were compiled.
     """
     cancelled = threading.Event()
     with loading():
@@ -166,10 +166,11 @@ def _root(settings: ServerSettings) -> Root:
 
 
 def _in_directory(settings: ServerSettings, setting: str, check: Callable[[Path], None], use: Callable[[Path], T]) -> T:
-    """Check the directory named by a setting, and return the result of ``use``.
+    """Check the directory that a setting names, and return the result of calling ``use`` with it.
 
     Raises:
-        FatalError: if it cannot be used, or another user can change its contents and ``trust_dirs`` is not set.
+        FatalError: if the directory cannot be used, or if another user can change its contents and ``trust_dirs`` is
+            not set.
     """
     path: Path = getattr(settings, setting)
     try:
@@ -195,7 +196,7 @@ async def _http(
     certificates: ServerCertificates | None,
     settings: ServerSettings,
 ) -> AsyncIterator[None]:
-    """Serve the HTTP port in the block, if there is one."""
+    """Serve the HTTP port, if it is enabled, inside the block."""
     if settings.http_port is None:
         yield
         return
@@ -252,7 +253,7 @@ def _stop_with_parent(stop: asyncio.Event) -> None:
 
 
 def _allow_many_files() -> None:
-    """Raise the limit on file descriptors as far as allowed: a table needs two per file."""
+    """Raise the limit on file descriptors as far as allowed, because a table needs two per file."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
@@ -264,8 +265,8 @@ def _tune_allocator() -> None:
     each new page costs a page fault. A message of 4 MiB, which gRPC copies twice, would block the event loop for 7 ms,
     6 of them in page faults.
 
-    With a heap per thread, each of gRPC's threads would keep the memory of its largest burst of calls, tens of MB in
-    total.
+    If each thread had its own heap, each of gRPC's threads would keep the memory of its largest burst of calls, tens of
+    MB in total.
 
     Does nothing if the C library is not glibc.
     """

@@ -23,8 +23,8 @@ from replay_server.rpc.over_grpc.methods import grpc_handler
 _CUT_OFF = 2
 """gRPC rejects messages that exceed the limit by this factor."""
 _OTHER_CALLS = 32
-"""Maximum calls per connection besides streams. A higher limit would allow a client that keeps opening and canceling
-calls to delay others for longer."""
+"""Maximum calls per connection in addition to streams. With a higher limit, a client that keeps opening and canceling
+calls could delay other clients for longer."""
 
 
 class ReplayServer:
@@ -44,10 +44,10 @@ class ReplayServer:
         Args:
             catalog: the tables.
             settings: the server's settings.
-            socket: path of the socket for clients on this host; None: no socket, and clients may not copy rows from the
-                tables' files either.
+            socket: path of the socket for clients on this host. If None, there is no socket, and clients may not copy
+                rows from the tables' files.
             authenticator: identifies callers.
-            checkpoints: the server's checkpoints; None: disabled.
+            checkpoints: the server's checkpoints; None if they are disabled.
         """
         self._catalog = catalog
         bounds = catalog.bounds

@@ -265,14 +265,14 @@ class ServerSettings(Settings):
 
 
 def load_settings(arguments: Sequence[str]) -> ServerSettings:
-    """Read the settings, see `read_settings`; ``arguments`` do not include the program's name."""
+    """Read the settings as `read_settings` does; ``arguments`` do not include the program's name."""
     return read_settings(ServerSettings, "replay-server", "REPLAY_SERVER_", arguments)
 
 
 def read_command_line(arguments: Sequence[str]) -> ServerSettings:
     """Read the settings, and configure logging accordingly.
 
-    Exits with 0 after ``--help`` and ``--version``, with 2 if the settings are invalid.
+    Exits with status 0 after ``--help`` and ``--version``, and with status 2 if the settings are invalid.
     """
     settings = load_settings(arguments)
     set_up_logging(settings.log_level, settings.log_format)

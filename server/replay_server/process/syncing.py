@@ -1,7 +1,8 @@
 """Periodically syncs all tables with checksums, several at a time, in worker threads.
 
-Each table has its own schedule, so a slow one does not delay others. Calls do not wait for syncs: data acknowledged
-since the last sync point is in the page cache, which survives a killed server but not a power loss.
+Each table has its own schedule, so a slow table does not delay others. Calls do not wait for syncs. So data that was
+acknowledged after the last sync point may only be in the page cache, which survives a killed server but not a power
+loss.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ _LONGEST_LOOK_S = 0.02
 _AT_ONCE = 16
 """Tables synced at the same time; their threads mostly wait for the disk, which handles concurrent syncs well."""
 _MOST_UNSYNCED = 4
-"""A table is synced early when unsynced rows fill 1/4 of its ring: a power loss may lose them and the rows they
-evicted."""
+"""A table is synced early when unsynced rows fill 1/4 of its ring, because a power loss may lose both these rows and
+the rows that they evicted."""
 
 
 class Syncer:
     """Syncs the tables of a catalog that have checksums."""
 
     def __init__(self, catalog: Catalog, every_s: float) -> None:
-        """Start syncing each table every ``every_s`` seconds, until `close`."""
+        """Start syncing each table every ``every_s`` seconds, until `close` is called."""
         self._catalog = catalog
         self._every_s = every_s
         self._synced: dict[bytes, _Synced] = {}
@@ -76,7 +77,7 @@ class Syncer:
         return time.monotonic() - last.at_s >= self._every_s or crowded
 
     async def _sync_held(self, name: str, uid: bytes) -> None:
-        """Wait until no thread uses the table's files, then sync it unless it was dropped."""
+        """Wait until no thread uses the table's files, then sync the table unless it has been dropped."""
         table = self._catalog.get(name)
         if table is None or table.uid != uid:
             return

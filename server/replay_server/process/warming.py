@@ -1,7 +1,7 @@
 """Compiles or loads every kernel before the server starts serving, so that no call waits for a compilation.
 
-On a new machine, or with a new version, two processes compile the kernels in parallel while this one logs their
-progress. Then, and on every later start, this process loads the compiled kernels.
+On the first start on a machine, or with a new version, two other processes compile the kernels in parallel, while this
+process logs their progress. Then, and on every later start, this process loads the compiled kernels.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from replay_server.table.updates import first_unusable, resolve_update
 log = logging.getLogger(__name__)
 
 _SHARES = ("rank.warm_up_writing", "_warm_up_the_rest")
-"""Functions that compile the kernels, one per process. They share no kernels and take about equally long."""
+"""Functions that compile the kernels, each in its own process. They share no kernels and take about equally long."""
 _RANK = rank.RankIndex.name
 _LOOK_S = 0.1
 _SAY_S = 3.0
@@ -85,7 +85,7 @@ def _compile_beside(cancelled: threading.Event) -> None:
                     kernel_cache.remove_unfinished(folder)
                     _compile(progress, cancelled)
                     _load()
-                    # Before another server takes the lock, which would remove unfinished kernels.
+                    # Do this before another server takes the lock: it would remove unfinished kernels.
                     kernel_cache.set_complete(folder)
                 progress.end()
                 return

@@ -20,7 +20,7 @@ class Stream:
 
     def __init__(self, end: Callable[[RequestError], None]) -> None:
         self.end = end
-        """Ends the stream with a refusal, after the current reply, if any."""
+        """Ends the stream with a refusal. If a reply is in progress, it is sent first."""
         self._said: dict[str, str | bytes] = {}
         self._when_closed: list[Callable[[], None]] = []
         self._clients: Clients | None = None
@@ -28,15 +28,15 @@ class Stream:
 
     @property
     def table(self) -> str:
-        """Name of the stream's table, once a request has named it."""
+        """Name of the stream's table; empty until a request has named it."""
         return str(self._said.get("table", ""))
 
     def constant(self, field: str, value: T) -> T:
-        """Return the value of a field that later requests on a stream may omit.
+        """Return the value of a field that must not change on a stream, so that later requests may omit it.
 
         Args:
-            field: its name.
-            value: the field's value in this request; empty if omitted.
+            field: name of the field.
+            value: the field's value in this request; empty if the request omits it.
 
         Raises:
             FieldError: an earlier request had another value.
@@ -48,7 +48,10 @@ class Stream:
         return said  # type: ignore[return-value]  # the type of a field never changes
 
     def client(self, table: Table, caller: Caller, role: Role) -> Client:
-        """Return the client that this stream counts for, in the statistics of its current table."""
+        """Return the client that this stream counts for in the statistics of ``table``.
+
+        The stream counts as open from the first call until it ends or moves to another table.
+        """
         if self._client is None or self._clients is not table.figures.clients:
             self._leave()
             self._clients = table.figures.clients
@@ -65,7 +68,7 @@ class Stream:
         self._when_closed.append(do)
 
     def close(self) -> None:
-        """Run the callbacks, because the stream has ended."""
+        """Run the callbacks. Called when the stream has ended."""
         self._leave()
         while self._when_closed:
             self._when_closed.pop()()

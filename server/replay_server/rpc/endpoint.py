@@ -4,7 +4,7 @@
     answer = await endpoint.answer(data, call)
 
 A transport receives bytes, identifies the caller, calls the endpoint, and sends the reply, or the refusal from
-`as_refusal`. Requests and replies are bytes, because messages with rows are read and built in place.
+`as_refusal`. Requests and replies are passed as bytes, because messages with rows are read and built in place.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Endpoint(Generic[M]):
             demand: the right that each request requires.
             handler: answers one request.
             bounds: limits on requests.
-            is_stream: whether requests come on a stream, answered in order; otherwise each is a unary call.
+            is_stream: whether requests arrive on a stream and are answered in order. If False, each request is a unary
+                call.
         """
         self.name = request.DESCRIPTOR.name.removesuffix("Request")
         """Name of the method."""
@@ -56,7 +57,7 @@ class Endpoint(Generic[M]):
         self.demand = demand
         self.is_stream = is_stream
         self.longest = bounds.longest(has_rows=carries_rows(request))
-        """Maximum bytes of a request, and the setting that determines it."""
+        """Maximum size of a request in bytes, and the setting that determines this maximum."""
         self._read = request_reader(request, demand, bounds)
         self._handler = handler
 
@@ -68,7 +69,7 @@ class Endpoint(Generic[M]):
             call: its context.
 
         Returns:
-            The serialized reply. The transport calls `call.sent` when it has been sent or has failed.
+            The serialized reply. Once it has been sent, or could not be sent, the transport must call `call.sent`.
 
         Raises:
             Exception: of any type; `as_refusal` converts it.
@@ -92,7 +93,7 @@ class Endpoint(Generic[M]):
         return answer
 
     def as_refusal(self, error: Exception) -> RequestError:
-        """Convert the error that ends a call or stream to a refusal, and count it; log unexpected errors."""
+        """Convert the error that ended a call or stream to a refusal; count it, and log it if it is unexpected."""
         refusal = self._refusal(error)
         self.figures.errors += 1
         self.figures.ended[CODES[refusal.reason]] += 1

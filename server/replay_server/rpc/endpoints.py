@@ -30,8 +30,9 @@ def all_endpoints(
 
     Args:
         catalog: the tables.
-        socket: path of the local socket; None: there is none, and clients may not copy rows from the tables' files.
-        checkpoints: the server's checkpoints; None: disabled.
+        socket: path of the local socket. If None, there is no local socket, and clients may not copy rows from the
+            tables' files.
+        checkpoints: the server's checkpoints; None if they are disabled.
     """
     endpoints: dict[str, AnyEndpoint] = {}
 

@@ -1,4 +1,4 @@
-"""Calls, errors and latencies of each RPC method."""
+"""Counts the calls and errors of an RPC method, and measures its latencies."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ import grpc
 
 _SHORTEST_S = 1e-6
 _BARS_PER_DECADE = 24
-"""Buckets of the histogram per power of ten: each is 10 % wider than the previous one."""
+"""Buckets of the histogram per power of ten. Each bucket is 10 % wider than the previous one."""
 _BARS = 220
 """Number of buckets, enough for durations of up to 20 minutes."""
 _STEP = 8
 """Number of buckets that `MethodFigures.histogram` merges into one."""
 _FIRST, _LAST = _BARS_PER_DECADE, 8 * _BARS_PER_DECADE
-"""Buckets that begin at the shortest and longest duration in that histogram: 10 us and 100 s."""
+"""Buckets that begin at the shortest and the longest finite bound of `MethodFigures.histogram`: 10 us and 100 s."""
 _PERIOD_S = 10
 _PERIODS = 6
-"""Number of periods before the current one whose calls count as recent: a minute."""
+"""Number of periods whose calls count as recent, including the current period: 50 to 60 s in total."""
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Answered:
     """Calls answered in an interval."""
 
     calls: int = 0
-    """Number of calls; on a stream, of messages."""
+    """Number of calls, or of messages on streams."""
     total_s: float = 0.0
     """Total time in the server."""
     bars: Sequence[int] = (0,) * _BARS
@@ -51,7 +51,7 @@ class Answered:
         return self.total_s / self.calls if self.calls else 0.0
 
     def quantile_s(self, fraction: float) -> float:
-        """Quantile of the duration, within 10 %; 0 without calls."""
+        """Return a quantile of the duration, accurate to 10 %; 0 without calls."""
         below = 0
         for bar, count in enumerate(self.bars):
             below += count
@@ -70,7 +70,7 @@ class _Mark(NamedTuple):
 
 
 class MethodFigures:
-    """Statistics of one method since the server started, and of its recent calls."""
+    """Statistics of one method: since the server started, and over about the last minute."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Start without calls; ``clock`` returns seconds."""
@@ -87,7 +87,7 @@ class MethodFigures:
         self.total_s = 0.0
         """Total time of answered calls."""
         self.ended: Counter[grpc.StatusCode] = Counter()
-        """Ended unary calls and streams by status, except unary calls that were answered; see `handled`."""
+        """Number of unary calls and streams that ended, by status. Answered unary calls are missing; see `handled`."""
         self._clock = clock
         self._bars = [0] * _BARS
         self._period_ends_s = _period_end(clock())
@@ -122,13 +122,16 @@ class MethodFigures:
         return dict(self.ended) if is_stream else {**self.ended, grpc.StatusCode.OK: self.calls}
 
     def histogram(self) -> list[tuple[float, int]]:
-        """Return how many calls took at most this many seconds: three durations per power of ten, then infinity."""
+        """Return a cumulative histogram: pairs of a duration in seconds and how many calls took at most that long.
+
+        There are three durations per power of ten. The last duration is infinity.
+        """
         up_to = list(accumulate(self._bars))
         bounds = range(_FIRST, _LAST + 1, _STEP)
         return [*((float(f"{_duration_s(bar):.3g}"), up_to[bar - 1]) for bar in bounds), (math.inf, self.calls)]
 
     def recent(self) -> Answered:
-        """Return the calls of the last minute, or since the start if that is shorter."""
+        """Return statistics of the calls of the last 50 to 60 s, or since the start if that is less long ago."""
         now = self._advance()
         first = self._marks[0]
         return Answered(
@@ -139,7 +142,7 @@ class MethodFigures:
         )
 
     def _advance(self) -> float:
-        """Mark the beginning of every period that began since the last call, and return the current time."""
+        """Record a mark for each period that began since the last `_advance`, and return the current time."""
         now = self._clock()
         ends_s = _period_end(now)
         first_s = max(self._period_ends_s, ends_s - _PERIODS * _PERIOD_S)

@@ -3,8 +3,8 @@
     named = only(replay_pb2.LearnRequest, "table", "update").FromString(request)
     named.table, named.HasField("update")
 
-Protobuf reads these fields by the same rules as when it parses the whole request later: if a field occurs twice, the
-last value wins, or nested messages are merged. So the check and the handler always see the same name.
+If a field occurs twice, the last value wins, and nested messages are merged. Protobuf applies the same rules when it
+parses the whole request later, so the check and the handler always see the same name.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ _PACKAGE = "replay.names"
 
 
 def only(message_type: type[Message], *paths: str) -> type[Message]:
-    """Create a message type with a subset of another's fields; all other fields are skipped without parsing.
+    """Create a message type that has only some of the fields of ``message_type``, and skips the rest without parsing.
 
     Args:
         message_type: the original type.
-        *paths: non-repeated fields, such as "table", or "config.name" in a nested message. If a path names a whole
-            nested message, its content is skipped, and only `HasField` works.
+        *paths: the fields to keep, which must not be repeated: for example "table", or "config.name" for a field of a
+            nested message. If a path names a whole nested message, the content of that message is skipped, and only
+            `HasField` works.
     """
     described = message_type.DESCRIPTOR
     file = FileDescriptorProto(name=f"{described.full_name}.names", package=_PACKAGE, syntax="proto3")

@@ -1,4 +1,4 @@
-"""Counts open streams."""
+"""Counts and limits open streams."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from replay_server.flow.budgets import Budget
 
 
 class OpenStreams:
-    """Counts open streams per connection and caller."""
+    """Counts and limits open streams per connection, per caller and in total."""
 
     def __init__(self, bounds: Bounds) -> None:
         self._most = bounds.max_streams_per_connection
@@ -21,10 +21,10 @@ class OpenStreams:
 
     @contextmanager
     def one_more(self, connection: str, caller: str) -> Iterator[None]:
-        """Count a stream while it is open.
+        """Count a stream as open inside the block.
 
         Raises:
-            RequestError: TOO_LARGE.
+            RequestError: TOO_LARGE if a limit is reached.
         """
         if self._open[connection] >= self._most:
             setting = "max_streams_per_connection of the server"

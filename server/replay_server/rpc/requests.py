@@ -1,6 +1,7 @@
 """Reads requests: checks the size, then the caller's rights, and only then parses.
 
-Besides rows and arrays, protobuf parses at most `PLAIN_BYTES`, so the number of rows bounds the cost of a request.
+Apart from rows and arrays, protobuf parses at most `PLAIN_BYTES` of a request. So the number of rows bounds the cost of
+a request.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from replay_server.rpc.rights import Demand
 M = TypeVar("M", bound=Message)
 
 MOST_FIELDS: Final = 32
-"""Maximum fields of a message with rows, and of each long message in it: three times as many as clients send."""
+"""Maximum number of fields in a message with rows, in a long message, and in each message with arrays nested in it.
+
+This is three times as many as clients send.
+"""
 _ARRAYS: Final = {
     "replay.v1.Insertion.priorities",
     "replay.v1.Runs.row_counts",
@@ -34,7 +38,7 @@ _ARRAYS: Final = {
     "replay.v1.Draw.keys",
     "replay.v1.RankQuery.priorities",
 }
-"""Fields of requests with one number per row."""
+"""Fields of requests that are arrays, with one number per row, run, key or queried priority."""
 _LENGTH_DELIMITED: Final = 2
 
 RequestReader = Callable[[Content, Caller, str], Framed[M]]
@@ -45,13 +49,13 @@ def request_reader(message_type: type[M], demand: Demand, bounds: Bounds) -> Req
     """Create a function that reads the requests of one RPC.
 
     Args:
-        message_type: their type.
-        demand: the required right.
+        message_type: type of the requests.
+        demand: the right that each request requires.
         bounds: limits on requests.
 
     Returns:
-        The function. It raises FieldError for malformed messages, and RequestError: TOO_LARGE, PERMISSION_DENIED, or
-        UNAUTHENTICATED if the caller's token is no longer valid.
+        The function. It raises FieldError if a message is malformed. It raises RequestError with TOO_LARGE, with
+        PERMISSION_DENIED, or, if the caller's token is no longer valid, with UNAUTHENTICATED.
     """
     names, described, has_rows = demand.names, message_type.DESCRIPTOR, carries_rows(message_type)
     is_insert = "insertion" in described.fields_by_name
@@ -73,7 +77,7 @@ def request_reader(message_type: type[M], demand: Demand, bounds: Bounds) -> Req
 
 
 def _plain_bytes(described: Any, message: memoryview) -> int:
-    """Bytes of a message without rows, excluding its arrays.
+    """Return the size in bytes of a message from which the rows have been removed, not counting its arrays.
 
     Raises:
         DecodeError: the message is malformed, or it or a nested message with arrays has more than `MOST_FIELDS` fields.

@@ -16,7 +16,7 @@ from replay_server.checkpoint.store import DEFAULT_SERIES, PERIODIC_SERIES
 from replay_server.rpc.names import only
 
 _TABLE_NAME = only(replay_pb2.DescribeTableRequest, "table")
-"""Reads the table's name in any request about one table: its field has the same number in all of them."""
+"""Reads the table's name from any request about one table; its field has the same number in all such requests."""
 
 
 @dataclass(frozen=True)
@@ -24,16 +24,17 @@ class Demand:
     """The right that a call requires, checked before the message is parsed."""
 
     names: type[Message] | None
-    """A message type with only the names needed for the check; None: no names are needed."""
+    """A message type with only the names that ``check`` needs; None if it needs no names."""
     check: Callable[[Caller, Any, str], None]
-    """Refuses callers without the right. Takes the caller, the message, and the table named earlier on the stream.
+    """Refuses callers without the right.
 
-    It does not check whether the table exists, so that callers without rights cannot find out.
+    Takes the caller, a message of the type ``names``, and the table named earlier on the stream. It does not check
+    whether the table exists, so that callers without rights cannot find out.
     """
 
 
 def on_table(one_of: Right) -> Demand:
-    """Require one of these rights on the message's table."""
+    """Require one of these rights on the table that the message names, or that was named earlier on the stream."""
     return Demand(_TABLE_NAME, lambda caller, named, stream_table: caller.check(one_of, named.table or stream_table))
 
 
@@ -47,7 +48,10 @@ TO_LIST = Demand(None, lambda caller, _named, _: caller.check(Right.READ))
 FOR_ANY = Demand(None, lambda caller, _named, _: caller.check(Right.any()))
 """Any right to any table."""
 TO_SEE_FIGURES = Demand(_TABLE_NAME, lambda caller, named, _: caller.check(Right.READ, named.table or None))
-"""The right to read the named table, or at least one if none is named; the reply omits tables without this right."""
+"""The right to read the table that the request names.
+
+If it names none, the right to read at least one table; the reply omits tables that the caller may not read.
+"""
 TO_ADMINISTER_ALL = Demand(None, lambda caller, _named, _: caller.check_on_all(Right.ADMIN))
 """The right to administer all tables, even if there are none."""
 
@@ -64,7 +68,10 @@ TO_LEARN = Demand(only(replay_pb2.LearnRequest, "table", "update"), _check_learn
 
 
 def to_copy(most: int) -> Demand:
-    """Require the right to administer the series and the named tables (at most ``most``), or all if none is named."""
+    """Require the right to administer the series and the tables of a checkpoint; it may name at most ``most`` tables.
+
+    If the request names no tables, it requires the right to administer all tables.
+    """
 
     def check(caller: Caller, request: replay_pb2.CheckpointRequest, _: str) -> None:
         if len(request.tables) > most:
@@ -79,16 +86,21 @@ def to_copy(most: int) -> Demand:
 
 
 def series_of(request: replay_pb2.CheckpointRequest, caller: Caller) -> str:
-    """The series of a new checkpoint; if none is named, one that the caller may write to."""
+    """Return the series of a new checkpoint: the one that the request names, or a default that the caller may use.
+
+    The default is `DEFAULT_SERIES` if the checkpoint is of all tables or the caller may administer all tables.
+    Otherwise, it is the name of the first table.
+    """
     if request.series:
         return request.series
     return DEFAULT_SERIES if not request.tables or caller.may_on_all(Right.ADMIN) else request.tables[0]
 
 
 def check_series(caller: Caller, series: str, tables: Iterable[str] = ()) -> None:
-    """Refuse a series of checkpoints if the caller may not administer all tables in it.
+    """Refuse a series of checkpoints unless the caller may administer all ``tables`` in it.
 
-    The caller also needs this right on a table with the name of the series, so callers cannot take each other's names.
+    The caller must also have the right to administer a table with the same name as the series, so that callers cannot
+    use each other's names. `PERIODIC_SERIES` requires the right to administer all tables.
     """
     what = f"series {series!r}, which takes it on a table of that name, and on all tables in the series"
     if series == PERIODIC_SERIES:

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 FOLDER_MODE = 0o750
 """Mode of table folders, before the umask."""
 UMASK = 0o077
-"""Umask without a group."""
+"""Umask of the server if no group is given."""
 GROUP_UMASK = 0o027
-"""Umask with a group."""
+"""Umask of the server if a group is given."""
 _PRIVATE_FOLDER = 0o700
 _SHARED_FOLDER = FOLDER_MODE | stat.S_ISGID
 

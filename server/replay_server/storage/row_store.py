@@ -91,9 +91,9 @@ class RowStore:
             np.take(self._rings[name].values, slots, axis=0, out=flat_rows(values), mode="clip")
 
     def parts(self, keys: NDArray[np.int64], name: str) -> list[memoryview]:
-        """Return the values of a column in the rows with these keys, int64[n], as contiguous parts to be joined.
+        """Return a column's values in the rows with these keys, int64[n], as contiguous parts that the caller joins.
 
-        Long rows are not copied: inserts may overwrite them later.
+        Long rows are not copied, so inserts may overwrite the returned parts later.
         """
         slots, ring = keys % self.slots, self._rings[name]
         if ring.row_bytes < _LONG_ROW_BYTES:

@@ -30,9 +30,9 @@ class Runs:
     episodes: NDArray[np.uint64]
     """uint64[m]: number of each run's episode within its stream."""
     first_steps: NDArray[np.int64] | None = None
-    """int64[m]: number of each run's first step within its episode. None: not a table of steps."""
+    """int64[m]: number of each run's first step within its episode. None unless the table is a table of steps."""
     ends: NDArray[np.uint8] | None = None
-    """uint8[m]: whether and how each run's last row closes its episode. None: not a table of steps."""
+    """uint8[m]: whether and how each run's last row closes its episode. None unless the table is a table of steps."""
 
     def links(self) -> NDArray[np.uint64]:
         """Return the link of each row: uint64[n, 2], or uint64[n, 3] in a table of steps."""

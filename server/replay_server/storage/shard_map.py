@@ -1,7 +1,7 @@
-"""Which servers hold the shards of this service's tables, as a small durable file.
+"""Stores which servers hold the shards of this service's tables, in a small durable file.
 
     kept = ShardMapFile(root.path)
-    kept.replace(new, expected_version=kept.version)
+    kept.replace(new)
     kept.current
 
 Clients read the map from any server and use the newest version. The server itself never acts on it.
@@ -43,11 +43,11 @@ class LostRows(NamedTuple):
     table: str
     """Name of the table."""
     table_uids: tuple[str, ...]
-    """Hexadecimal uids that the table had on the other shards at that time."""
+    """Hexadecimal uids that the table had on the other shards when this shard was lost."""
     size: int
-    """Rows that the shard had."""
+    """Rows that the lost shard had."""
     inserted: int
-    """Rows ever inserted into the shard."""
+    """Rows ever inserted into the lost shard."""
 
 
 class Shard(NamedTuple):
@@ -60,7 +60,7 @@ class Shard(NamedTuple):
     state: str
     """"active", "draining", "lost" or "retired"."""
     lost_rows: tuple[LostRows, ...] = ()
-    """For a lost shard: the rows that it had, as far as clients knew."""
+    """The rows that a lost shard had, as far as clients knew."""
 
 
 class ShardMap(NamedTuple):
@@ -124,7 +124,8 @@ class ShardMap(NamedTuple):
         """Check that this map may replace an older one of the service.
 
         Raises:
-            FieldError: the map is of another service or not newer, lacks a used id, or changes a lost or retired shard.
+            FieldError: this map belongs to another service, is not newer, lacks an id of the older map, or changes a
+                lost or retired shard.
         """
         if old.uid != self.uid:
             raise FieldError("map.uid", f"that of this service ({old.uid.hex()})", self.uid.hex())
@@ -177,7 +178,7 @@ class ShardMapFile:
         """The server's root."""
         self._path = folder / SHARD_MAP_FILE
         self.current: ShardMap | None = None
-        """The map; None: the tables of this server have no other shards."""
+        """The map; None if the tables of this server have no other shards."""
         if self._path.exists():
             try:
                 self.current = ShardMap.from_json(json.loads(self._path.read_text("utf-8")))

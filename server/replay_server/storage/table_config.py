@@ -46,7 +46,7 @@ class QueueParameters:
     """Parameters of a queue."""
 
     max_times_sampled: float = 1.0
-    """Whole number, 1 to `MAX_TIMES_SAMPLED`."""
+    """How often each row is delivered: a whole number from 1 to `MAX_TIMES_SAMPLED`."""
 
     def __post_init__(self) -> None:
         """Raise `FieldError` if the number is invalid."""
@@ -65,7 +65,7 @@ class TableConfig:
     schema: Schema
     """The table's columns."""
     capacity: int
-    """Number of rows kept."""
+    """Maximum number of rows kept."""
     backend: str = DEFAULT_BACKEND
     """How rows are drawn: a name in `replay_server.backends.BACKENDS`, or `QUEUE`."""
     parameters: Mapping[str, float] = field(default_factory=dict)
@@ -75,13 +75,13 @@ class TableConfig:
     rate_limit: RateLimit | None = None
     """Keeps draws and inserts in a fixed ratio; None: no limit."""
     owner: str = ""
-    """Name of the token that created the table; empty: none. Not visible to callers."""
+    """Name of the token of the caller who created the table; empty if there was none. Not visible to callers."""
     steps: Steps | None = None
-    """What the table draws and derives, if it is a table of steps; None: not a table of steps."""
+    """What a table of steps draws and derives; None for other tables."""
     whole_capacity: int = 0
-    """If this table is a shard, the capacity of the whole table, as its creator specified it; 0: not a shard."""
+    """If this table is a shard, the capacity that its creator specified for the whole table; otherwise 0."""
     whole_uid: bytes = b""
-    """If this table is a shard, the uid of the whole table; empty: it is the first shard, or not a shard."""
+    """The uid of the whole table, if this table is one of its shards but not the first one; otherwise empty."""
     whole_shards: tuple[int, ...] = ()
     """Ids of the shards on which the whole table was created; only clients use them."""
 
@@ -141,12 +141,12 @@ class TableConfig:
 
     @property
     def slack(self) -> int:
-        """Slots beyond the capacity, so that rows being written never overlap live ones."""
+        """Number of slots beyond the capacity. With them, rows that are being written never overlap live rows."""
         return max(_MIN_SLACK, self.capacity // _SLACK_FRACTION)
 
     @property
     def rows_at_once(self) -> int:
-        """Maximum rows per insert; they become live together."""
+        """Maximum rows per insert; the rows of an insert become live together."""
         return min(self.slack, MOST_ROWS_AT_ONCE)
 
     @cached_property
@@ -163,7 +163,8 @@ class TableConfig:
     def index_backend(self) -> str:
         """The backend that stores the priorities.
 
-        A queue stores priorities but ignores them in draws. Uniform draws from only some of the rows need a sum tree.
+        A queue stores priorities but ignores them in draws. In a table of steps, only some rows can be drawn: to draw
+        uniformly from these, it needs a sum tree.
         """
         if self.is_queue:
             return UniformIndex.name
@@ -202,7 +203,10 @@ class TableConfig:
         return self.slots if self.is_queue else self.capacity
 
     def difference(self, other: TableConfig) -> FieldError | None:
-        """Return the first field that differs from another config, ignoring the seed; None if there is none."""
+        """Return the first field that differs from another config; None if there is none.
+
+        Ignores the name, seed, owner, ``whole_uid`` and ``whole_shards``.
+        """
         ours, theirs = self._by_field(), other._by_field()
         for name in ours | theirs:
             if ours.get(name) != theirs.get(name):
@@ -213,7 +217,7 @@ class TableConfig:
 
     def _by_field(self) -> dict[str, str]:
         return {
-            # A shard's part depends on the number of servers when it was created.
+            # A shard's share of the capacity depends on the number of servers when it was created.
             "capacity": f"{self.whole_capacity} over several servers" if self.whole_capacity else str(self.capacity),
             "backend": self.backend,
             **{f"columns.{name}": str(column) for name, column in self.schema.items()},
@@ -268,7 +272,7 @@ class TableConfig:
         return read
 
     def _check_min_size(self) -> None:
-        """Check that a new table can have ``min_size`` drawable rows. Tables of earlier versions may not."""
+        """Check that a new table can have ``min_size`` drawable rows. Tables from earlier versions may fail this."""
         if self.steps is None or self.rate_limit is None:
             return
         most = self.steps.window.most_drawable(self.capacity)

@@ -53,7 +53,7 @@ UID_BYTES = 16
 _MANIFEST = "manifest.json"
 _SEALED_AT_ONCE = 1 << 17
 _STORED_AT_ONCE = 16 << 20
-"""Bytes stored per step, which takes a few milliseconds."""
+"""Bytes that `TableDirectory.store_anew` handles per step; a step takes a few milliseconds."""
 _UNFINISHED = ".new-"
 _REMOVED = ".dropped-"
 
@@ -63,7 +63,10 @@ class DamagedTableError(FatalError):
 
 
 def full_bytes(config: TableConfig, *, checked: bool = False) -> int:
-    """Return the bytes of a full table's files, to within a few kilobytes; if ``checked``, including checksums."""
+    """Return the size in bytes of a full table's files, to within a few kilobytes.
+
+    If ``checked``, this includes checksums and sync points.
+    """
     per_row = config.schema.row_bytes + config.link.row_bytes + PRIORITY_BYTES + (CHECKSUM_BYTES if checked else 0)
     return config.slots * per_row + WRITER_RECORDS_BYTES + (SYNC_POINT_BYTES if checked else 0)
 
@@ -93,7 +96,7 @@ class TableDirectory:
         self.in_use = asyncio.Lock()
         """Held while a worker thread uses the files, to delay their removal."""
         self._rows_synced_to: int | None = None
-        """``header.inserted`` when rows were last synced; None: not synced since opening, or the last sync failed."""
+        """``header.inserted`` at the last sync. None if there was no sync since opening, or if the last one failed."""
         if checked:
             self._erase_uncommitted()
 
@@ -213,7 +216,7 @@ class TableDirectory:
     def store_anew(self) -> Iterator[None]:
         """Mark all pages as changed, piece by piece, so that the next sync writes them.
 
-        No other thread may store meanwhile: its stores could be lost.
+        No other thread may store until this has ended, because its stores could be lost.
 
         Raises:
             NoSpaceError: there is not enough space; call this again when there is.
@@ -284,7 +287,7 @@ class TableDirectory:
             file.flush()
 
     def write_out(self) -> None:
-        """Write everything to disk. No stores may happen meanwhile.
+        """Write everything to disk. Nothing else may store until this returns.
 
         Raises:
             OSError: the disk rejects a write.
@@ -322,7 +325,10 @@ class TableDirectory:
         return range(self.header.oldest, self.header.inserted)
 
     def _seal_live(self) -> None:
-        """Store checksums for rows without any. They need no origin, because their inserts can no longer be retried."""
+        """Store checksums for live rows, which have none yet.
+
+        These rows need no origin, because their inserts can no longer be retried.
+        """
         assert self.rows.checksums is not None
         live = self._live
         for first in range(live.start, live.stop, _SEALED_AT_ONCE):

@@ -1,7 +1,7 @@
 """The counters of a table, stored together in the header, sync points and checkpoints.
 
-The header stores each counter in one aligned word, so each store is atomic. A reset changes several counters, but is
-also committed by a single word; see `RESETTING`.
+The header stores each counter in one aligned word, so each store is atomic. A reset changes several counters, but
+storing a single word commits it; see `RESETTING`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ StateField = Literal["inserted", "floor", "counted_from", "delivered", "sampled"
 
 
 class TableState(NamedTuple):
-    """The counters of a table. Fields are stored in this order; ``sampled`` comes last and ends a reset."""
+    """The counters of a table. Fields are stored in this order. ``sampled`` comes last; storing it ends a reset."""
 
     inserted: int = 0
     """Number of rows ever inserted and committed; also the next row's key."""
@@ -31,8 +31,8 @@ class TableState(NamedTuple):
     delivered: int = 0
     """Number of a queue's next delivery, unless ``floor`` is beyond it; see `replay_server.table.oldest_first`."""
     sampled: int = 0
-    """Rows drawn from a table with a rate limiter since it was created or reset. In a distributed table, some are
-    counted in other shards than they were drawn from, so the number can be negative."""
+    """Rows drawn from a table with a rate limiter since it was created or reset. In a distributed table, a row may be
+    counted in another shard than the one it was drawn from, so the number can be negative."""
 
     def released(self, times: int) -> int:
         """Return the key below which all rows were reset, lost or delivered. ``times`` is `TableConfig.times`."""
@@ -55,7 +55,7 @@ class TableState(NamedTuple):
         return self._replace(floor=max(self.floor, key))
 
     def is_not_before(self, other: TableState) -> bool:
-        """Whether this state can be as new as another one, or newer. ``sampled`` is ignored: a reset sets it to 0."""
+        """Whether this state may be as new as ``other``, or newer. Ignores ``sampled``, which a reset sets to 0."""
         return self.inserted >= other.inserted and self.floor >= other.floor and self.delivered >= other.delivered
 
     def check(self, times: int) -> None:

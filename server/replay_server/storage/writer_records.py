@@ -19,7 +19,7 @@ from replay_server.files.mapped_file import MappedFile
 
 FILE_NAME = "writers.bin"
 WRITERS_KEPT = 4096
-"""Maximum number of writers whose inserts are remembered: those that inserted most recently."""
+"""Maximum number of writers to remember: those that inserted most recently."""
 INSERTS_KEPT = 16
 """Maximum inserts that a writer may have in flight and retry."""
 WRITER_ID_BYTES = 16
@@ -39,7 +39,7 @@ class WriterRecords:
     """The recent inserts of every recent writer of one table."""
 
     def __init__(self, folder: Path, *, inserted: int, create: bool) -> None:
-        """Map the records of the table in ``folder``; records of rows beyond ``inserted`` are erased."""
+        """Map the records of the table in ``folder``, and erase records of rows beyond ``inserted``."""
         self._path = folder / FILE_NAME
         self.file = MappedFile(self._path, WRITER_RECORDS_BYTES, create=create)
         self.file.reserve(self.file.size)
@@ -100,7 +100,7 @@ class WriterRecords:
         return self.file.bytes[: places * _WRITER.itemsize].tobytes()
 
     def load(self, content: NDArray[np.uint8], inserted: int) -> None:
-        """Replace all records after a restore, before any insert. Records of rows beyond ``inserted`` are erased."""
+        """Replace all records of a restored table before any insert. Erase records of rows beyond ``inserted``."""
         self.file.bytes[:] = content
         self._writers.clear()
         self._recover(inserted)

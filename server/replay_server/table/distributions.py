@@ -1,4 +1,4 @@
-"""Distributions of a table's rows from a sample, fast enough for the event loop."""
+"""Samples the priorities and ages of a table's rows, fast enough for the event loop."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from replay_server.table.table import Table
 _PRIORITIES = 4096
 """Maximum number of priorities in a sample."""
 _AGES = 257
-"""Maximum number of ages: 256 equal steps from the newest row to the oldest."""
+"""Maximum number of ages in a sample. They divide the rows, from the newest to the oldest, into 256 equal steps."""
 
 
 def some_priorities(table: Table, random: np.random.Generator) -> NDArray[np.float64]:
-    """Return float64[n]: priorities of drawable rows. All of them if the table is small; otherwise, of random rows."""
+    """Return float64[n]: the priorities of all drawable rows or, in a large table, of a random sample of them."""
     if table.size <= _PRIORITIES:
         keys = np.arange(table.oldest, table.inserted)
     else:

@@ -64,7 +64,7 @@ class DrawnBatch(NamedTuple):
     drawable: int
     """Number of rows that could be drawn."""
     windows: Windows | None
-    """The windows of the drawn anchors; None: not a table of steps."""
+    """The windows of the drawn anchors; None unless the table is a table of steps."""
 
 
 class DrawnRanks(NamedTuple):

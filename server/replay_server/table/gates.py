@@ -48,7 +48,7 @@ class Gate(ABC):
 
     @abstractmethod
     def count_drawn(self, rows: int) -> None:
-        """Count the rows of a draw that has been granted all its rows and may now run."""
+        """Count the rows of a draw once all of them are granted and the draw may run."""
 
     @abstractmethod
     def count_failed(self, rows: int) -> None:
@@ -56,7 +56,7 @@ class Gate(ABC):
 
     @abstractmethod
     def draw_lacks(self, rows: int, granted: int) -> Lack:
-        """Return what a draw is waiting for."""
+        """Return what a draw of ``rows`` rows lacks; ``granted`` of them are granted already."""
 
     @abstractmethod
     def check_insert(self, rows: int) -> None:
@@ -72,7 +72,7 @@ class Gate(ABC):
 
     @abstractmethod
     def insert_lacks(self, rows: int) -> Lack:
-        """Return what inserts are waiting for; ``rows`` is the sum of their rows."""
+        """Return what waiting inserts lack; ``rows`` is the total number of their rows."""
 
     def reset(self) -> None:
         """Forget all grants: the table is about to be reset."""

@@ -21,9 +21,10 @@ MOST_ROWS = 1 << 20
 LARGEST_ROWS = 10
 """Number of rows with the largest priorities to report, unless the caller requests another number."""
 MOST_LARGEST_ROWS = 100
-"""Maximum number that a caller may request."""
+"""Maximum number of such rows that a caller may request."""
 _CANDIDATES = 160
-"""Candidates to keep per piece: more than the `MOST_LARGEST_ROWS`, because some may be evicted meanwhile."""
+"""Rows with the largest priorities to keep per piece. This exceeds `MOST_LARGEST_ROWS`, because some may be evicted
+before they are reported."""
 _PIECE_ROWS = 1 << 18
 """Rows copied per step."""
 _EVEN_RANKS = 512
@@ -107,7 +108,7 @@ def look(live: LiveRows, priorities: NDArray[np.float64], random: np.random.Gene
 
 
 def rank(seen: Seen, largest_rows: int = LARGEST_ROWS) -> Ranked:
-    """Sort the rows and select the ranks to report, the first ``largest_rows`` among them."""
+    """Sort the rows, and select the ranks to report. These include the first ``largest_rows`` ranks."""
     looked_at, size = len(seen.rows.keys), seen.drawable
     largest = seen.candidates.only(np.lexsort((-seen.candidates.keys, -seen.candidates.priorities))[:largest_rows])
     descending = np.sort(seen.rows.priorities)[::-1]
@@ -124,7 +125,10 @@ def rank(seen: Seen, largest_rows: int = LARGEST_ROWS) -> Ranked:
 
 
 def _largest_of(rows: Rows) -> Rows:
-    """Return the `_CANDIDATES` rows with the largest priorities; of equal ones, the newest. rows: oldest first."""
+    """Return the `_CANDIDATES` rows with the largest priorities. Of rows with equal priority, prefer the newest.
+
+    ``rows`` are ordered from the oldest to the newest.
+    """
     if len(rows.keys) <= _CANDIDATES:
         return rows
     least = np.partition(rows.priorities, -_CANDIDATES)[-_CANDIDATES]

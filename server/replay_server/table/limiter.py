@@ -94,7 +94,7 @@ class LimiterGate(Gate):
 
     @property
     def difference(self) -> float:
-        """The value that the limiter keeps within bounds."""
+        """The current difference, which the limiter keeps within its bounds; see `difference`."""
         return difference(self.limit, self.counters)
 
     def check_draw(self, rows: int) -> None:
@@ -127,17 +127,17 @@ class LimiterGate(Gate):
         """Do nothing: the samples stay counted."""
 
     def charge(self, samples: int) -> int:
-        """Count samples of a distributed table as drawn, as many as the bounds allow.
+        """Count samples of a distributed table as drawn, but no more than the bounds allow.
 
         Args:
             samples: number to count. If negative, take back that many, because another shard was charged instead.
 
         Returns:
-            Number of samples counted, from 0 to ``samples``.
+            Number of samples counted, between 0 and ``samples``; negative if samples were taken back.
         """
         limit, counters = self.limit, self.counters
         if samples >= 0:
-            # The whole table has min_size rows, although this shard may not.
+            # The whole table has min_size rows, although this shard may have fewer.
             charged = samples_allowed(limit, counters._replace(size=limit.min_size), samples)
         else:
             charged = -min(-samples, max(0, math.floor(limit.max_diff - difference(limit, counters))))
@@ -145,7 +145,7 @@ class LimiterGate(Gate):
         return charged
 
     def draw_lacks(self, rows: int, granted: int) -> Lack:
-        """Return that the draw waits for ``rows`` if the table is below ``min_size``, otherwise for ``samples``."""
+        """Return that the draw waits for ``"rows"`` if the table is below ``min_size``, otherwise for ``"samples"``."""
         size = self.counters.size
         if size < self.limit.min_size:
             return Lack("rows", size, self.limit.min_size)

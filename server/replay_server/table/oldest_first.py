@@ -17,7 +17,7 @@ from replay_server.table.gates import Gate
 
 
 class OldestFirst(Gate):
-    """Chooses the rows of draws from a queue, and is the queue's gate. Inserts never overwrite live rows.
+    """Chooses the rows that a queue delivers, and is the queue's gate. Inserts never overwrite live rows.
 
     Handing out a row once is one delivery. Deliveries are numbered from 0; the first delivery of row k has the number
     ``k * times``. The number of the next delivery determines the oldest live row. This number is stored before a reply
@@ -42,7 +42,10 @@ class OldestFirst(Gate):
         return self
 
     def check_draw(self, rows: int) -> None:
-        """Refuse more rows than a full queue can always deliver: its oldest row may have only one delivery left."""
+        """Refuse a draw of more rows than a full queue can always deliver.
+
+        The oldest row of a full queue may have only one delivery left.
+        """
         most = (self._config.capacity - 1) * self._times + 1
         if rows > most:
             raise errors.too_large("rows of one draw", most, rows, "capacity of the queue")
@@ -84,11 +87,11 @@ class OldestFirst(Gate):
         self._header.store("delivered", self._next + rows)
 
     def draw_lacks(self, rows: int, granted: int) -> Lack:
-        """Return how many ``rows`` are granted, and how many the draw needs. Each delivery counts as a row."""
+        """Return that the draw waits for ``"rows"``: how many are granted and needed. Each delivery counts as a row."""
         return Lack("rows", granted, rows)
 
     def check_insert(self, rows: int) -> None:
-        """Refuse an insert that might never fit: rows granted to a waiting draw stay in the ring."""
+        """Refuse an insert that might never fit, because rows granted to a waiting draw stay in the ring."""
         largest = min(self._config.capacity, self._config.slack)
         if rows > largest and not self.insert_allowed(rows):
             raise errors.too_large("rows of one insert", largest, rows, "capacity of the queue")
@@ -98,7 +101,7 @@ class OldestFirst(Gate):
         return rows <= self._room
 
     def insert_lacks(self, rows: int) -> Lack:
-        """Return how much ``room`` there is, and how much the insert needs."""
+        """Return that inserts wait for ``"room"``: how many rows fit now, and how many rows need room."""
         return Lack("room", self._room, rows)
 
     @property

@@ -24,21 +24,21 @@ class PriorityDraws:
     """
 
     copyable = True
-    """Whether clients on this host may copy drawn rows, which stay in the ring."""
+    """Whether clients on this host may copy drawn rows from the ring. They may, because the rows stay there."""
 
     def __init__(self, config: TableConfig, header: Header, index: PriorityIndex, items: Items) -> None:
         """Draw from ``index``; the rate limiter, if any, continues from the state in ``header``."""
         self.gate = None if config.rate_limit is None else LimiterGate(config.rate_limit, config, header, items)
-        """The rate limiter; None: draws and inserts are never delayed."""
+        """The rate limiter; None if the table has no rate limit."""
         self.turn = nullcontext()
-        """Held by a draw from choosing rows until handing them out. Only queues need a lock here."""
+        """Held by a draw from choosing rows until handing them out. It does nothing: only queues need a lock."""
         self.ranked = index if isinstance(index, RankIndex) else None
         """The index, if it draws by rank."""
         self._index = index
         self._random = np.random.default_rng(config.seed)
 
     def choose_points(self, draw: Draw, count: int) -> NDArray[np.float64]:
-        """Return random points of all batches as fractions of the mass: float64[count * batch_size] in [0, 1)."""
+        """Return random points for all batches, as fractions of the mass: float64[count * batch_size] in [0, 1)."""
         if draw.mode is DrawMode.INDEPENDENT:
             return self._random.random(count * draw.batch_size)
         batches = [stratified_fractions(self._random, draw.batch_size) for _ in range(count)]
@@ -49,7 +49,10 @@ class PriorityDraws:
         return self._index.draw(points, live)
 
     def draw_ranks(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Draw rows by rank, independently, from at least one; return their keys and ranks, int64[count] each."""
+        """Draw ``count`` rows by rank, independently. Return their keys and their ranks, int64[count] each.
+
+        There must be at least one drawable row.
+        """
         assert self.ranked is not None
         return self.ranked.draw_ranks(self._random.random(count))
 
@@ -60,7 +63,7 @@ class PriorityDraws:
     def probabilities(
         self, priorities: NDArray[np.float64], ranks: NDArray[np.int64], live: LiveRows
     ) -> NDArray[np.float64]:
-        """Return the current probabilities, float64[n], of rows with these priorities and ranks, which need not exist.
+        """Return the current probabilities, float64[n], of hypothetical rows with these priorities and ranks.
 
         A probability is the mass divided by the total mass, or 1 / size if the total mass is zero. Rank 1 has the
         largest priority; among rows with equal priority, newer rows rank first.

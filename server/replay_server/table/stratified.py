@@ -23,7 +23,7 @@ def stratified_fractions(random: np.random.Generator, count: int) -> NDArray[np.
 def _stratify(numbers: Floats) -> None:
     """Turn the first half of these random numbers into points in shuffled segments.
 
-    The second half chooses the permutation: a Fisher-Yates shuffle, inside out.
+    The second half drives the shuffle, which is an inside-out Fisher-Yates shuffle.
     """
     count = len(numbers) // 2
     segments = np.empty(count, np.int64)

@@ -1,6 +1,6 @@
 """A table: its rows, priorities and writers' records, which change together.
 
-All methods run on the server's event loop without suspending, so each operation is atomic and needs no lock; only
+Methods run on the server's event loop without suspending, so each operation is atomic and needs no lock. Only
 `Table.reserve` and `Table.store` may run in other threads. Callers validate requests, except for checks that depend on
 the table's state.
 """
@@ -52,7 +52,7 @@ class WriterStamp:
     writer_id: bytes
     """Id of the writer, 16 bytes."""
     sequence: int
-    """Number of the insert among those of its writer, from 1."""
+    """Sequence number of the insert; each writer numbers its inserts from 1."""
 
 
 @dataclass(frozen=True)
@@ -64,19 +64,22 @@ class NewRows:
     count: int
     """Number of rows, n."""
     priorities: NDArray[np.float64] | None = None
-    """float64[n]; None: each row gets the largest live priority."""
+    """float64[n]; in a table of steps, one per window that the rows complete. None: `Table.new_priority` for all."""
     runs: Runs | None = None
     """Streams, episodes and steps of the rows; None: not given."""
 
 
 def memory_bytes(config: TableConfig) -> int:
-    """Return an upper bound on a table's memory besides its files: the index, and a count of draws per slot."""
+    """Return an upper bound on a table's memory in bytes, excluding its files.
+
+    This covers the index, a count of draws per slot and, in a table of steps, the links of each slot.
+    """
     links = 0 if config.steps is None else BYTES_PER_SLOT
     return index_bytes(config.index_backend, config.slots) + (COUNT_BYTES + links) * config.slots
 
 
 class ShardReport(NamedTuple):
-    """The last state of another shard of a distributed table that a client knows."""
+    """State of another shard of a distributed table, as reported by a client."""
 
     inserted: int
     """Rows ever inserted."""
@@ -107,9 +110,9 @@ class Table:
             if self.config.is_queue
             else PriorityDraws(self.config, self._header, self._index, self._items)
         )
-        """Chooses the rows of draws: by priority, or oldest first."""
+        """Chooses which rows are drawn: by priority, or oldest first."""
         self.gate: Gate | None = self.draws.gate
-        """Decides when rows may be drawn and inserted; None: always."""
+        """Decides when rows may be drawn and inserted; None unless the table is a queue or has a rate limit."""
         self.figures = TableFigures(
             slots=self.config.slots, capacity=self.config.capacity, inserted=self.inserted, size=self.size
         )
@@ -117,9 +120,9 @@ class Table:
         self.resets = 0
         """Number of resets since the server started."""
         self.others_largest_priority = 0.0
-        """Largest priority in the other shards of a distributed table, as of a learner's last request."""
+        """Largest priority in the other shards of a distributed table, according to the latest update by a learner."""
         self.reports: dict[int, ShardReport] = {}
-        """Reports by clients on shards whose servers they could not reach, by shard id."""
+        """Clients' reports on shards whose servers they could not reach, by shard id."""
 
     @property
     def name(self) -> str:
@@ -148,7 +151,7 @@ class Table:
 
     @property
     def drawable(self) -> int:
-        """Rows that can be drawn: in a table of steps those with a complete window, otherwise all live rows."""
+        """Number of drawable rows: all live rows or, in a table of steps, only those with a complete window."""
         return self._items.count(self.size)
 
     @property
@@ -203,10 +206,10 @@ class Table:
 
         Args:
             rows: the rows, at most `TableConfig.rows_at_once`.
-            stamp: the writer and sequence number. None: retries are not detected, and insert the rows again.
+            stamp: the writer and sequence number. If None, retries are not detected and insert the rows again.
 
         Returns:
-            Their keys; for a retry, the original keys.
+            The keys of the rows. For a retry, these are the keys from the original insert.
 
         Raises:
             RequestError: SEQUENCE_GAP, SEQUENCE_TOO_OLD, WRITER_UNKNOWN or NO_SPACE.
@@ -233,11 +236,11 @@ class Table:
             )
 
     def find_repeat(self, rows: NewRows, stamp: WriterStamp | None) -> range | None:
-        """Return the keys of an insert that was already applied; None if it is new, after checking its runs.
+        """Return the keys of an insert that was already applied. Check the runs of a new insert, and return None.
 
         Raises:
             RequestError: SEQUENCE_GAP, SEQUENCE_TOO_OLD or WRITER_UNKNOWN.
-            FieldError: the rows of a table of steps do not continue their episodes.
+            FieldError: new rows of a table of steps do not continue their episodes.
         """
         repeated = None if stamp is None else self.directory.writers.find(stamp.writer_id, stamp.sequence)
         if repeated is not None:
@@ -247,7 +250,7 @@ class Table:
         return None
 
     def priorities_of(self, row_count: int, runs: Runs | None) -> int:
-        """Number of priorities that an insert of these rows must give, if it gives any."""
+        """Return how many priorities an insert of these rows must have, unless it has none."""
         return self._items.priorities_of(row_count, runs)
 
     @property
@@ -267,7 +270,7 @@ class Table:
             raise errors.no_space(self.name, self.directory.folder.parent) from None
 
     def store(self, rows: NewRows, stamp: WriterStamp | None) -> None:
-        """Store the next rows, whose space is reserved, into slots without live rows. May run in any thread.
+        """Store the next rows in slots without live rows. Their space must be reserved. May run in any thread.
 
         No other insert may run until the rows are committed. If the server is killed before that, they are discarded.
         """
@@ -287,7 +290,7 @@ class Table:
             self._checksums.erase(self.inserted, count)
 
     def commit(self, rows: NewRows, stamp: WriterStamp | None) -> range:
-        """Make stored rows live, evict the rows that they replace, and return their keys."""
+        """Make stored rows live and evict the rows that they replace. Return the keys of the new rows."""
         first, oldest = self.inserted, self.oldest
         keys, places = self._items.arrive(first, rows.count, rows.runs, oldest)
         given = rows.priorities
@@ -300,14 +303,14 @@ class Table:
         return range(first, first + rows.count)
 
     def draw_at(self, draw: Draw, points: NDArray[np.float64]) -> list[DrawnBatch]:
-        """Draw batches at these points of the current mass; the `gate` must have granted their rows.
+        """Draw batches at these fractions of the current mass. The `gate` must already have granted their rows.
 
-        If inserts overwrite drawn rows before they are copied, the caller draws again at the same points. This keeps
+        If inserts overwrite drawn rows before these are copied, the caller draws again at the same points. This keeps
         seeded draws reproducible. New points would also bias draws against old rows, which are overwritten first.
 
         Args:
             draw: parameters of each batch.
-            points: the points of all batches, from ``self.draws.choose_points``.
+            points: the points of all batches as fractions of the mass, from ``self.draws.choose_points``.
 
         Raises:
             RequestError: TABLE_EMPTY.
@@ -340,7 +343,7 @@ class Table:
         return batches
 
     def rows_at(self, draw: Draw, keys: NDArray[np.int64]) -> DrawnBatch:
-        """Return rows that the caller chose, int64[n], except those that can no longer be drawn."""
+        """Return the rows with these keys, int64[n], which the caller chose. Leave out rows that cannot be drawn."""
         live = self.live_keys(keys)
         drawable = live[self.priorities(live) != DEAD_PRIORITY]
         return DrawnBatch(
@@ -357,7 +360,10 @@ class Table:
         )
 
     def draw_ranks(self, count: int) -> DrawnRanks:
-        """Draw rows by rank, independently; empty if no row can be drawn. The backend must be ``rank``."""
+        """Draw ``count`` rows by rank, independently. The backend must be ``rank``.
+
+        If no row can be drawn, the result is empty.
+        """
         assert isinstance(self.draws, PriorityDraws)
         if not self.drawable:
             return DrawnRanks(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
@@ -382,7 +388,7 @@ class Table:
         self._forget(oldest, self.oldest)
 
     def update(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> tuple[int, int]:
-        """Set priorities, float64[n], of rows with these keys, int64[n]. The last priority of a repeated key counts.
+        """Set the priorities, float64[n], of the rows with these keys, int64[n]. For a repeated key, the last counts.
 
         Returns:
             Number of distinct rows updated, and number of stale keys.
@@ -397,7 +403,10 @@ class Table:
         return live_only(keys, self.oldest, self.inserted)
 
     def priorities(self, keys: NDArray[np.int64], of_others: float = DEAD_PRIORITY) -> NDArray[np.float64]:
-        """Return priorities of live rows, float64[n]; ``of_others`` for rows that cannot be drawn. keys: int64[n]."""
+        """Return the priorities of live rows, float64[n]. keys: int64[n].
+
+        Rows that cannot be drawn get the priority ``of_others``.
+        """
         priorities = np.take(self.directory.priorities, keys % self.config.slots)
         priorities[priorities == DEAD_PRIORITY] = of_others
         return priorities
@@ -431,7 +440,7 @@ class Table:
         self.directory.close()
 
     def _forget(self, first: int, end: int) -> None:
-        """Remove rows from ``first`` up to ``end``, which are no longer live, from the index and statistics."""
+        """Remove the rows from ``first`` up to but excluding ``end`` from index and statistics. They are not live."""
         if first == end:
             return
         self._index.clear(self._items.leave(first, end))

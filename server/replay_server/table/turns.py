@@ -23,7 +23,7 @@ from replay_server.errors import RequestError
 
 
 class Turns:
-    """The inserts into one table: those waiting, and the long insert in progress, if any."""
+    """The waiting inserts of one table, and its long insert in progress, if any."""
 
     def __init__(self) -> None:
         """Start with no inserts in line."""

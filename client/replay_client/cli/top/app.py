@@ -38,7 +38,7 @@ from replay_client.results.stats import Stats
 _MOST_WAITS = 4
 """Maximum lines about waiting calls on the screen of all tables."""
 _LABEL_WIDTH, _RATE_WIDTH = 10, 9
-"""Width of a rate's name and of its value, beside the sparkline."""
+"""Widths of a rate's name and of its value, which are beside the sparkline."""
 _LINES_BESIDE_BARS = 20
 """Lines of a table's screen above and below the histogram, not counting lines about waits."""
 _LEAST_BARS = 4
@@ -65,14 +65,14 @@ class View(Screen[None]):
 
     @abstractmethod
     def content(self) -> ComposeResult:
-        """Lay out what is below these lines."""
+        """Lay out what is below the lines about the server and trouble."""
 
     @abstractmethod
     def show(self, stats: Stats, history: History) -> None:
         """Show statistics."""
 
     def on_screen_resume(self) -> None:
-        """Show what the app has seen meanwhile."""
+        """Show what the app has seen while this screen was covered."""
         self.refresh_view()
 
     @property
@@ -202,7 +202,7 @@ class TableRows(View):
         self._inspected: Inspected | None = None
 
     def saw(self, inspected: Inspected) -> None:
-        """Keep an inspection, unless it is of another table, whose screen was open before."""
+        """Keep an inspection of this table. Ignore one of another table, whose screen was open before."""
         if inspected.inspection.table.name == self._table:
             self._inspected = inspected
 
@@ -252,7 +252,7 @@ class Top(App[None]):
         Args:
             first: statistics.
             later: newer statistics; a thread waits for them.
-            inspect: inspects the table with a name; called in the same thread; raises `ReplayError`.
+            inspect: inspects the table with the given name, and may raise `ReplayError`. The same thread calls it.
             address: the server's address.
         """
         super().__init__()
@@ -285,7 +285,7 @@ class Top(App[None]):
         if isinstance(looked.seen, Inspected) and isinstance(self.screen, TableRows):
             self.screen.saw(looked.seen)
         if isinstance(self.screen, View):
-            # The screen's own queue: the screen takes messages from it only after it has laid out its widgets.
+            # Use the screen's own queue: the screen takes messages from it only after it has laid out its widgets.
             self.screen.call_later(self.screen.refresh_view)
 
     def _fetch(self) -> None:

@@ -46,7 +46,7 @@ class History:
         self._tables: dict[str, TableHistory] = {}
         self._last: Stats | None = None
         self.cpu_share: float | None = None
-        """Processor time per second of the server between the last two statistics; None if there is no such pair."""
+        """Processor time per second of the server between its last two statistics; None if there are no two yet."""
 
     @property
     def tables(self) -> Mapping[str, TableHistory]:
@@ -56,7 +56,7 @@ class History:
     def add(self, stats: Stats) -> None:
         """Append the rates since the last call."""
         last, self._last = self._last, stats
-        if last is not None and stats.servers.keys() != last.servers.keys():  # these are sums over different servers
+        if last is not None and stats.servers.keys() != last.servers.keys():  # sums over different servers
             self._tables = {name: self._tables.get(name, TableHistory()) for name in stats.tables}
             return
         if last is None or _is_another_process(last.server, stats.server):

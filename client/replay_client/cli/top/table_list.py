@@ -35,7 +35,10 @@ class _Column:
 
     @property
     def width(self) -> int:
-        """Width without the sparkline: a space, and the text or, if it is longer, the heading with its sort mark."""
+        """Width of a space and the text, without the sparkline.
+
+        A column without a sparkline also has room for the heading with its sort mark.
+        """
         return 1 + (_NUMBER if self.past else max(_NUMBER, len(self.heading) + 1))
 
 

@@ -28,16 +28,16 @@ from replay_client.sync.shards.sharded_table import ShardedTable
 
 
 def create_sharded(fleet: Fleet, config: replay_pb2.TableConfig, if_exists: IfExists | None) -> ShardedTable:
-    """Create or open a table on all servers. Each shard gets an equal part of the capacity.
+    """Create or open a table on all servers. Each shard gets an equal share of the capacity.
 
-    Nothing is stored if a server is away, or has another table of this name.
+    No table is created if a server is away, or has a different table of this name.
 
     Raises:
         InvalidArgumentError: the config is not possible on several servers, or they have different tables of this name.
         ReplayError: as for `ReplayClient.create_table`.
     """
     if config.backend.name == FIFO or config.HasField("rate_limiter"):
-        _check(map_of(fleet), config)  # before there is a map
+        _check(map_of(fleet), config)  # first, so that a refused config does not create a map
     shards = fleet.find()
     of_shard = replay_pb2.TableConfig()
     of_shard.CopyFrom(config)
@@ -53,7 +53,7 @@ def create_sharded(fleet: Fleet, config: replay_pb2.TableConfig, if_exists: IfEx
         of_shard.whole_uid, of_shard.whole_shards[:] = found.whole_uid, found.whole_shards
     members = {}
     created = []
-    for shard in sorted(shards.in_use, key=lambda shard: shard not in there):  # these refuse another config
+    for shard in sorted(shards.in_use, key=lambda shard: shard not in there):  # existing tables may refuse
         operation = operations.create_table(of_shard, if_exists, shards_version=shards.version)
         with naming(shard):
             description, is_new = fleet.link(shard.address).connection.run(operation)
@@ -81,7 +81,7 @@ def _check(shards: ShardMap, config: replay_pb2.TableConfig) -> None:
 
 
 def _divide(limiter: replay_pb2.RateLimiter, shards: ShardMap) -> None:
-    """Replace the limits of the whole table by those of one shard."""
+    """Replace the rate limits of the whole table by those of one shard."""
     try:
         limiter.CopyFrom(divided(RateLimit.from_proto(limiter), len(shards.in_use)).to_proto())
     except FieldError as error:

@@ -1,6 +1,7 @@
 """Inserts rows that were read from a table into a table on several servers; see `replay_client.sync.row_loader`.
 
-Each episode goes to the emptiest shard; in a table without steps, every 256 rows do.
+Each episode goes to the shard that is emptiest when it begins. In a table without steps, groups of 256 consecutive rows
+are treated like episodes.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ class ShardedLoader(RowLoader):
         """Created by `ShardedTable.loader`.
 
         Args:
-            loaders: the shards that get rows, at least one, and a loader for each.
+            loaders: the shards that get rows, at least one, each with a loader.
             priorities: whether rows keep their priorities.
-            heard: called after an insert with the shard and the rows ever inserted into it.
+            heard: called after each insert, with the shard and the number of rows ever inserted into it.
         """
         self.inserted = 0
         self.first_key = None
@@ -47,7 +48,7 @@ class ShardedLoader(RowLoader):
         self._has_priorities = priorities
         self._heard = heard
         self._given = np.array([member.table.describe().size for member, _ in loaders])  # rows in or on the way to each
-        self._episodes: dict[int, tuple[int, int]] = {}  # episode and place of the loader, of each stream
+        self._episodes: dict[int, tuple[int, int]] = {}  # by stream: its episode, and the place of its loader
 
     def insert(self, rows: Rows) -> None:
         """Insert rows exactly once; see `RowLoader.insert`."""
@@ -100,12 +101,12 @@ class ShardedLoader(RowLoader):
 
 
 def keys_refused(where: str) -> InvalidArgumentError:
-    """The error of a request to keep the keys of a file."""
+    """Return the error for a request to keep the keys of a file."""
     return InvalidArgumentError.of_field("keys", "False for a table on several servers", where)
 
 
 def _episodes(rows: Rows) -> Iterator[tuple[int, int, NDArray[np.intp]]]:
-    """Yield the stream, number and row indices int64[n] of each episode; its rows are in order."""
+    """Yield each episode: its stream, its number, and the indices int64[n] of its rows, in order."""
     order = np.lexsort((np.arange(rows.batch_size), rows.streams))  # episodes of a stream are in order already
     streams, episodes = rows.streams[order], rows.episodes[order]
     ends = np.flatnonzero((streams[1:] != streams[:-1]) | (episodes[1:] != episodes[:-1])) + 1

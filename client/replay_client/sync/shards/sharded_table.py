@@ -1,6 +1,7 @@
 """One table over several servers; see docs/scaling.md.
 
-Each server has a shard: its own table, with a part of the capacity. Keys of the whole table contain the shard's id.
+Each server has a shard: a table of its own, with a share of the capacity. Keys of the whole table contain the id of
+the shard.
 """
 
 from __future__ import annotations
@@ -67,11 +68,17 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _LOOK_S: Final = 1.0
-"""Seconds after which a call looks for a newer shard map, in a thread. Samplers and writers see it in replies."""
+"""Minimum seconds between searches for a newer shard map, which calls start in a thread.
+
+Samplers and writers hear of newer maps in replies.
+"""
 _ANSWERED_S: Final = 0.2
 """Inserts go to a server without a check if its last answer is at most this many seconds old."""
 _AWAY_S: Final = (1.0, 20.0)
-"""Seconds in which inserts leave out a server that was away: 10 times as long as it took to find out, in this range."""
+"""Minimum and maximum seconds for which inserts leave out a server after a failed call.
+
+Within these limits, it is 10 times the duration of the call.
+"""
 _GONE: Final = (TableNotFoundError, TableReplacedError)
 """Errors of a server that has lost its tables."""
 
@@ -91,7 +98,7 @@ class ShardedTable(Table):
 
     @property
     def shards(self) -> dict[int, Table]:
-        """The table of each shard by id, for operations that the whole table lacks. Each has keys of its own."""
+        """The table of each shard by id, for operations that the whole table lacks. Its keys are those in the shard."""
         return {member.id: member.table for member in self._members}
 
     def __repr__(self) -> str:
@@ -115,10 +122,10 @@ class ShardedTable(Table):
     def insert(
         self, rows: Mapping[str, Any], *, priorities: ArrayLike | None = None, timeout_s: float | None = None
     ) -> NDArray[np.int64]:
-        """Insert rows; see `Table.insert`. Each part of a large insert goes to the emptier of two shards.
+        """Insert rows into the emptier of two random shards; see `Table.insert`.
 
-        Servers that are away are left out. If one goes away during the insert, it may have inserted the rows, so the
-        call waits for it, as with one server.
+        A large insert is split, and shards are chosen for each part. Servers that are away are left out. If a server
+        goes away during the insert, it may have inserted the rows, so the call waits for it, as with a single server.
         """
         if self.steps is not None:
             return super().insert(rows)  # raises
@@ -144,7 +151,7 @@ class ShardedTable(Table):
     def _insert_part(
         self, columns: Mapping[str, Any], priorities: ArrayLike | None, timeout_s: float | None
     ) -> tuple[Member, NDArray[np.int64]]:
-        """Insert rows into the emptier of two shards. If its rate limiter does not allow that, try the other shards."""
+        """Insert rows into the emptier of two shards. If its rate limiter refuses, try the others before waiting."""
         limit = self._description.rate_limit
         if limit is not None and limit.samples_per_insert is not None:
             with suppress(LimitedError):
@@ -161,7 +168,7 @@ class ShardedTable(Table):
     def _insert_there(
         self, columns: Mapping[str, Any], priorities: ArrayLike | None, timeout_s: float | None
     ) -> tuple[Member, NDArray[np.int64]]:
-        """Insert rows into the first shard whose server is there and whose rate limiter allows it."""
+        """Insert rows into the first shard whose server answers and whose rate limiter allows it; see `_by_fill`."""
         order = self._by_fill()
         refusal: ReplayError | None = None
         for member in filter(self._is_there, order):
@@ -182,7 +189,7 @@ class ShardedTable(Table):
         return order[0], order[0].table.insert(columns, priorities=priorities, timeout_s=timeout_s)
 
     def _is_there(self, member: Member) -> bool:
-        """Whether the server of a shard answers, or has just answered."""
+        """Whether the server of a shard answers, or did within `_ANSWERED_S`. False while inserts leave it out."""
         began = time.monotonic()
         if began < self._away_until.get(member.id, 0.0):
             return False
@@ -196,7 +203,7 @@ class ShardedTable(Table):
         return True
 
     def _leave_out(self, member: Member, began: float, error: ReplayError) -> None:
-        """Insert no rows into a shard for a while, because a call that began then has failed."""
+        """Leave a shard out of inserts for a while, after a call that started at the time ``began`` has failed."""
         level = logging.DEBUG if member.id in self._away_until else logging.WARNING
         log.log(level, "%s gets no single inserts now: %s", member, error)
         now, (least, most) = time.monotonic(), _AWAY_S
@@ -212,7 +219,7 @@ class ShardedTable(Table):
         timeout_s: float | None = 0.0,
         columns: Collection[str] | None = None,
     ) -> Batch:
-        """Draw rows by priority; see `Table.sample`. Each call opens streams to all servers: `sampler` is faster."""
+        """Draw rows by priority; see `Table.sample`. Each call opens streams to all servers, so `sampler` is faster."""
         sampler = self.part_sampler(
             self._operations.chosen(columns),
             blank=None,
@@ -262,7 +269,7 @@ class ShardedTable(Table):
         progress: bool = False,
         columns: Collection[str] | None = None,
     ) -> RowReader:
-        """Read all rows that are live now, in chunks, shard after shard; see `Table.rows`."""
+        """Read all rows that are live now, in chunks, shard by shard; see `Table.rows`."""
         read = partial(self.read, columns=chosen_columns(self.schema, columns, self.schema.masks))
         parts = self._current_parts()
         keys = [live_keys(shard_id, table) for shard_id, table in parts.items()]
@@ -284,7 +291,7 @@ class ShardedTable(Table):
         return super().load_parquet(path, priorities=priorities, timeout_s=timeout_s, progress=progress)
 
     def loader(self, *, priorities: bool = True, timeout_s: float | None = None) -> RowLoader:
-        """Create a loader; see `Table.loader`. Each episode or, without steps, every 256 rows go to one shard."""
+        """Create a loader; see `Table.loader`, and `ShardedLoader` for how it chooses the shards of rows."""
         loaders = [
             (member, member.table.loader(priorities=priorities, timeout_s=timeout_s))
             for member in list(filter(self._is_there, self._active())) or self._active()
@@ -352,9 +359,9 @@ class ShardedTable(Table):
         )
 
     def describe(self) -> TableDescription:
-        """Fetch the current description: sums of rows and capacities, and the uid of the first shard.
+        """Fetch the current description. Rows and capacities are sums; the uid is that of the first shard.
 
-        For a shard whose server is away, the last known number of rows counts.
+        A shard whose server is away counts with its last known number of rows.
 
         Raises:
             TableNotFoundError: a server no longer has the table.
@@ -367,9 +374,11 @@ class ShardedTable(Table):
     def stats(self) -> TableStats:
         """Fetch the statistics of the table and of its shards; see `TableStats.shards`. A cheap call.
 
+        Shards whose servers are away are left out, and named in `TableStats.shards_away`.
+
         Raises:
             TableNotFoundError: the table was dropped.
-            ServerUnavailableError: no server is reachable. Shards whose servers are away are left out and named.
+            ServerUnavailableError: no server is reachable.
         """
         self._roster.look(every_s=_LOOK_S)
         return table_stats_of_all(self._roster.fleet, self._roster.shards, self.name)
@@ -377,7 +386,7 @@ class ShardedTable(Table):
     def inspect(self, *, largest: int = 10) -> Inspection:
         """Fetch the distribution of the rows; see `Table.inspect`. Shards whose servers are away are left out.
 
-        The rows with the largest priorities are exact. Other ranks are estimated from selected ranks of each shard.
+        `Inspection.largest` is exact. Ranks beyond it are estimated from selected ranks of each shard.
         """
         members = {member.id: member for member in self._members}
         links = {id: member.link for id, member in members.items()}
@@ -389,17 +398,17 @@ class ShardedTable(Table):
     def reset(self) -> int:
         """Remove all rows of all shards, and return their number; see `Table.reset`.
 
-        If a server is away, nothing is removed: its rows would come back with it, and a second reset would also remove
-        newer rows of the others.
+        If a server is away, no rows are removed. Otherwise, its old rows would come back with it, and a second reset
+        would also remove newer rows of the other shards.
 
         Raises:
             TableNotFoundError: no server has the table.
-            ServerUnavailableError: a server is away; the message names it. Rows were removed only if it says so.
+            ServerUnavailableError: a server is away; the message names it, and says whether rows were removed.
         """
         return reset_all(self._roster.fleet, self._newest_map, self.name, self._uids)
 
     def drop(self) -> None:
-        """Drop the tables of all shards; see `Table.drop`. If a server is away, the others drop theirs.
+        """Drop the tables of all shards; see `Table.drop`. Servers that are away keep theirs.
 
         Raises:
             TableNotFoundError: no server has the table.
@@ -416,12 +425,12 @@ class ShardedTable(Table):
         return {member.id: member.table.uid for member in self._members}
 
     def _split(self, keys: NDArray[np.int64]) -> list[tuple[Member, NDArray[np.intp]]]:
-        """Return the positions of each shard's keys, for shards with at least one key."""
+        """Return the shards that own these keys, each with the positions of its keys."""
         owners = shard_ids(keys)
         return [(member, mine) for member in self._members if len(mine := np.flatnonzero(owners == member.id))]
 
     def _current_parts(self) -> dict[int, TableDescription]:
-        """Fetch the description of each shard's table; see `Table.checked_description`."""
+        """Fetch the description of each shard's table by the id of the shard; see `Table.checked_description`."""
         return {member.id: member.table.checked_description() for member in self._members}
 
     def checked_description(self) -> TableDescription:
@@ -440,7 +449,7 @@ class ShardedTable(Table):
         self._roster.report_soon(member.id, report_of(member.description, inserted))
 
     def _by_fill(self) -> list[Member]:
-        """Return the shards that get new rows in random order, but first the emptier one of the first two."""
+        """Return the active shards in random order, except that the emptier of the first two comes first."""
         active = self._active()
         order = [active[number] for number in self._random.permutation(len(active)).tolist()]
         return [*sorted(order[:2], key=self._fill), *order[2:]]

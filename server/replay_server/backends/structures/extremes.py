@@ -1,12 +1,12 @@
 """Exact minimum and maximum of millions of changing values, without scanning all of them.
 
 Values are in an array with one entry per slot. A tree with fan-out 64 above it stores the extreme of each block of 64
-values, of each block of 64 such extremes, and so on up to a single one. A changed value affects its block in two cases:
-if the new value is more extreme, it replaces the block's extreme; if the old value was the extreme, the block is
-scanned again. For most changes, only one number of the tree is read.
+values, of each block of 64 such extremes, and so on up to a single one. A changed value affects its block in two cases.
+If the new value is more extreme than the block's extreme, it replaces that extreme. If the old value was the extreme,
+the block is scanned again. For most changes, only one number of the tree is read.
 
 A tree stores the minimum of ``sign * value``, so one algorithm handles both extremes. Values below ``floor`` are
-ignored: in slots without a live row, the priority is `DEAD_PRIORITY` and the mass is 0.
+ignored. These include all slots without a live row, where the priority is `DEAD_PRIORITY` and the mass is 0.
 
 All kernels here use these arguments:
 
@@ -72,7 +72,7 @@ def _counted(value: float, sign: float, floor: float) -> float:
 
 @kernel
 def _smallest_of(values: Floats, start: int, stop: int, sign: float, floor: float, enough: float) -> float:
-    """Return the minimum of ``values[start:stop]`` as a tree stores it, or the first one that is at most ``enough``."""
+    """Return the minimum of ``values[start:stop]`` as a tree stores it. Stop early at one of at most ``enough``."""
     smallest = NO_VALUE
     for i in range(start, stop):
         counted = _counted(values[i], sign, floor)

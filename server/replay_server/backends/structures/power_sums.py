@@ -1,7 +1,7 @@
 """Prefix sums of j ** -alpha, which map fractions of the total mass to ranks.
 
-One array serves tables of every size: its n-th entry is the mass of the first n ranks (Schaul et al. 2016,
-arXiv:1511.05952, section 3.3, the rank-based variant: the priority of rank j is 1 / j, before the exponent alpha).
+One array serves any number of live rows, because its n-th entry is the mass of the first n ranks. The mass of rank j
+is its priority, 1 / j, to the power of alpha (Schaul et al. 2016, arXiv:1511.05952, section 3.3, rank-based variant).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def last_rank_with_mass(size: int, alpha: float) -> int:
 
 
 RANKS_PER_CELL = 64
-"""Average number of ranks per cell of the guide, which then takes an eighth of a byte per rank."""
+"""Average number of ranks per cell of the guide. With 64, the guide takes an eighth of a byte per rank."""
 
 LEAST_CELLS = 1024
-"""Minimum number of cells. The masses of the first ranks differ most, so few ranks need more cells per rank."""
+"""Minimum number of cells. The masses of the first ranks differ most, so small tables need more cells per rank."""
 
 
 class PowerSums(NamedTuple):

@@ -12,14 +12,14 @@ const HEIGHT = 180;
 export class Points {
   constructor() {
     this.columns = COLUMNS.map(() => []);
-    this.spacing = 0; // seconds between the last two points: with many tables, they come less often
+    this.spacing = 0; // seconds between the last two points; with many tables, points come less often
   }
 
   get last() {
     return this.columns[0].at(-1) ?? -Infinity;
   }
 
-  /** Replace what the server knows better, and keep what it has forgotten in a restart. */
+  /** Replace points with the server's history. Keep points from before its history begins, such as before a restart. */
   merge(history) {
     const first = history.at[0] ?? Infinity;
     const kept = this.columns[0].filter((at) => at < first).length;
@@ -78,7 +78,7 @@ export function ratesPlot(element, points, onLook) {
   return plot;
 }
 
-/** Show a histogram in a figure that has bars and a line with both ends. */
+/** Show a histogram in a figure, which has elements for the bars and for the values at both ends. */
 export function showHistogram(figure, histogram, text) {
   figure.hidden = !histogram;
   if (!histogram) return;

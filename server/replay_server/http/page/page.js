@@ -8,7 +8,7 @@ const SILENT_MS = 15000;
 const OPEN_CARDS = 6;
 const byId = (id) => document.getElementById(id);
 
-/** Make the element show these rows of texts. */
+/** Replace the rows of a part of an HTML table; each row is a list of texts. */
 function fill(body, rows, tag = "td", classes = []) {
   body.replaceChildren(
     ...rows.map((texts) => {
@@ -26,7 +26,7 @@ function fill(body, rows, tag = "td", classes = []) {
   );
 }
 
-/** A table of the server. */
+/** The part of the page that shows one table of the server. */
 class Card {
   constructor(name, isOpen) {
     this.name = name;
@@ -48,7 +48,7 @@ class Card {
     this.element.querySelector(`[data-text=${name}]`).textContent = text;
   }
 
-  /** Ask for the last ten minutes. */
+  /** Load the rates of the last ten minutes. */
   async loadHistory() {
     if (!this.element.open) return;
     const reply = await fetch(`history?table=${encodeURIComponent(this.name)}`).catch(() => null);
@@ -87,7 +87,7 @@ class Card {
     this.showClients();
   }
 
-  /** Show the rates below the cursor, or else those of the last minute. */
+  /** Show the rates at the cursor or, if there is none, those of the last minute. */
   showRates() {
     const [at, ...rates] = this.looked === null ? [] : this.points.columns.map((column) => column[this.looked]);
     this.setText("when", at ? `at ${format.clock(at)}` : `in the last minute; plot of the last ${MINUTES} minutes`);

@@ -39,7 +39,7 @@ class CheckpointHandlers:
     """Handlers of the checkpoint RPCs."""
 
     def __init__(self, checkpoints: Checkpoints | None, shards: ShardMapFile) -> None:
-        """Use these checkpoints; None: disabled. ``shards`` is the server's map."""
+        """Use these checkpoints, or None if checkpoints are disabled; ``shards`` is the server's shard map."""
         self._given = checkpoints
         self._shards = shards
 

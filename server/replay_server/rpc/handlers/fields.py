@@ -34,7 +34,7 @@ _LARGEST_FINITE = float(np.finfo(np.float64).max)
 MAX_AHEAD = 1 << 20
 """Limit on batches in flight: far above realistic values, and small enough that their sum cannot overflow."""
 MAX_BATCHES = 256
-"""Maximum batches per request: other callers wait while they are drawn."""
+"""Maximum batches per request. Other callers wait while these batches are drawn."""
 
 
 def table_uid(value: bytes, *, required: bool = False) -> bytes:
@@ -96,7 +96,10 @@ def priorities(value: bytes, count: int, limit: float) -> NDArray[np.float64]:
 
 
 def runs(insertion: replay_pb2.Insertion, row_count: int, *, of_steps: bool) -> Runs | None:
-    """Convert and check the runs of an insert; None if it has none, which a table of steps refuses."""
+    """Convert and check the runs of an insert, or return None if it has none.
+
+    If ``of_steps``, the table is a table of steps, and runs are required.
+    """
     if not insertion.HasField("runs"):
         if of_steps:
             raise FieldError("runs", "the runs of these rows, in a table of steps", "none")
@@ -122,7 +125,7 @@ def runs(insertion: replay_pb2.Insertion, row_count: int, *, of_steps: bool) -> 
 
 
 def _run_array(name: str, value: bytes, dtype: str, length: int | None) -> NDArray[Any]:
-    """Convert an array with one value per run; ``length`` is the number of runs, or None if it is not known yet."""
+    """Convert an array of ``length`` values. If ``length`` is None, accept any number of values."""
     size = np.dtype(dtype).itemsize
     if len(value) % size or length not in (None, len(value) // size):
         expected = f"{np.dtype(dtype).name}[{'m' if length is None else length}]"
@@ -143,7 +146,7 @@ def columns(schema: Schema, rows: memoryview, count: int) -> dict[str, Array]:
 
 
 def carried(request: replay_pb2.Draw | replay_pb2.ReadRequest, schema: Schema, unless_chosen: Carried) -> Carried:
-    """Return the columns that a request chooses; without a choice, ``unless_chosen``."""
+    """Return the columns that a request chooses, or ``unless_chosen`` if it makes no choice."""
     if not request.HasField("columns"):
         return unless_chosen
     given = request.columns.names
@@ -156,7 +159,7 @@ def carried(request: replay_pb2.Draw | replay_pb2.ReadRequest, schema: Schema, u
 
 
 def at_least(field: str, least: int, value: int, where: str = "") -> int:
-    """Check that a number is at least ``least``; a refusal adds ``where`` to this condition."""
+    """Check that a number is at least ``least``. In a refusal, ``where`` is appended to this condition."""
     if value < least:
         raise FieldError(field, f"at least {least}{where}", str(value))
     return value
@@ -177,12 +180,12 @@ def draw(value: replay_pb2.Draw) -> Draw:
 
 
 def insert_wait_s(insertion: replay_pb2.Insertion) -> float | None:
-    """Maximum time in seconds that an insert may wait; None: as long as its call lasts."""
+    """Return for how many seconds an insert may wait. None means as long as its call lasts."""
     return wait_s(insertion.wait_s) if insertion.HasField("wait_s") else None
 
 
 def wait_s(value: float) -> float:
-    """Check a time limit in seconds; infinity: as long as the call or stream lasts."""
+    """Check a time limit in seconds. Infinity means as long as the call or stream lasts."""
     if not value >= 0:
         raise FieldError("wait_s", "a number of seconds, at least 0", str(value))
     return value

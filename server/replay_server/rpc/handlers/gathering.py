@@ -25,16 +25,16 @@ INLINE_BYTES = 1 << 22
 """Maximum bytes gathered on the event loop, which takes about 0.3 ms. Larger replies are gathered in a worker thread;
 switching there and back blocks the loop for 0.1 ms."""
 _ATTEMPTS_BESIDE = 3
-"""Maximum attempts in a worker thread. If inserts overwrite the rows each time, they are gathered on the event loop."""
+"""Maximum attempts to gather rows in a worker thread. If inserts overwrite rows each time, the event loop does it."""
 
 
 class Gathered(NamedTuple):
     """The rows of a batch."""
 
     keys: NDArray[np.int64]
-    """int64[n]: keys of the drawn rows; in a table of steps, of the anchors."""
+    """int64[n]: keys of the drawn rows. In a table of steps, these rows are anchors of windows."""
     windows: Windows | None = None
-    """Windows of these anchors; None in a plain table."""
+    """Windows around the anchors; None in a plain table."""
 
     @property
     def rows(self) -> NDArray[np.int64]:
@@ -57,7 +57,7 @@ def window_rows(table: Table) -> int:
 
 
 def reply_bytes(rows: int, carried: Carried | None, batches: int = 1) -> int:
-    """Upper bound on the size of a reply with these columns; None: only keys are sent."""
+    """Return an upper bound on the size of a reply in bytes. If ``carried`` is None, the reply has no rows."""
     of_rows = 0 if carried is None else carried.size(rows)
     return of_rows + rows * ABOUT_A_ROW_BYTES + batches * ABOUT_A_BATCH_BYTES
 
@@ -67,15 +67,16 @@ async def hold_reply(call: Call, catalog: Catalog, size: int, rows: int) -> bool
 
     Args:
         call: the call to answer.
-        catalog: has the budget, which all calls share.
+        catalog: has the budget, which is shared by all calls.
         size: size of the reply in bytes.
         rows: number of rows.
 
     Returns:
-        Whether it had to wait.
+        Whether the call had to wait.
 
     Raises:
-        RequestError: TOO_LARGE if too many calls wait; UNAUTHENTICATED if the token was removed meanwhile.
+        RequestError: TOO_LARGE if too many calls wait; UNAUTHENTICATED if the caller's token became invalid during the
+            wait.
     """
     caller = call.caller.identity
     waits = not catalog.outgoing.take_now(caller, size)
@@ -106,8 +107,8 @@ async def reply_with_rows(table: Table, carried: Carried, choose: Callable[[], C
     Args:
         table: the table of the rows.
         carried: the columns to gather.
-        choose: returns the keys (int64[n] per batch) and the rest of the reply. If rows are overwritten while they are
-            gathered, it is called again, and only the last result is used.
+        choose: returns the reply without its rows, and for each batch the rows to gather. If rows are overwritten while
+            they are gathered, ``choose`` is called again, and only the last result is used.
         rows: maximum number of rows.
 
     Returns:

@@ -23,7 +23,7 @@ class InspectionHandler:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self._random = np.random.default_rng()
-        # Leave the other worker threads to gathers.
+        # Keep the other worker threads free for gathering rows.
         self._one_at_a_time = asyncio.Lock()
 
     async def inspect(self, request: Framed[replay_pb2.InspectRequest], _call: Call) -> bytes:

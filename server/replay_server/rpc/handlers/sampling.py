@@ -36,7 +36,7 @@ from replay_server.table.priority_draws import PriorityDraws
 from replay_server.table.table import Table
 
 Reply = Callable[[Table, Sequence[DrawnBatch]], Message]
-"""Creates a reply without rows from drawn batches."""
+"""Creates the reply to a draw, still without rows, from the drawn batches."""
 
 
 class _Wanted(NamedTuple):
@@ -64,7 +64,7 @@ class SamplingHandlers:
     """Handles draws, reads and updates."""
 
     def __init__(self, catalog: Catalog, *, same_host: bool) -> None:
-        """Serve these tables; if ``same_host``, clients on this host may copy rows themselves."""
+        """Serve the tables of ``catalog``. If ``same_host``, clients on this host may copy rows from the files."""
         self._catalog = catalog
         self._same_host = same_host
 
@@ -164,7 +164,7 @@ class SamplingHandlers:
             raise FieldError("draw", "neither keys nor charged_apart in a queue", "one of them")
 
     def _check_shard_request(self, table: Table, message: replay_pb2.LearnRequest) -> None:
-        """Check the fields that clients of several servers use."""
+        """Check the fields that clients send only if the table is divided among several servers."""
         if message.charge and not isinstance(table.gate, LimiterGate):
             raise FieldError("charge", "0 for a table without a rate limiter", str(message.charge))
         query = message.ranks
@@ -176,7 +176,7 @@ class SamplingHandlers:
     def _answer_shard_request(
         self, table: Table, message: replay_pb2.LearnRequest, response: replay_pb2.LearnResponse
     ) -> None:
-        """Answer the fields that `_check_shard_request` has checked."""
+        """Answer the part of the request that `_check_shard_request` has checked."""
         if message.charge:
             response.charged = self._charge(table, message.charge)
         if message.HasField("ranks"):
@@ -184,7 +184,7 @@ class SamplingHandlers:
             response.ranks.CopyFrom(_ranks(table, message.ranks.draws, priorities))
 
     def _charge(self, table: Table, samples: int) -> int:
-        """Charge samples to the rate limiter, which may let inserts proceed."""
+        """Charge samples to the rate limiter, serve calls that may now proceed, and return how many were charged."""
         assert isinstance(table.gate, LimiterGate)
         charged = table.gate.charge(samples)
         self._catalog.waiters.changed(table)
@@ -218,15 +218,15 @@ class SamplingHandlers:
         )
 
     def _may_copy(self, table: Table, same_host: replay_pb2.SameHost) -> bool:
-        """Whether a client has shown that it can read the table's directory."""
+        """Whether a client may copy rows: the table allows it, and the client's nonce proves access to the files."""
         return self._same_host and table.draws.copyable and hmac.compare_digest(same_host.nonce, table.directory.nonce)
 
     def _replaces_batch(self, table: Table, same_host: replay_pb2.SameHost) -> bool:
-        """Whether a draw replaces one that is already counted, but whose rows were overwritten during the copy."""
+        """Whether a draw replaces a counted one whose rows were overwritten while the client copied them."""
         return same_host.overtaken and table.drawable > 0 and self._may_copy(table, same_host)
 
     async def _admit(self, call: Call, wanted: _Wanted) -> Table:
-        """Wait until the draws are allowed, and return the table; does not suspend if they already are."""
+        """Wait until the draws are allowed, and return the table. If they already are, do not suspend."""
         table = self._catalog.find(wanted.table, wanted.uid)
         if not wanted.is_gated:
             return table
@@ -252,9 +252,10 @@ class SamplingHandlers:
             raise
 
     async def _handed_out(self, table: Table, wanted: _Wanted, reply: Reply, carried: Carried | None) -> bytes:
-        """Draw and build the reply. If ``carried`` is None, it has no rows, because the caller copies them.
+        """Draw batches, build the reply, and count the batches as handed out.
 
-        Draws that are repeated because rows were overwritten count once.
+        If ``carried`` is None, the reply has no rows, because the caller copies them from the table's files. If rows
+        are overwritten while they are gathered, the draw is repeated, but counts once.
         """
         resets = table.resets
         draw = _drawing(table, wanted)
@@ -274,7 +275,7 @@ class SamplingHandlers:
             answer = await reply_with_rows(table, carried, choose, wanted.rows * window_rows(table))
         self._check_same(table, resets)
         table.hand_out(drawn)
-        # There may be room now.
+        # There may now be room for waiting inserts.
         self._catalog.waiters.changed(table)
         return answer
 

@@ -1,4 +1,4 @@
-"""Handlers of GetShards and SetShards."""
+"""Handlers of GetShards, SetShards and ReportShard."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _UID_BYTES: Final = 16
 
 
 class ShardHandlers:
-    """Handlers of RPCs on the shard map."""
+    """Handlers of RPCs about shards."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
@@ -30,13 +30,13 @@ class ShardHandlers:
         self._server_uid = secrets.token_bytes(_UID_BYTES)
 
     async def get(self, _request: Framed[replay_pb2.GetShardsRequest], _call: Call) -> bytes:
-        """Return the map."""
+        """Return the shard map."""
         return replay_pb2.GetShardsResponse(
             map=self._kept.to_proto(), server_uid=self._server_uid, version=__version__
         ).SerializeToString()
 
     async def set(self, request: Framed[replay_pb2.SetShardsRequest], _call: Call) -> bytes:
-        """Replace the map, if the caller knows its current version."""
+        """Replace the shard map, if the caller knows its current version."""
         new = ShardMap.from_proto(request.head.map)
         expected = fields.at_least("expected_version", 0, request.head.expected_version)
         current = self._kept.current
@@ -53,7 +53,7 @@ class ShardHandlers:
         return replay_pb2.SetShardsResponse().SerializeToString()
 
     async def report(self, request: Framed[replay_pb2.ReportShardRequest], _call: Call) -> bytes:
-        """Store a client's report on another shard, unless an earlier report has more inserts."""
+        """Store a client's report on another shard, unless the stored report on that shard counts more inserts."""
         table = self._catalog.find(request.head.table, fields.table_uid(request.head.table_uid))
         given = request.head.report
         if not 0 <= given.shard_id <= MOST_ID:

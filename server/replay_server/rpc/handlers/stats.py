@@ -39,7 +39,7 @@ class StatsHandler:
         self._random = np.random.default_rng()
 
     async def stats(self, request: Framed[replay_pb2.StatsRequest], call: Call) -> bytes:
-        """Report on the server, and on one table or all tables that the caller may read."""
+        """Report on the server, and on the named table or, if none is named, on all tables that the caller may read."""
         if request.head.table:
             tables = [self._table(self._catalog.find(request.head.table))]
         else:

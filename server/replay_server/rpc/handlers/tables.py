@@ -83,6 +83,6 @@ class TableHandlers:
         return replay_pb2.ResetTableResponse(removed=removed).SerializeToString()
 
     def _describe(self, table: Table, caller: Caller) -> replay_pb2.TableDescription:
-        """Describe a table; include the path of its files only if the caller may read the table."""
+        """Describe a table; include the path of its files only if the caller may read the table and copy its rows."""
         is_offered = table.draws.copyable and caller.may(Right.READ, table.name)
         return describe(table, socket=self._socket if is_offered else None)

@@ -21,7 +21,10 @@ class WriterStreams:
         return len(self._streams)
 
     def claim(self, stream: Stream, table_uid: bytes, writer_id: bytes) -> None:
-        """Make this the live stream of a writer: end the earlier one, and release what this stream claimed before."""
+        """Make ``stream`` the live stream of a writer to a table.
+
+        End the writer's earlier stream to this table, if any, and release what ``stream`` claimed before.
+        """
         place = (table_uid, writer_id)
         if self._places.get(stream) == place:
             return

@@ -1,6 +1,7 @@
-"""A connection to the local socket: a hello, then requests to one endpoint, answered in order.
+"""A connection to the local socket. The client sends a hello, then requests to one endpoint.
 
-Requests that do not have to wait are answered synchronously in `buffer_updated`, without a task.
+The requests are answered in order. Those that do not have to wait are answered synchronously in `buffer_updated`,
+without a task.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _HELLO_BYTES: Final = 1 << 20
 _HELLO_TIMEOUT_S: Final = 2.0
 """Time limit for the hello; our client waits equally long for the reply."""
 _JOINED_BYTES: Final = 1 << 16
-"""Contents up to this size are sent together with their head; longer ones are sent separately."""
+"""Contents below this size are joined with their head before they are sent; larger ones are not."""
 _IN_A_ROW: Final = 8
 """Maximum requests of one client that are answered before requests of other clients."""
 
@@ -44,7 +45,7 @@ class Admitted(NamedTuple):
 
 
 class LocalConnection(asyncio.BufferedProtocol):
-    """A connection, see the module. All methods run on the event loop."""
+    """A connection of one client; see the module's docstring. All methods run on the event loop."""
 
     def __init__(self, host: LocalSocket) -> None:
         self._host = host
@@ -53,7 +54,7 @@ class LocalConnection(asyncio.BufferedProtocol):
         self._admitted: Admitted | None = None
         self._stream: Stream | None = None
         self._call: Call | None = None  # the current request, until its reply is sent
-        self._waiting: asyncio.Task[bytes] | None = None  # computes its reply, if it has to wait
+        self._waiting: asyncio.Task[bytes] | None = None  # computes the reply to a request that has to wait
         self._ending: RequestError | None = None
         self._may_write = self._is_reading = True
         self._is_closed = self._is_stopping = self._is_refused = False
@@ -104,7 +105,7 @@ class LocalConnection(asyncio.BufferedProtocol):
         return self._admitted is None
 
     def stop(self) -> None:
-        """Answer received requests, stop reading, then refuse the client."""
+        """Stop reading, answer the requests received so far, then refuse the client. Abort if it has sent no hello."""
         if self._admitted is None:
             self.abort()
             return
@@ -117,7 +118,7 @@ class LocalConnection(asyncio.BufferedProtocol):
         self._transport.abort()
 
     def _end(self, refusal: RequestError) -> None:
-        """Refuse the client, after the current reply."""
+        """Refuse the client once the current reply has been sent."""
         self._ending = refusal
         self._go_on()
 
@@ -144,7 +145,7 @@ class LocalConnection(asyncio.BufferedProtocol):
         self._read_if_there_is_room()
 
     def _next_message(self) -> Content | None:
-        """The next complete message; None if there is none, or if the client violates the protocol."""
+        """Return the next complete message, or None. End the connection if the client violates the protocol."""
         try:
             taken = self._parser.take()
         except FrameTooLongError as error:
@@ -236,7 +237,7 @@ class LocalConnection(asyncio.BufferedProtocol):
             self._call = None
 
     def _refuse_request(self, error: Exception) -> None:
-        """Refuse the current request, which ends a stream."""
+        """Refuse the current request. On a stream, this also ends the stream."""
         assert self._admitted is not None
         refusal = self._admitted.endpoint.as_refusal(error)
         self._send(to_status(refusal).SerializeToString(), FrameKind.STATUS)
@@ -261,7 +262,7 @@ class LocalConnection(asyncio.BufferedProtocol):
         self._admitted.endpoint.figures.ended[status] += 1
 
     def _read_if_there_is_room(self) -> None:
-        """Pause reading while the receive buffer is full, because the current request is still running."""
+        """Pause reading if the receive buffer is full or the server is stopping; otherwise, resume reading."""
         if self._is_closed:
             return
         wants = self._parser.has_space and not self._is_stopping

@@ -40,12 +40,12 @@ SOCKET_NAME: Final = ".socket"
 METHODS: Final = ("Learn", "Sample", "UpdatePriorities", "Write")
 """Supported methods: those of learners' steps and of writers."""
 MOST_CONTEXT: Final = 8192
-"""Maximum length of a trace context, about that of a gRPC call's metadata."""
+"""Maximum characters of a trace context. gRPC limits the metadata of a call to about the same size."""
 MOST_SILENT: Final = 64
 """Maximum connections that have not sent their hello. Clients send it immediately, so there are never many."""
 _PRIVATE: Final = 0o600
 _SHARED: Final = 0o660
-"""Modes of the socket, for a private folder and for one that a group may read."""
+"""Modes of the socket: in a folder that is private, and in a folder that a group may read."""
 _LOOK_S: Final = 0.01
 """Polling interval while waiting for connections to close."""
 
@@ -98,7 +98,7 @@ class LocalSocket:
 
     @contextmanager
     def one_more(self, connection: LocalConnection) -> Iterator[None]:
-        """Count a connection while it is open."""
+        """Count a connection as open inside the block. If too many clients have sent no hello, abort the oldest."""
         self._connections[connection] = None
         silent = [other for other in self._connections if other.is_silent]
         if len(silent) > MOST_SILENT:
@@ -109,7 +109,7 @@ class LocalSocket:
             del self._connections[connection]
 
     def admit(self, hello: Content) -> Admitted:
-        """Admit a client that can read the nonce of a table.
+        """Admit a client whose hello shows that it can read the nonce of a table.
 
         Raises:
             RequestError: the client is refused.
@@ -151,7 +151,7 @@ async def _traced(endpoint: AnyEndpoint, context: Metadata, message: Content, ca
 
 
 def _bound(path: Path) -> socket.socket:
-    """Bind a socket in a directory whose path may exceed the limit for socket addresses."""
+    """Bind a socket at ``path``, which may be longer than the limit on socket addresses."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     folder = os.open(path.parent, os.O_PATH | os.O_CLOEXEC)
     try:

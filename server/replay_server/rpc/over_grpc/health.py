@@ -1,6 +1,6 @@
 """gRPC's health service, which requires no token.
 
-The reply is the same for every request, so the content of requests, which may come from anyone, is never received.
+Anyone may send requests, so their content is never received. The reply does not depend on it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Serves one port with several lanes; each client host is assigned to a lane by its address.
 
-A gRPC server accepts calls in order of arrival, across all connections. A client that starts thousands of calls at once
-would delay all others. Therefore several gRPC servers, the lanes, share the port and the event loop. The kernel selects
-a lane by the client's address, and the loop serves the lanes in turn.
+A gRPC server accepts the calls of all connections in order of arrival. With a single server, a client that starts
+thousands of calls at once would delay all other clients. So several gRPC servers, called lanes, share the port and the
+event loop. The kernel selects a lane by the client's address, and the event loop serves the lanes in turn.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NETWORK_HEADER: Final = 0xFFF00000
 """SKF_NET_OFF: the offset of the IP header in classic BPF."""
 _Options = list[tuple[str, int]]
 Credentials = Callable[[], grpc.ServerCredentials]
-"""Creates credentials for one gRPC server: several servers cannot share credentials that are reloaded."""
+"""Creates the credentials of one gRPC server. Several servers cannot share credentials that are reloaded."""
 
 
 class Lanes:
@@ -37,8 +37,8 @@ class Lanes:
         """Create the servers; nothing listens yet.
 
         Args:
-            connections: maximum per lane. If file descriptors are scarce, there are fewer lanes.
-            options: creates the options of a gRPC server; takes ``shares_port``.
+            connections: maximum number of connections per lane. If file descriptors are scarce, there are fewer lanes.
+            options: creates the options of a gRPC server; takes the keyword argument ``shares_port``.
         """
         count = max(1, min(MOST_LANES, connections_that_fit() // connections))
         # The first lane binds without sharing, to detect that another program or replay server uses the port.
@@ -85,7 +85,7 @@ class Lanes:
         await asyncio.gather(*(server.start() for server in self._servers))
 
     async def stop(self, drain_s: float) -> None:
-        """Refuse new calls, and let running ones finish within this many seconds."""
+        """Refuse new calls, and let running calls finish within ``drain_s`` seconds."""
         await asyncio.gather(*(server.stop(drain_s) for server in self._servers))
 
 
@@ -94,7 +94,7 @@ def _add_port(server: grpc.aio.Server, address: str, credentials: Credentials | 
 
 
 def choose_by_host(port: int, lanes: int) -> None:
-    """Make the kernel select a port's listener by the client's host only, instead of by host and port."""
+    """Make the kernel select one of a port's listeners by the client's host only, instead of by its host and port."""
     code = b"".join(_program(lanes))
     buffer = ctypes.create_string_buffer(code, len(code))
     program = struct.pack("HP", len(code) // _INSTRUCTION.size, ctypes.addressof(buffer))
@@ -107,7 +107,7 @@ _INSTRUCTION: Final = struct.Struct("=HBBI")
 
 
 def _program(lanes: int) -> Iterator[bytes]:
-    """Classic BPF instructions: the client's IPv4 address, or its IPv6 /64 network, modulo the number of lanes."""
+    """Yield classic BPF instructions that compute the client's IPv4 address, or IPv6 /64 network, modulo ``lanes``."""
     make = _INSTRUCTION.pack
     yield make(0x30, 0, 0, _NETWORK_HEADER)  # ldb [0]: version and length of the header
     yield make(0x74, 0, 0, 4)  # rsh #4

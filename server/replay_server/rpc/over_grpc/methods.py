@@ -23,7 +23,7 @@ Context = grpc.aio.ServicerContext[bytes, bytes]
 def grpc_handler(
     endpoint: AnyEndpoint, authenticator: Authenticator, streams: OpenStreams
 ) -> grpc.RpcMethodHandler[bytes, bytes]:
-    """Serve an endpoint to authenticated callers; ``streams`` limits their open streams."""
+    """Create a gRPC handler that serves an endpoint to authenticated callers; ``streams`` limits their open streams."""
 
     def caller_of(context: Context) -> Caller:
         return authenticator.caller_of(context.invocation_metadata() or (), context.peer())
@@ -103,7 +103,7 @@ class _Reader:
         self._refusal: RequestError | None = None
 
     def end(self, refusal: RequestError) -> None:
-        """End the stream with this refusal instead of the next message."""
+        """End the stream: `read` raises this refusal instead of returning the next message."""
         self._refusal = refusal
         if self._reading and self._task is not None:
             self._task.cancel()
@@ -141,8 +141,8 @@ async def _refuse(context: Context, error: Exception, endpoint: AnyEndpoint) -> 
 async def abort(context: Context, refusal: RequestError) -> None:
     """End a call with the status of a refusal. The handler must return afterwards; its reply is ignored.
 
-    gRPC raises the error again. If the handler raised it, its frames and the call would refer to each other, and stay
-    in memory until the next full garbage collection.
+    The error that `context.abort` raises is suppressed here, because gRPC raises it again. If the handler raised it,
+    its frames and the call would refer to each other, and stay in memory until the next full garbage collection.
     """
     status = rpc_status.to_status(to_status(refusal))
     with suppress(grpc.aio.AbortError):
@@ -152,8 +152,8 @@ async def abort(context: Context, refusal: RequestError) -> None:
 def _forget_frames(error: BaseException | None) -> None:
     """Clear the traceback of an error.
 
-    gRPC keeps the exception of a call in a reference cycle. Through the traceback, it would keep dropped tables and
-    their files alive.
+    gRPC keeps the exception of a call in a reference cycle. Through the exception's traceback, this cycle would keep
+    dropped tables and their files alive.
     """
     while error is not None:
         error.__traceback__ = None

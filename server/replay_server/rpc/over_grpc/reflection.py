@@ -1,7 +1,7 @@
 """gRPC's reflection service, restricted to valid callers and small requests.
 
-gRPC has one size limit for all services of a server, and ours is large enough for rows. Reflection would parse requests
-of this size on the event loop.
+gRPC has one limit on the size of requests for all services of a server. Our limit is large enough for rows. Without a
+smaller limit here, reflection would parse requests of that size on the event loop.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SERVICE: Final = reflection.SERVICE_NAME
 
 
 def add_reflection(server: Lanes, services: Sequence[str], authenticator: Authenticator) -> None:
-    """Add reflection of these services; it requires a token if the server does."""
+    """Add reflection of these services. Reflection requires a token if the server requires tokens."""
     servicer: Any = reflection.aio.ReflectionServicer(services)
 
     async def serve(_requests: object, context: Context) -> None:

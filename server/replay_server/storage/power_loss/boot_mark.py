@@ -51,7 +51,7 @@ class BootMark:
         self._has_begun = True
 
     def end(self) -> None:
-        """Record a clean shutdown; call it when everything is on disk. Without `begin`, this keeps the earlier mark."""
+        """Record a clean shutdown. Call this when everything is on disk. Without a successful `begin`, do nothing."""
         if self._has_begun:
             self._write(is_clean=True)
 

@@ -122,10 +122,10 @@ def _find(folder: Path, config: TableConfig, checksums: RowChecksums, point: Syn
 
 
 def _read_header(folder: Path, point: SyncPoint, times: int) -> tuple[TableState, int]:
-    """Return the state to recover, and the total number of lost rows if an interrupted recovery has stored it, else 0.
+    """Return the state to recover, and the total number of lost rows that an interrupted recovery stored, or 0.
 
-    The state is that of the header if it is consistent and not older than the sync point; otherwise that of the sync
-    point.
+    The state comes from the header, unless the header is inconsistent or older than the sync point. In that case, it
+    comes from the sync point, and the number is 0.
     """
     words = _read(folder / HEADER_FILE, HEADER_WORDS * 8).view("<i8")
     state = state_in(words)
@@ -172,7 +172,8 @@ def _roll_forward(
 ) -> tuple[int, bytes]:
     """Recover consecutive rows after the sync point.
 
-    Of the ``stored`` records, only the writers' ids are used; the new records are computed from the rows.
+    The writers' records are those of the sync point and of the recovered inserts. Of the ``stored`` records, only the
+    writers' ids are used.
 
     Returns:
         The key after the last recovered row, and the writers' records at that point.
@@ -215,7 +216,7 @@ def _newest_run(checksums: RowChecksums, oldest: int, end: int) -> range:
 
 
 def _without_half_an_insert(checksums: RowChecksums, live: range, slack: int) -> range:
-    """Drop an incomplete insert at the end of the rows."""
+    """Return the live rows without an incomplete insert at their end."""
     first = max(live.start, live.stop - slack)
     *_, last = inserts_in(checksums.origins(first, live.stop - first))
     return range(live.start, first + last.start) if last.has_writer and not last.has_last else live
@@ -230,8 +231,8 @@ def _outside(live: range, first: int, stop: int) -> list[range]:
 def _in_step(config: TableConfig, header: TableState, inserted: int) -> TableState:
     """Adjust the header's state to this number of inserted rows.
 
-    If the number differs, the count of samples is moved to the nearest value within the rate limiter's bounds. Without
-    this, rows that were lost, or inserted after the header was written, could make calls wait.
+    If the header has another number, the count of samples is moved to the nearest value within the rate limiter's
+    bounds. Otherwise, rows that were lost, or inserted after the header was written, could make calls wait.
     """
     state = header._replace(inserted=inserted, delivered=min(header.delivered, inserted * config.times))
     if inserted == header.inserted or config.rate_limit is None:
@@ -258,7 +259,7 @@ def _apply(folder: Path, config: TableConfig, point: SyncPoint) -> None:
     rows = point.state.live(config.most_live, config.times)
     slots = live_slots(LiveRows(rows.start, len(rows), config.slots))
     live = priorities[slots]
-    # A row has no priority if a lost insert had evicted it: give it the priority of new rows.
+    # A row that a lost insert had evicted has no priority any more. Give it the priority of new rows.
     known = np.isfinite(live) & (live >= 0)
     largest = float(live[known].max()) if known.any() else 0.0
     priorities[slots[~known]] = largest or _FIRST_PRIORITY

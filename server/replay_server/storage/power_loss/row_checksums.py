@@ -1,8 +1,8 @@
 """Checksums per row, which detect rows torn by a power loss.
 
-Each slot has two words. The first is the row's origin: the writer, the insert, and whether the row is the insert's
-first or last; 0 without a writer. The second is a checksum of key, origin, columns and link. It includes the key, so
-that an old row in a slot is not mistaken for a newer one.
+Each slot has two words. The first is the row's origin: its writer, its insert, and whether it is the insert's first or
+last row. For a row without a writer, the origin is 0. The second word is a checksum of key, origin, columns and link.
+It includes the key, so that an old row in a slot is not mistaken for a newer one.
 
 Each word w changes the checksum h by ``h = (h ^ w) * P; h ^= h >> 32``. This is FNV-1a (Fowler, Noll and Vo) with words
 instead of bytes, and with a shift that mixes high bits into low ones, as in SplitMix64 (Steele, Lea and Flood, 2014).
@@ -43,7 +43,7 @@ class InsertTrace:
     stop: int
     """Index after the last row."""
     has_writer: bool
-    """False: the rows are from any number of inserts without a writer."""
+    """Whether the insert has a writer. If not, the rows may come from several inserts without a writer."""
     tag: int
     """Tag of the writer, see `writer_tag`."""
     sequence: int
@@ -91,7 +91,7 @@ class RowChecksums:
     """The checksums of a table's rows, by slot."""
 
     def __init__(self, folder: Path, columns: list[Array], *, create: bool) -> None:
-        """Map the checksums of the table in ``folder``; ``columns``, with links, are ``dtype[slots, elements]``."""
+        """Map the checksums of the table in ``folder``. ``columns`` include links: ``dtype[slots, elements]`` each."""
         compile_checksums()
         slots = len(columns[0])
         self.file = MappedFile(folder / CHECKSUMS_FILE, slots * CHECKSUM_BYTES, create=create)
@@ -135,7 +135,7 @@ class RowChecksums:
 
 
 def _as_words(column: Array) -> Array:
-    """View the bytes of a column as words: the widest type whose size divides a row's size."""
+    """View a column as unsigned words of the widest type whose size divides the size of a row."""
     row_bytes = column.nbytes // len(column)
     width = next(width for width in (8, 4, 2, 1) if row_bytes % width == 0)
     return column.view(np.dtype(f"<u{width}"))

@@ -15,7 +15,7 @@ class InsertClock:
     """Reads the clock each time another 1/256 of the capacity has been inserted."""
 
     def __init__(self, capacity: int, inserted: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start; existing rows count as inserted now."""
+        """Start with a first reading. Rows that exist already count as inserted now."""
         self._clock = clock
         self._every = -(-capacity // _READINGS)
         self._readings: deque[tuple[int, float]] = deque([(inserted, clock())], maxlen=_READINGS + 2)

@@ -1,10 +1,10 @@
-"""Clients with open streams to a table: how many streams, and how many rows they insert or draw.
+"""Counts the open streams of each client of a table, and the rows that the client inserts or draws.
 
     client = clients.join("token actors", "writer")     # a stream opens
     client.rows += 64                                   # it sends rows
     clients.leave(client)                               # it ends
 
-Counting is cheap, because it happens for every message. Rates are computed from marks, which `History.tick` sets.
+Every message is counted, so counting must be cheap. Rates are computed from marks, which `History.tick` sets.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Rate:
         """Return the events per second over a window of up to `WINDOW_S`, or since the start if that is shorter."""
         now = self._advance()
         covered = min(now - self._second + window_s, now - self._began)
-        if window_s == WINDOW_S:  # all buckets, without a loop: metrics and Stats ask this of every table
+        if window_s == WINDOW_S:  # all buckets, without a loop: metrics and Stats need this for every table
             counted = sum(self._counts)
         else:
             counted = sum(

@@ -56,11 +56,11 @@ class Snapshot:
     copied_by_clients: int = 0
     """Drawn rows that clients on this host copied from the table's files."""
     overtaken_copies: int = 0
-    """Copies by clients that failed because inserts overwrote the rows."""
+    """Failed copies by clients on this host: inserts had overwritten the rows."""
     batches: int = 0
     """Batches that learners drew on streams."""
     batches_ahead: int = 0
-    """Sum over these batches of the number of earlier batches whose updates had not arrived at the time of the draw."""
+    """Sum over these batches: the number of earlier batches whose updates had not arrived when the batch was drawn."""
     failed_syncs: int = 0
     """Failed syncs of the table to disk."""
     waiting: int = 0

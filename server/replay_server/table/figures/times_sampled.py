@@ -1,4 +1,4 @@
-"""Number of draws of each live row: a count per slot, and a histogram."""
+"""Counts the draws of each live row: one count per slot, and a histogram of the counts."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from replay_server.kernels.compile import Integers, as_kernel_input, kernel
 from replay_server.kernels.prefetch import touch
 
 COUNT_BYTES = 4
-"""Bytes per slot."""
+"""Bytes of a count; there is one per slot."""
 _BARS = 33
-"""Buckets of the histogram: one for 0, then one per number of bits: 1, 2 to 3, 4 to 7, ..."""
+"""Buckets of the histogram: one for 0, then one per number of bits (1, 2 to 3, 4 to 7, ...)."""
 
 
 class TimesSampled:
-    """Counts how often live rows of a table were drawn since they were inserted or the server started."""
+    """Counts how often each live row was drawn since it was inserted, or since the server started."""
 
     def __init__(self, slots: int) -> None:
         """Start without rows."""
@@ -33,7 +33,7 @@ class TimesSampled:
         _disappear(self._counts, self._bars, as_kernel_input(keys))
 
     def draw(self, keys: Integers) -> None:
-        """Count draws of rows. keys: int64[batch], live."""
+        """Count draws of live rows. keys: int64[batch]."""
         _draw(self._counts, self._bars, as_kernel_input(keys))
 
     def of(self, keys: Integers) -> Integers:

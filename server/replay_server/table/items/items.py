@@ -18,7 +18,7 @@ from replay_server.storage.runs import Runs
 
 
 class NewItems(NamedTuple):
-    """Items that an insert completes, so that they can be drawn."""
+    """Items that an insert completes and that can now be drawn."""
 
     keys: NDArray[np.int64]
     """int64[n]: key of each item."""
@@ -30,7 +30,7 @@ class Windows(NamedTuple):
     """The windows of drawn anchors."""
 
     keys: NDArray[np.int64]
-    """int64[r]: keys of the rows of each window, oldest first, window after window."""
+    """int64[r]: keys of the rows of all windows, window by window; oldest first within a window."""
     before: NDArray[np.int32]
     """int32[batch]: number of rows before each anchor."""
     after: NDArray[np.int32]
@@ -66,7 +66,7 @@ class Items(ABC):
 
     @abstractmethod
     def count(self, live_rows: int) -> int:
-        """Number of items; ``live_rows`` is the number of live rows."""
+        """Return the number of items; ``live_rows`` is the number of live rows."""
 
     @abstractmethod
     def check(self, runs: Runs | None) -> None:
@@ -78,7 +78,7 @@ class Items(ABC):
 
     @abstractmethod
     def priorities_of(self, row_count: int, runs: Runs | None) -> int:
-        """Number of priorities that an insert of these rows must give, if it gives any."""
+        """Return how many priorities an insert of these rows must have, unless it has none."""
 
     @abstractmethod
     def arrive(self, first: int, row_count: int, runs: Runs | None, oldest: int) -> NewItems:
@@ -101,7 +101,7 @@ class Items(ABC):
 
     @abstractmethod
     def reset(self) -> None:
-        """Forget the newest step of every stream; all rows have been removed."""
+        """Forget the newest step of every stream. The table calls this after it has removed all rows."""
 
     @abstractmethod
     def rebuild(self, live: LiveRows, links: NDArray[np.uint64]) -> NDArray[np.bool_] | None:
@@ -112,7 +112,7 @@ class Items(ABC):
             links: uint64[size, words]: the links of these rows, oldest first; see `Runs.links`.
 
         Returns:
-            bool[size]: whether each row is an item; None: all are.
+            bool[size]: which live rows have a drawable item, oldest first; None if all have one.
         """
 
     @abstractmethod

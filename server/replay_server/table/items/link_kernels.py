@@ -53,7 +53,7 @@ class NewRuns(NamedTuple):
     closings: NDArray[np.uint8]
     """uint8[m]: whether and how each run's last row closes the episode, as in `Runs.ends`."""
     places: Integers
-    """int64[m]: index of the priority of the first anchor that each run completes, among the insert's priorities."""
+    """int64[m]: for each run, the index of the priority of its first completed anchor in the insert's priorities."""
 
 
 @kernel
@@ -68,7 +68,7 @@ def arrive(
     keys: Integers,
     places: Integers,
 ) -> int:
-    """Link the rows of runs, and mark the anchors whose windows they complete.
+    """Link the rows of new runs, and mark the anchors whose windows they complete.
 
     Args:
         links: the links.
@@ -78,8 +78,8 @@ def arrive(
         forward: see `WindowShape`.
         backward: see `WindowShape`.
         period: see `WindowShape`.
-        keys: int64[n]: output, keys of the anchors that became drawable, run after run, in the order of steps.
-        places: int64[n]: output, index of each anchor's priority among the insert's priorities.
+        keys: int64[n], output: keys of the anchors that became drawable, run by run, in the order of steps.
+        places: int64[n], output: index of each anchor's priority among the insert's priorities.
 
     Returns:
         Number of anchors in the output.
@@ -162,7 +162,7 @@ def _complete(
     back, ahead, flags = links.back, links.ahead, links.flags
     slots = len(flags)
     first_anchor = (max(0, step - forward) + period - 1) // period
-    # `tail` is the row `hops` steps before the current one: `forward` steps, or fewer if the links end earlier.
+    # `tail` is the row `hops` steps before the current one. `hops` is `forward`, or less if the links end earlier.
     tail, hops = first, 0
     while hops < forward and back[tail % slots] and tail - back[tail % slots] >= oldest:
         tail -= back[tail % slots]
@@ -247,7 +247,7 @@ def evict(links: Links, oldest: int, end: int, backward: int) -> Integers:
 
 @kernel
 def find_drawable(links: Links, oldest: int, size: int, forward: int, backward: int) -> NDArray[np.bool_]:
-    """Mark the drawable and broken anchors among linked rows; return bool[size]: which are drawable, oldest first."""
+    """Mark the drawable and broken anchors among linked rows. Return bool[size]: which are drawable, oldest first."""
     back, ahead, flags = links.back, links.ahead, links.flags
     slots = len(flags)
     drawable = np.zeros(size, np.bool_)

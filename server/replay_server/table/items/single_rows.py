@@ -16,14 +16,14 @@ class SingleRows(Items):
     counts = None
 
     def count(self, live_rows: int) -> int:
-        """Number of items: all live rows."""
+        """Return the number of live rows, because each is an item."""
         return live_rows
 
     def check(self, runs: Runs | None) -> None:
         """Accept any rows."""
 
     def priorities_of(self, row_count: int, runs: Runs | None) -> int:
-        """Number of priorities: one per row."""
+        """Return the number of rows, because each needs a priority."""
         return row_count
 
     def arrive(self, first: int, row_count: int, runs: Runs | None, oldest: int) -> NewItems:

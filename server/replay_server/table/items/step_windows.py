@@ -57,11 +57,11 @@ class StepWindows(Items):
         return StepCounts(drawable, anchors - drawable - broken, broken, closing)
 
     def count(self, live_rows: int) -> int:
-        """Number of drawable anchors."""
+        """Return the number of drawable anchors."""
         return int(self._links.counts[link_kernels.DRAWABLES])
 
     def check(self, runs: Runs | None) -> None:
-        """Check that each run continues its stream: with the next step, or with the first step of another episode."""
+        """Check that each run continues its stream, with the next step or with the first step of another episode."""
         assert runs is not None
         newest: dict[int, _Newest] = {}
         for stream, episode, step, rows, end in _rows_of(runs):
@@ -71,7 +71,7 @@ class StepWindows(Items):
             newest[stream] = _Newest(0, episode, step + rows - 1, end != GOES_ON)
 
     def priorities_of(self, row_count: int, runs: Runs | None) -> int:
-        """Number of priorities: one per anchor whose window these rows complete, even if earlier rows are missing."""
+        """Return the number of anchors whose windows these rows complete, even if earlier rows are missing."""
         assert runs is not None
         return int(_completed(runs, self._shape).sum())
 
@@ -143,7 +143,10 @@ class StepWindows(Items):
         )
 
     def _distance(self, first: int, stream: int, episode: int, step: int, oldest: int) -> int:
-        """Key of a run's first row minus the key of the episode's previous step; 0 if that step is not live."""
+        """Return the key of a run's first row minus the key of the episode's previous step.
+
+        Return 0 if that step is not live, or is too far away for an int32.
+        """
         last = self._newest.get(stream)
         if last is None or last.key < oldest or last.is_closing or (last.episode, last.step + 1) != (episode, step):
             return 0
@@ -152,7 +155,7 @@ class StepWindows(Items):
 
 
 def _completed(runs: Runs, shape: WindowShape) -> NDArray[np.int64]:
-    """int64[m]: number of anchors whose windows each run completes, provided that no earlier row is missing."""
+    """Return int64[m]: the number of anchors whose windows each run completes, if no earlier row is missing."""
     assert runs.first_steps is not None
     assert runs.ends is not None
     stop = runs.first_steps + runs.row_counts

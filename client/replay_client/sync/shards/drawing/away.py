@@ -28,14 +28,14 @@ class AwayShard:
     """See the module."""
 
     def __init__(self, member: Member, *, is_replaced: bool = False) -> None:
-        """Start a thread that polls the server, unless ``is_replaced``: the server is back, but has lost the table."""
+        """Start a thread that polls the server. If ``is_replaced``, the server has lost the table: start no thread."""
         self.member = member
         self.is_replaced = is_replaced
         """Whether the server has lost the table for good."""
         self.is_back = False
         """Whether the server is back with the same table."""
         self.dropped = 0
-        """Number of updates that were not held, because there were too many."""
+        """Number of updates that were dropped, because `MOST_HELD` others were held."""
         self._held: dict[int, float] = {}
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -44,7 +44,7 @@ class AwayShard:
             self._thread.start()
 
     def hold(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:
-        """Hold updates: keys int64[n] in the shard, priorities float64[n]. For duplicate keys, the last one counts."""
+        """Hold updates: keys int64[n] in the shard, and float64[n]. For duplicate keys, the last priority counts."""
         for key, priority in zip(keys.tolist(), priorities.tolist(), strict=True):
             if key in self._held or len(self._held) < MOST_HELD:
                 self._held[key] = priority

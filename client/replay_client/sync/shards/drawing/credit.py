@@ -14,14 +14,14 @@ from replay_client.sync.shards.drawing.shard_stream import ShardStream
 
 _SHORTEST_S: Final = 0.001
 _LONGEST_S: Final = 0.02
-"""Limits of the seconds between polls of the shards' states while a batch is not allowed."""
+"""Shortest and longest time, in seconds, between polls of the shards' states while no batch is allowed."""
 
 
 class Credit:
-    """See the module. The next request of a shard's stream carries its charge, and the reply says what was granted."""
+    """See the module. The next request to a shard carries its charge, and the reply says how much was granted."""
 
     def __init__(self, name: str, limit: RateLimit, streams: Mapping[int, ShardStream]) -> None:
-        """``limit`` is that of one shard of the table ``name``; ``streams`` lead to the shards, by id."""
+        """``limit`` is the rate limit of one shard of the table ``name``; ``streams`` lead to all shards, by id."""
         self._name = name
         self._limit = limit
         self._streams = streams
@@ -48,7 +48,7 @@ class Credit:
             self._balance -= rows
 
     def has(self, rows: int) -> bool:
-        """Whether enough samples were granted, or there is no ratio."""
+        """Whether the granted samples suffice for this many rows. Without a ratio, they always do."""
         return self.held >= rows or self._limit.samples_per_insert is None
 
     def charge(self, rows: int, *, whole: bool) -> bool:
@@ -59,8 +59,8 @@ class Credit:
             whole: whether to charge nothing unless all of it is allowed.
 
         Returns:
-            With ``whole``, whether all missing samples are charged; otherwise, whether any were charged. False if the
-            table has too few rows.
+            With ``whole``, whether all missing samples are charged; otherwise, whether this call charged any. Always
+            False if the table has too few rows.
         """
         limit, needed = self._limit, rows - self.held - self.due
         if self._drawable < limit.min_size * len(self._streams):
@@ -76,7 +76,7 @@ class Credit:
         return bool(found)
 
     def move(self) -> Move | None:
-        """Return how to make room for waiting inserts; see `limits.move`."""
+        """Return how to make room for waiting inserts; see `replay_client._shards.limits.move`."""
         waiting = [shard_id for shard_id, stream in self._streams.items() if stream.state.waiting_inserts]
         return None if self._limit.samples_per_insert is None else move(self._limit, self._differences, waiting)
 
@@ -95,7 +95,7 @@ class Credit:
         return min(max(expected_s, _SHORTEST_S), _LONGEST_S)
 
     def refusal(self, rows: int, waited_s: float, wait_s: float) -> ReplayError:
-        """Return the error of a batch that was not allowed in time."""
+        """Return the error to raise for a batch that was not allowed in time."""
         least = self._limit.min_size * len(self._streams)
         if self._drawable < least:
             waited_for, have, needed, reason = "rows", self._drawable, least, "it has too few rows to draw"
@@ -118,5 +118,5 @@ class Credit:
 
     @property
     def _differences(self) -> dict[int, float]:
-        """The difference of each shard by id, as if all charges had been granted."""
+        """The difference of each shard by id, as if all charges were granted; see `replay_client._shards.limits`."""
         return {shard_id: stream.state.difference - stream.charging for shard_id, stream in self._streams.items()}

@@ -1,7 +1,8 @@
-"""Draws batches by rank from a distributed table, exactly, by rejection; see `replay_client._shards.ranked_step`.
+"""Draws batches by rank from a distributed table by exact rejection sampling; see `replay_client._shards.ranked_step`.
 
-A batch takes three round trips to each shard. Batches in flight are in different phases and share messages. So with a
-prefetch of 4 or more, each step sends one message to each shard, and does not wait for the replies to these messages.
+Each batch takes three round trips to the shards. Batches in flight are in different phases, and their questions share
+messages. With a prefetch of 4 or more, each `next()` thus sends one message to each shard, and does not wait for the
+replies to these messages.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class RankedSampler(ShardedSampler):
     """See the module, and `Sampler`. For use in one thread."""
 
     def __init__(self, *arguments: Any, alpha: float, **options: Any) -> None:
-        """As `ShardedSampler`; ``alpha`` is the exponent of the ranks, and all streams are `RankedStream`."""
+        """See `ShardedSampler`. ``alpha`` is the exponent of the ranks; ``open_stream`` opens a `RankedStream`."""
         self._alpha = alpha
         super().__init__(*arguments, **options)
 

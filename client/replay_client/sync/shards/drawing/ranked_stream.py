@@ -1,4 +1,4 @@
-"""A learner's stream to one shard of a table that is drawn by rank: questions of several steps in each message."""
+"""A learner's stream to one shard of a table that is drawn by rank. A message may have questions of several steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RankedStream(ShardStream):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._questions: list[Question] = []  # of the next message
+        self._questions: list[Question] = []  # to be sent with the next message
         self._asked: dict[int, list[Question]] = {}  # by the id() of the message
 
     @property
@@ -40,7 +40,10 @@ class RankedStream(ShardStream):
         return any(question.step is step for question in self._questions)
 
     def put(self, question: Question) -> None:
-        """Add a question to the next message. A message can fetch the rows of only one question."""
+        """Add a question to the next message.
+
+        A message can fetch rows for only one question. If one already waits, the waiting questions are sent first.
+        """
         if len(question.keys) and any(len(other.keys) for other in self._questions):
             self.ask_for(None)
         self._questions.append(question)
@@ -61,7 +64,7 @@ class RankedStream(ShardStream):
         self._stream.send_pending()
 
     def take_answers(self, deadline: float = math.inf) -> list[tuple[Question, Answer]]:
-        """Wait for the next reply; return its answers.
+        """Wait for the next reply, and return its answers, each with its question.
 
         Raises:
             ServerUnavailableError: the server is unreachable.

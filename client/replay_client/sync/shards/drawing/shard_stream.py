@@ -62,7 +62,7 @@ class ShardStream(Sampler):
         return self._learning.charged
 
     def charge(self, samples: int) -> None:
-        """Charge samples to the shard's rate limiter with the next request; negative: give back."""
+        """Charge samples to the shard's rate limiter with the next request. A negative number gives samples back."""
         self._learning.charge += samples
 
     def hear(self, others_largest: float) -> None:
@@ -75,14 +75,14 @@ class ShardStream(Sampler):
             self._learning.state.drawable = 0
 
     def ask_for(self, draw: replay_pb2.Draw | None, step: Step | None = None) -> None:
-        """Send the kept updates, and request the state and, unless ``draw`` is None, one batch for a step."""
+        """Send the kept updates, and request the state. Unless ``draw`` is None, also request one batch for a step."""
         self._learning.ask_for(draw)
         if step is not None:
             self._steps.append(step)
         self._stream.send_pending()
 
     def take(self, deadline: float = math.inf) -> tuple[Step, Batch | None] | None:
-        """Wait for the next reply; return its step and batch, or None if no batch was requested.
+        """Wait for the next reply, and return its step and batch, or None if it answers no request for a batch.
 
         The batch is None if the table was empty.
 

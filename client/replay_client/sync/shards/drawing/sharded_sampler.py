@@ -1,8 +1,8 @@
-"""Draws batches from a distributed table as from a single one, and updates priorities in the shards of the rows.
+"""Draws batches from a table on several servers, and sends each update of a priority to the shard of its row.
 
-Each step divides a batch among the shards according to their masses, requests the rows in one message per shard, and
-joins them in random order (`replay_client._shards.mass`). While a server is away, all rows are drawn from the other
-shards. Updates for its rows are held, and sent when it returns with the same table.
+Each step divides one or more batches among the shards in proportion to their masses, requests the rows with one message
+per shard, and joins them in random order (`replay_client._shards.mass`). While a server is away, all rows are drawn
+from the other shards. Updates for the rows of that server are held, and sent when it returns with the same table.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ log = logging.getLogger(__name__)
 AWAY_AFTER_S: Final = 0.2
 """Seconds to retry a shard's server before all rows are drawn from the other shards."""
 _STATE_EVERY_S: Final = 0.05
-"""Seconds after which the state of a shard is requested again, if nothing was drawn from the shard."""
+"""Age in seconds at which the last known state of a shard is requested again, if no draw has renewed it."""
 _POLL_S: Final = 0.02
 _MOST_KEPT: Final = 64
-"""Maximum calls of `update_priorities` whose updates wait for the next request."""
+"""Maximum number of calls of `update_priorities` whose updates wait for the next request."""
 _FEWEST_BUNDLED: Final = 8
 """Minimum `prefetch` with which one message requests several batches."""
 _BUNDLE_ROWS: Final = 1 << 13
 _BUNDLE_BYTES: Final = 1 << 20
-"""Maximum size of batches requested in one message. They are copied once more, so larger ones would gain little."""
+"""Maximum rows and bytes of several batches in one message. They are copied once more: larger ones gain little."""
 GONE: Final = (ServerUnavailableError, TableReplacedError, TableNotFoundError)
 
 
@@ -88,7 +88,7 @@ class ShardedSampler(Sampler):
             open_stream: opens a stream to a shard.
             draw: what to draw.
             buffers: memory for batches.
-            blank: provides the memory for batches instead of ``buffers``; None: ``buffers`` does.
+            blank: provides the memory for batches; None: ``buffers`` does.
             prefetch: number of batches in flight.
             reconnect_timeout_s: seconds to wait if all servers are away.
             random: chooses the shards.
@@ -108,16 +108,16 @@ class ShardedSampler(Sampler):
         self._is_closed = False
         self._one_caller = OneCaller("sampler")
         self._steps: deque[Step] = deque()
-        self._bundle: Bundle | None = None  # the oldest step
+        self._bundle: Bundle | None = None  # the batches of the oldest complete step
         self._scratch: dict[str, Array] = {}  # memory for bundles of several batches
         self._streams: dict[int, ShardStream] = {}
         limit = self._seen[0].description.rate_limit
         self._credit = None if limit is None else Credit(self._name, limit, self._streams)
         self.prefetch = prefetch
         self._away: dict[int, AwayShard] = {}
-        self._counted = [0, 0]  # updated rows and stale keys: of ended streams, and of unknown shards
+        self._counted = [0, 0]  # updated rows and stale keys of ended streams; keys of unknown shards are stale
         self._kept: list[tuple[NDArray[np.int64], NDArray[np.float64]]] = []  # updates for the next request
-        self._updates = False  # whether priorities were ever updated; a token may lack the right
+        self._updates = False  # whether priorities were ever updated; if not, the token may lack that right
         self._begin()
 
     @property
@@ -185,7 +185,7 @@ class ShardedSampler(Sampler):
         """
         with self._one_caller:
             began_s = 0.0
-            # A step is given up if all its shards lost their rows.
+            # A step is given up if none of its shards is left.
             while not began_s or not (self._left or self._steps):
                 self._request()
                 began_s = time.perf_counter()
@@ -299,7 +299,7 @@ class ShardedSampler(Sampler):
         return stream
 
     def _learn_states(self, shard_ids: Iterable[int]) -> None:
-        """Wait for replies from these shards, up to the next reply with a batch."""
+        """Process the pending replies of each of these shards, up to its next reply with a batch."""
         for shard_id in list(shard_ids):
             while (stream := self._streams.get(shard_id)) and stream.is_asked and not stream.next_is_batch:
                 self._receive_from(shard_id)
@@ -318,7 +318,7 @@ class ShardedSampler(Sampler):
         return True
 
     def _settle(self, credit: Credit) -> None:
-        """Spend the samples for a batch. If other learners were faster, wait for more."""
+        """Spend the samples for one batch. If other learners took them first, wait for more."""
         rows = self._draw.batch_size
         while not credit.has(rows):
             charging = next((shard_id for shard_id, stream in self._streams.items() if stream.charging), None)
@@ -385,7 +385,7 @@ class ShardedSampler(Sampler):
         self._receive_from(next(iter(step.asked)))
 
     def _together(self) -> int:
-        """Return how many batches to request in one message: several if many are in flight, unless they are large."""
+        """Return how many batches to request in one message: several if `prefetch` is large and batches are small."""
         if self.prefetch < _FEWEST_BUNDLED or self._credit is not None:
             return 1  # a rate limiter allows them one by one
         most = min(_BUNDLE_ROWS // self._draw.batch_size, _BUNDLE_BYTES // max(1, self._batch_bytes))
@@ -406,7 +406,7 @@ class ShardedSampler(Sampler):
         self._request_rows(step, step.ask(self._random))
 
     def _request_rows(self, step: Step, counts: Mapping[int, int]) -> None:
-        """Request rows for a step, by shard."""
+        """Request rows for a step; ``counts`` are the numbers of rows by the id of the shard."""
         for shard_id, count in counts.items():
             draw = replay_pb2.Draw()
             draw.CopyFrom(step.draw)
@@ -415,7 +415,7 @@ class ShardedSampler(Sampler):
             self._streams[shard_id].ask_for(draw, step)
 
     def _drawable_chances(self) -> dict[int, float]:
-        """Return the probability of each shard by id, from the last states. Wait until there are rows to draw."""
+        """Wait until there are rows to draw; return the probability of each shard by id, from the latest states."""
         began = time.monotonic()
         is_fresh = False
         while True:
@@ -487,7 +487,7 @@ class ShardedSampler(Sampler):
             self._open(there[shard_id])
 
     def _give_up(self, shard_id: int) -> None:
-        """Never draw from a shard again, because the map no longer has it; updates for its rows are stale."""
+        """Stop drawing from a shard that is no longer in the map. Updates for its rows count as stale."""
         log.warning("%s has gone", self._members[shard_id])
         away, stream = self._away.pop(shard_id, None), self._streams.pop(shard_id, None)
         if away is not None:
@@ -503,7 +503,7 @@ class ShardedSampler(Sampler):
             self._redraw(step, shard_id)
 
     def _lose(self, shard_id: int, error: ReplayError) -> None:
-        """Draw from the other shards from now on, including rows already requested from this one."""
+        """Draw only from the other shards from now on, even the rows that were already requested from this one."""
         log.warning("%s is away, so its rows are not drawn: %s", self._members[shard_id], error)
         is_replaced = not isinstance(error, ServerUnavailableError)
         away = self._away[shard_id] = AwayShard(self._members[shard_id], is_replaced=is_replaced)
@@ -527,7 +527,7 @@ class ShardedSampler(Sampler):
             self._roster.report(shard_id, ShardReport(state.inserted, state.size, state.total_mass))
 
     def _redraw(self, step: Step, shard_id: int) -> None:
-        """Draw the rows that a step needs from this shard in the other shards instead."""
+        """Draw from the other shards the rows that a step expected from this one."""
         if step not in self._steps:
             return
         missing = step.without(shard_id)
@@ -537,7 +537,7 @@ class ShardedSampler(Sampler):
             self._steps.remove(step)
 
     def _welcome_back(self) -> None:
-        """Draw again from shards whose servers are back."""
+        """Resume drawing from shards whose servers are back, and send the updates that were held for them."""
         for shard_id, away in list(self._away.items()):
             if away.is_back:
                 del self._away[shard_id]
@@ -569,7 +569,7 @@ class ShardedSampler(Sampler):
                 stream.ask_for(None)
 
     def _next_batch(self) -> Batch:
-        """Return the oldest batch, after its rows have arrived."""
+        """Return the oldest batch. Its rows must have arrived."""
         if not self._left:
             step = self._steps.popleft()
             rows = step.draw.batch_size * step.batches

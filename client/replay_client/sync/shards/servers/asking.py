@@ -19,13 +19,15 @@ from replay_client.errors import DeadlineExceededError, ServerUnavailableError
 T = TypeVar("T")
 
 ASK_S: Final = 2.0
-"""Time limit for each server, in seconds: short, because the other servers have most of the answer."""
+"""Time limit for each server, in seconds. It is short, because the other servers provide most of the result."""
 AWAY: Final = (ServerUnavailableError, DeadlineExceededError)
-"""Errors of calls to a server that is down, unreachable or hangs."""
+"""Errors of calls to a server that is down, unreachable or hanging."""
 
 
 def answers(calls: Mapping[int, Callable[[], T]]) -> dict[int, T]:
-    """Call the servers of several shards at the same time; return the answers by shard, without servers that are away.
+    """Call the servers of several shards at the same time, and return the answers by shard.
+
+    Servers that are away are left out.
 
     Raises:
         ServerUnavailableError: no server is reachable.
@@ -51,14 +53,16 @@ def ask_all(links: Mapping[int, ServerLink], operation: Callable[[], Operation[T
 
 
 def ask_each(links: Mapping[int, ServerLink], operations: Mapping[int, Callable[[], Operation[T]]]) -> dict[int, T]:
-    """Run an operation on the server of each shard; return the results by shard, without servers that are away.
+    """Run an operation on the server of each shard, and return the results by shard.
+
+    Servers that are away are left out.
 
     Args:
         links: links to the servers, by shard.
-        operations: create the operation of each shard. Its calls must be idempotent.
+        operations: functions that create the operation of each shard. The calls of an operation must be idempotent.
 
     Raises:
-        ServerUnavailableError: no server is reachable, even after retries. If any answers, no call is retried.
+        ServerUnavailableError: no server is reachable, even after retries. If any server answers, no call is retried.
         ReplayError: a server refused its call.
     """
     try:

@@ -1,4 +1,4 @@
-"""Checkpoints of several servers: each writes its part, with the same name and number."""
+"""Checkpoints of several servers. Each server writes a part, and all parts have the same name and number."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def verify_parts(
     """Have all servers verify their parts of a checkpoint.
 
     Raises:
-        CheckpointNotFoundError: no server has a part or, unless ``is_partial``, a part is missing.
+        CheckpointNotFoundError: no server has a part, or a part is missing and ``is_partial`` is False.
         CheckpointDamagedError: a file is corrupt.
     """
 
@@ -109,7 +109,7 @@ def _listed(link: ServerLink) -> Sequence[Checkpoint]:
 
 
 def _of_each(links: Mapping[int, ServerLink], calls: Mapping[int, partial[T]]) -> dict[int, T]:
-    """Return the answers of all servers.
+    """Make a call to each server, and return the answers by shard.
 
     Raises:
         ServerUnavailableError: a server is away.

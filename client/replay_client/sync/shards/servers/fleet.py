@@ -70,10 +70,11 @@ class Fleet:
         """Return the newest map that any server has. If no server has a map, create one with the given addresses.
 
         Raises:
-            ServerUnavailableError: no server is reachable, or there is no map and a server is unreachable.
+            ServerUnavailableError: no server is reachable, or there is no map yet and some server is unreachable.
             PermissionDeniedError: there is no map, and this client may not create it.
-            InvalidArgumentError: the addresses belong to different services, an address is not in the map, two lead to
-                one server, a server has lost the map, or the servers have different versions. Nothing was changed.
+            InvalidArgumentError: the addresses belong to different services, an address is not in the map, two of them
+                lead to one server, a server has lost the map, or the servers have different versions. Nothing was
+                changed.
         """
         deadline = time.monotonic() + _SPREADING_S
         while True:
@@ -169,8 +170,8 @@ class Fleet:
         """Change the state of a shard.
 
         Raises:
-            InvalidArgumentError: the shard does not exist, is lost or retired, or is the last one, or there is no such
-                state.
+            InvalidArgumentError: there is no such state; the shard does not exist, or is already lost or retired; or it
+                is the only one in use and would be lost or retired.
         """
         if state not in get_args(ShardState):
             raise InvalidArgumentError.of_field("state", ", ".join(map(repr, get_args(ShardState))), repr(state))
@@ -215,8 +216,9 @@ class Fleet:
         return current
 
     def _ask(self, addresses: Sequence[str] = (), *, at_once: bool = False) -> dict[str, ServerShards]:
-        """Ask all reachable servers for their maps: the given ones, those at ``addresses``, and those in the maps.
+        """Ask servers for their maps, and return the answers of the reachable ones by address.
 
+        The servers are those that the user gave, those at ``addresses``, and those in the newest map that is found.
         ``at_once``: do not retry servers that refuse connections.
         """
         found: dict[str, ServerShards] = {}
@@ -257,10 +259,10 @@ class Fleet:
         return new
 
     def _check_tables(self, addresses: Sequence[str]) -> None:
-        """Check that the tables of these servers can get shards on all of them, as far as this client may see them.
+        """Check that each table that this client may see on these servers can get shards on all of them.
 
         Raises:
-            InvalidArgumentError: a table cannot.
+            InvalidArgumentError: a table cannot get them.
         """
         with suppress(PermissionDeniedError):
             links = {number: self.link(address) for number, address in enumerate(addresses)}
@@ -277,7 +279,7 @@ class Fleet:
                     self.link(address).connection.run(operations.set_shards(newest, server.map.version))
 
     def _lacking(self, newest: ShardMap, found: dict[str, ServerShards]) -> list[Shard]:
-        """Return the shards of reachable servers without a map. Check that the newest map has the given addresses."""
+        """Check that the newest map has the given addresses; return the shards whose servers answered without a map."""
         in_use = {shard.address for shard in newest.in_use}
         ever = {shard.address for shard in newest.shards}
         for address in self.seeds:

@@ -14,7 +14,7 @@ class Member:
     """See the module."""
 
     id: int
-    """Id of the shard, in the upper bits of its keys."""
+    """Id of the shard: the upper bits of the keys of its rows in the whole table."""
     link: ServerLink
     """The link to the shard's server."""
     table: Table

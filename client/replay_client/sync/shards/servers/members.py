@@ -29,12 +29,12 @@ from replay_client.sync.table import Table
 log = logging.getLogger(__name__)
 
 _SAME = ("schema", "steps", "backend", "parameters", "rate_limit", "capacity", "whole_capacity")
-"""What all shards of a table have in common."""
+"""Fields of the description that are the same in all shards of a table."""
 
 
 @contextmanager
 def naming(shard: Shard) -> Iterator[None]:
-    """Name a shard and its server in errors of a call."""
+    """Add the id of a shard and the address of its server to the message of an error in the block."""
     try:
         yield
     except ReplayError as error:
@@ -44,7 +44,9 @@ def naming(shard: Shard) -> Iterator[None]:
 
 
 def described(fleet: Fleet, shards: ShardMap, name: str) -> dict[int, TableDescription | TableNotFoundError]:
-    """Ask all servers for their tables of this name; return the answers by shard, without servers that are away.
+    """Ask all servers for their tables of this name, and return the answers by the id of the shard.
+
+    Servers that are away are left out. For a server without such a table, the answer is an error.
 
     Raises:
         ServerUnavailableError: no server is reachable.
@@ -53,7 +55,7 @@ def described(fleet: Fleet, shards: ShardMap, name: str) -> dict[int, TableDescr
 
 
 def described_by_each(fleet: Fleet, shards: ShardMap, name: str) -> dict[Shard, TableDescription]:
-    """Ask all servers for their tables of this name; return those that there are.
+    """Ask all servers for their tables of this name, and return the tables that exist.
 
     Raises:
         ServerUnavailableError: a server is away.
@@ -68,7 +70,7 @@ def described_by_each(fleet: Fleet, shards: ShardMap, name: str) -> dict[Shard, 
 
 
 def opened(fleet: Fleet, shards: ShardMap, name: str, known: Mapping[int, Member]) -> list[Member]:
-    """Open the shards of a table that are not ``known``, create missing ones on new servers, and return all.
+    """Open the shards of a table that are not in ``known``, create missing ones on new servers, and return all.
 
     Shards of unreachable servers, and shards that this client may not create, are left out with a warning.
 
@@ -109,14 +111,14 @@ def opened(fleet: Fleet, shards: ShardMap, name: str, known: Mapping[int, Member
 
 
 def config_of_shard(members: Sequence[Member], lacking: Sequence[Shard]) -> replay_pb2.TableConfig:
-    """Return the config of the shards that a table does not have yet, after `check_alike`.
+    """Check that shards belong to one table, and return the config for creating the missing shards of this table.
 
     Args:
-        members: its shards, at least one.
-        lacking: the servers that answered, and lack the table.
+        members: the shards that exist, at least one.
+        lacking: the shards whose servers have answered that they lack the table.
 
     Raises:
-        InvalidArgumentError: these are not the shards of one table, or others of its shards were dropped.
+        InvalidArgumentError: ``members`` are not the shards of one table, or some of ``lacking`` were dropped.
     """
     check_alike(members)
     first = members[0].description
@@ -125,7 +127,7 @@ def config_of_shard(members: Sequence[Member], lacking: Sequence[Shard]) -> repl
     if marked is not None:
         _check_undropped(members, [shard for shard in lacking if shard.id in marked.whole_shards])
         config.whole_uid, config.whole_shards[:] = marked.whole_uid or marked.uid, marked.whole_shards
-    elif len(members) == 1 and not first.whole_capacity:  # it was on one server
+    elif len(members) == 1 and not first.whole_capacity:  # the table was created on one server
         config.whole_uid, config.whole_shards[:] = first.uid, [members[0].id]
     return config
 
@@ -133,8 +135,8 @@ def config_of_shard(members: Sequence[Member], lacking: Sequence[Shard]) -> repl
 def create_missing(fleet: Fleet, shards: ShardMap) -> None:
     """Create the missing shards of all tables.
 
-    Then clients without the right to create tables can use new servers. Failures are logged. The next client that has
-    the right and opens the table creates the missing shards.
+    Afterwards, clients without the right to create tables can use new servers. Failures are only logged: a later client
+    that has this right creates the missing shards when it opens the table.
     """
     names: Counter[str] = Counter()
     for tables, _ in ask_all(fleet.links_of(shards), operations.list_tables).values():
@@ -148,7 +150,7 @@ def create_missing(fleet: Fleet, shards: ShardMap) -> None:
 
 
 def member_of(fleet: Fleet, shard: Shard, description: TableDescription) -> Member:
-    """Return a shard with its table."""
+    """Return a shard as a `Member`, with its table."""
     link = fleet.link(shard.address)
     return Member(shard.id, link, Table(link, description), description, shard.state == "active")
 
@@ -157,7 +159,7 @@ def check_alike(members: Sequence[Member]) -> None:
     """Check that shards belong to one table.
 
     Raises:
-        InvalidArgumentError: two addresses lead to one server, the tables differ, or they are of several tables.
+        InvalidArgumentError: two addresses lead to one server, the configs differ, or the shards are of several tables.
     """
     by_uid: dict[bytes, Member] = {}
     for member in members:
@@ -182,10 +184,12 @@ def check_alike(members: Sequence[Member]) -> None:
 
 
 def _check_undropped(members: Sequence[Member], dropped: Sequence[Shard]) -> None:
-    """Check that a table that lacks shards with which it was created has no rows: then it was not created everywhere.
+    """Check that a table has no rows if it lacks shards with which it was created.
+
+    If it has rows, these shards were dropped. If it has none, they may never have been created on their servers.
 
     Raises:
-        InvalidArgumentError: it has rows.
+        InvalidArgumentError: the table has rows, although it lacks such shards.
     """
     if dropped and any(member.description.size for member in members):
         on = ", ".join(f"shard {shard.id} at {shard.address}" for shard in dropped)
@@ -193,7 +197,7 @@ def _check_undropped(members: Sequence[Member], dropped: Sequence[Shard]) -> Non
 
 
 def _dropped(name: str, expected: str, got: str) -> InvalidArgumentError:
-    """The error of a table that was dropped while a server was away."""
+    """Return the error for a table that was dropped while a server was away."""
     expected = f"{expected} of one table {name!r}; `replay drop {name} --yes` drops what is left of one"
     return InvalidArgumentError.of_field("table", expected, f"{got}, as after a drop while a server was away")
 

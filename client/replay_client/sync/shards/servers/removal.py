@@ -68,7 +68,7 @@ def _found(fleet: Fleet, shards: ShardMap, name: str, opened: Uids) -> tuple[dic
 def _run_on(
     fleet: Fleet, uids: Mapping[Shard, bytes], name: str, operation: Callable[[str, bytes], Operation[T]]
 ) -> tuple[dict[Shard, T], list[Shard]]:
-    """Run an operation on the tables of shards; return results, and the shards whose servers have gone away."""
+    """Run an operation on each shard's table. Return the results, and the shards whose servers have gone away."""
     results: dict[Shard, T] = {}
     away = []
     for shard, uid in uids.items():

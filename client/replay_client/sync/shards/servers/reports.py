@@ -1,10 +1,11 @@
-"""What a client has heard of shards from its own inserts, and has not yet told the other servers.
+"""What a client has learned about shards from its own inserts, and has not yet told the other servers.
 
     reports = Reports()
     reports.add(roster, shard_id, report_of(description, inserted))     # after each insert; sends nothing itself
     reports.send()                                                      # before the client is closed
 
-If a shard is given up, Stats counts its rows from these reports. A thread sends them at most once in `REPORT_S`.
+If a shard is given up, `Stats` counts its rows from these reports. A thread sends them at most once every `REPORT_S`
+seconds.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from replay_client.results.description import TableDescription
 from replay_client.results.stats import ShardReport
 
 REPORT_S: Final = 1.0
-"""Seconds after an insert until the other servers are told of it, together with later ones."""
+"""Seconds from an insert until the other servers are told of it, together with all inserts in between."""
 
 
 class Teller(Protocol):
-    """Tells the servers of a table what was heard of its shards: a `Roster`."""
+    """Tells the servers of a table what was heard of its shards. `Roster` implements this."""
 
     def tell(self, reports: Mapping[int, ShardReport]) -> None:
         """Tell each server what was heard of the others' shards."""
@@ -38,7 +39,7 @@ class Reports:
         return Reports, ()
 
     def add(self, table: Teller, shard_id: int, report: ShardReport) -> None:
-        """Send a report soon, unless a newer one of this shard is sent."""
+        """Send a report soon. If several reports of a shard wait, only the newest one is sent."""
         with self._guard:
             if not self._unsent:
                 timer = threading.Timer(REPORT_S, self.send)
@@ -57,6 +58,6 @@ class Reports:
 
 
 def report_of(opened: TableDescription, inserted: int) -> ShardReport:
-    """Return what is known of a shard, from its description when it was opened and the rows ever inserted since."""
+    """Return a report of a shard, from its description when it was opened and the current number of inserted rows."""
     size = min(opened.capacity, opened.size + inserted - opened.inserted)
     return ShardReport(inserted, size, 0.0)

@@ -39,7 +39,10 @@ def _stats(fleet: Fleet, shard: Shard) -> Stats:
 
 
 def _why_needed(draining: TableStats, others: Stats, name: str) -> str:
-    """Say why the rows of a draining table are still needed, given another server's statistics; empty: they are not."""
+    """Return why the rows of a draining shard's table are still needed, or an empty string if they are not.
+
+    ``others`` are the statistics of another server.
+    """
     if not draining.size:
         return ""
     other = others.tables.get(name)

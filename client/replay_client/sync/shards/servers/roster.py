@@ -5,7 +5,8 @@
     roster.heard(version)               # a reply had this version: if it is newer, a thread opens the new shards
     roster.look(every_s=0.5)            # the same at intervals, because a server is away
 
-The table, its samplers and its writers share a roster. None waits for it: they poll whether `members` has changed.
+The table, its samplers and its writers share a roster. None of them waits for it: they poll whether `members` has
+changed.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Roster:
         return self._fleet
 
     def report(self, shard_id: int, report: ShardReport) -> None:
-        """In a thread, report the last known state of a shard that is away to the other servers, for `Stats`."""
+        """Report, in a thread, the last known state of a shard that is away, to be included in `Stats`."""
         threading.Thread(target=self.tell, args=({shard_id: report},), name="replay-report", daemon=True).start()
 
     def report_soon(self, shard_id: int, report: ShardReport) -> None:
@@ -70,7 +71,7 @@ class Roster:
         self._fleet.reports.add(self, shard_id, report)
 
     def tell(self, reports: Mapping[int, ShardReport]) -> None:
-        """Report the state of shards to the servers of the others; wait at most `ASK_S` for a server that hangs."""
+        """Report the states of shards to the servers of all other shards; wait at most `ASK_S` for one that hangs."""
         for member in self.members:
             try:
                 for shard_id, report in reports.items():

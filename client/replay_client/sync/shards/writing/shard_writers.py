@@ -1,4 +1,4 @@
-"""The writers of a `ShardedWriter`, one for each shard, while servers come, go and die.
+"""The writers of a `ShardedWriter`, one for each shard, while servers are added, go away and are given up.
 
     writers = ShardWriters(roster, options, reconnect_timeout_s, random)
     shard = writers.choose()                # of two random shards, the emptier one
@@ -62,8 +62,8 @@ class ShardWriters:
         self._active: list[int] = []  # shards that get new rows
         self._orphans: list[RowBlock] = []  # rows of lost shards, until another shard adopts them
         self._retry_at = math.inf  # when to retry opening the writers of unreachable servers
-        self._opened: dict[int, TableDescription] = {}  # of each shard when the table was opened
-        self._reported: dict[int, int] = {}  # rows ever inserted into each shard that went away
+        self._opened: dict[int, TableDescription] = {}  # description of each shard when it was opened
+        self._reported: dict[int, int] = {}  # rows ever inserted into each shard, as last reported
         self._given_up = 0  # rows that lost shards have acknowledged
         self._guard = threading.RLock()
         self._adapt()
@@ -119,7 +119,7 @@ class ShardWriters:
             self._adapt()
 
     def choose(self) -> int:
-        """Return the emptier of two shards that get new rows.
+        """Return the emptier of two random shards that get new rows.
 
         Raises:
             ServerUnavailableError: all servers were unreachable for `reconnect_timeout_s`.
@@ -164,7 +164,7 @@ class ShardWriters:
                 closing.callback(writer.abort)
 
     def unacknowledged_rows(self) -> dict[str, Array]:
-        """Return unacknowledged rows, shard after shard; see `Writer.unacknowledged_rows`."""
+        """Return unacknowledged rows, shard by shard; see `Writer.unacknowledged_rows`."""
         parts = [*(writer.unacknowledged_rows() for writer in self), *(block.columns() for block in self._orphans)]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
@@ -205,7 +205,10 @@ class ShardWriters:
         self._roster.report(shard_id, report_of(self._opened[shard_id], inserted))
 
     def _tell(self) -> None:
-        """Tell each server how many rows the others had: nobody else may have heard of them, if one is given up."""
+        """Tell each server how many rows were inserted into the other shards.
+
+        If one of these is given up later, this writer may be the only one that knows how many rows it had.
+        """
         heard = {shard_id: writer.inserted for shard_id, writer in self._by_id.items()}
         self._roster.tell({id: report_of(self._opened[id], inserted) for id, inserted in heard.items() if inserted})
 

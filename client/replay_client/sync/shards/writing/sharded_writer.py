@@ -92,7 +92,7 @@ class ShardedWriter(Writer):
         return len(self._sharded)
 
     def __getitem__(self, stream: int) -> WriterStream:
-        """One of its streams.
+        """Return one of the writer's streams, by number.
 
         Raises:
             IndexError: there is no such stream.
@@ -151,8 +151,8 @@ class ShardedWriter(Writer):
             checked = replace(checked, which=np.sort(np.concatenate(left)))
 
     def _append_part(self, shard_id: int, part: VectorRows) -> NDArray[np.intp]:
-        """Append rows of streams that are in one shard; return the streams whose rows are left."""
-        with suppress(ServerUnavailableError):  # it went away just now, with too many blocks in flight
+        """Append the rows of streams whose shard is ``shard_id``; return the streams whose rows were not appended."""
+        with suppress(ServerUnavailableError):  # the server went away just now, with too many blocks in flight
             self._writers[shard_id].append_checked(part)
         done, left = part.which[: part.appended], part.which[part.appended :]
         self._rows[done] += 1
@@ -179,7 +179,7 @@ class ShardedWriter(Writer):
             self.end(end.stream, end.values, terminated=end.is_terminated, priorities=None)
 
     def flush(self, *, timeout_s: float | None = None) -> None:
-        """Wait until all appended rows are acknowledged, even by servers that are away; see `Writer.flush`."""
+        """Wait until all appended rows are acknowledged, also those for servers that are away; see `Writer.flush`."""
         self._check()
         self._writers.flush(self._connection.deadline("timeout_s", timeout_s))
 
@@ -207,7 +207,7 @@ class ShardedWriter(Writer):
         return self
 
     def current(self, stream: int) -> WriterStream:
-        """Return the shard's stream that has the current episode of a stream of this writer."""
+        """Return the stream of a shard's writer to which a stream of this writer currently appends."""
         return self._writers[int(self._shard[stream])][stream]
 
     def append_row(self, stream: int, values: Mapping[str, Any], priority: float | None) -> None:
@@ -220,12 +220,12 @@ class ShardedWriter(Writer):
             try:
                 self.current(stream).append(values, priority=priority)
             except ServerUnavailableError:
-                continue  # went away just now, with too many blocks in flight
+                continue  # the server went away just now, with too many blocks in flight
             self._rows[stream] += 1
             return
 
     def end(self, stream: int, values: Mapping[str, Any], *, terminated: bool, priorities: ArrayLike | None) -> None:
-        """End a stream's episode, or abandon it if its server is away. Choose the shard of the next episode."""
+        """End a stream's episode, or abandon it if its server is away. Then choose the shard of the next episode."""
         self._check()
         self._follow()
         shard_id = int(self._shard[stream])
@@ -248,7 +248,10 @@ class ShardedWriter(Writer):
         self._is_moved[stream] = False
 
     def _before_row(self, stream: int) -> None:
-        """Switch a stream to another shard if its server is away or, without steps, after `ROWS_PER_SHARD` rows."""
+        """Switch a stream to another shard if the server of its shard is away or was given up.
+
+        In a table without steps, also switch after `ROWS_PER_SHARD` rows.
+        """
         self._follow()
         shard_id = int(self._shard[stream])
         is_away = shard_id not in self._writers or self._writers.is_away(shard_id)
