@@ -79,10 +79,7 @@ def make_network(actions: int) -> nn.Module:
 
 
 def td_errors(network: nn.Module, target: nn.Module, batch: Any) -> torch.Tensor:
-    """Return the TD errors of n-step Double DQN, float32[b].
-
-    The discount is gamma**k after k steps, and 0 after a terminal state.
-    """
+    """Return the TD errors of n-step Double DQN, float32[b]. The discount is gamma**k; 0 after a terminal state."""
     next_obs = batch["next_obs"] / 255.0
     with torch.no_grad():
         best = network(next_obs).argmax(1, keepdim=True)
@@ -129,9 +126,8 @@ def main(
             with torch.no_grad():
                 greedy = network(torch.as_tensor(obs, device=device) / 255.0).argmax(1).cpu().numpy()
             epsilon = max(0.02, 1.0 - step / (0.3 * steps))
-            obs, _, _, _, infos = vector.step(
-                np.where(rng.random(ENVS) < epsilon, rng.integers(actions, size=ENVS), greedy)
-            )
+            chosen = np.where(rng.random(ENVS) < epsilon, rng.integers(actions, size=ENVS), greedy)
+            obs, _, _, _, infos = vector.step(chosen)
             if "episode" in infos:
                 returns.extend(infos["episode"]["r"][infos["_episode"]].tolist())
             for _ in range(ENVS // 4 if step >= LEARNING_STARTS else 0):  # one update per four steps

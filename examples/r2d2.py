@@ -3,9 +3,8 @@
     replay-server                     # in another terminal
     python examples/r2d2.py
 
-Each step is stored once, together with the state of the actor's LSTM before it. A sequence contains the stored state of
-its first step, `BURN_IN` steps that bring this state up to date, `PERIOD` steps to learn from, and `N_STEP` more steps
-for their targets. Sequences begin every `PERIOD` steps, so each step of an episode is learned from exactly once.
+Each step is stored once, with the state of the actor's LSTM before it. Every `PERIOD` steps, a sequence begins: the
+state, `BURN_IN` steps that update it, `PERIOD` steps to learn from, and `N_STEP` more steps for their targets.
 """
 
 from __future__ import annotations
@@ -24,9 +23,8 @@ from replay_client.gymnasium import RecordSteps
 from torch import Tensor, nn
 
 BURN_IN, PERIOD, N_STEP = 8, 16, 5
-HIDDEN, ACTIONS, ENVS = 64, 2, 8
+HIDDEN, ACTIONS, ENVS, EPSILON = 64, 2, 8, 1e-3  # EPSILON belongs to the rescaling
 POSITIONS = [0, 2]  # of the cart and of the pole
-EPSILON = 1e-3  # of the rescaling
 
 
 def make_env() -> gymnasium.Env[Any, Any]:
@@ -45,10 +43,7 @@ class RecurrentQ(nn.Module):
         self.values = nn.Linear(HIDDEN, ACTIONS)
 
     def forward(self, obs: Tensor, state: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Process a batch of sequences.
-
-        Positions without a step do not change the state, so zeros before an episode's start have no effect. Values are
-        computed for them as well: a truncated episode needs the value of its final observation, after its last step.
+        """Process a batch of sequences. Only steps change the state; final observations get values, too.
 
         Args:
             obs: float32[b, t, 2]

@@ -76,7 +76,7 @@ class Terminal:
             pass
 
     def _read(self) -> bool:
-        """Show what the command prints next, waiting for up to a second; return whether it still runs."""
+        """Show what the command prints next, waiting for up to a second; return whether it is still running."""
         if select.select([self._end], [], [], 1.0)[0]:
             try:
                 self._stream.feed(os.read(self._end, 1 << 16))

@@ -1,7 +1,8 @@
 """Records OpenTelemetry spans, and passes the context that connects the spans of a client with those of its server.
 
 Does nothing unless the program has configured OpenTelemetry's SDK, for example by running under
-``opentelemetry-instrument``. OpenTelemetry is neither required nor imported.
+``opentelemetry-instrument``. If the program has not imported the SDK, this module
+imports nothing of OpenTelemetry.
 """
 
 from __future__ import annotations

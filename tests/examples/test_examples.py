@@ -127,3 +127,8 @@ def test_the_scripts_in_the_manner_of_cleanrl_differ_in_eight_lines() -> None:
     service, in_process = ((folder / f"dqn_cleanrl{end}.py").read_text("utf-8") for end in ("", "_in_process"))
     lines = difflib.ndiff(service.splitlines(), in_process.splitlines())
     assert len([line for line in lines if line[0] in "+-"]) <= 8
+
+
+@pytest.mark.parametrize("name", ["atari_dqn", "ddp_dqn", "dqn_cleanrl", "r2d2"])
+def test_an_example_has_fewer_than_150_lines(name: str) -> None:
+    assert len(Path(atari_dqn.__file__).with_name(f"{name}.py").read_text("utf-8").splitlines()) < 150

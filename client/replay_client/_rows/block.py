@@ -222,7 +222,7 @@ class RowBlock:
         return in_bytes
 
     def _runs_in_order(self, order: NDArray[np.intp] | None) -> replay_pb2.Runs:
-        """Return the runs of the rows in the given order; None: in order of arrival."""
+        """Return the runs of the rows, which are sorted by ``order`` or, if it is None, by arrival."""
         streams, rows, episodes, steps, ends = np.array(sorted(self._runs), np.int64).T
         firsts = rows if order is None else self._places(streams, rows, order)
         runs = replay_pb2.Runs(

@@ -60,7 +60,7 @@ class JoinedBuffers:
 
     buffers = JoinedBuffers(columns, [128, 64])
     first, second = buffers.blank(0, 128), buffers.blank(1, 64)     # `Part`s of the same columns
-    columns = buffers.joined([first, second])                       # these columns, with 192 rows
+    columns = buffers.joined([first, second])                       # the shared columns, with 192 rows
 
     For use in one thread.
     """

@@ -150,7 +150,7 @@ def _merged_rates(parts: Sequence[Rates]) -> Rates:
 
 
 def merged_waits(waits: Iterable[WaitStats]) -> tuple[WaitStats, ...]:
-    """Add up calls that wait for the same thing in different shards."""
+    """Add up over all shards how many calls wait for the same thing."""
     by_what: dict[str, list[WaitStats]] = {}
     for wait in waits:
         by_what.setdefault(wait.waited_for, []).append(wait)

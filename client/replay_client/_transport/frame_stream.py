@@ -93,7 +93,7 @@ class FrameStream:
         A late reply alone is no error, because a request may have to wait for rows on the server.
 
         Raises:
-            ServerUnavailableError: the connection has ended, or the server has stopped answering on any connection.
+            ServerUnavailableError: the connection has ended, or the server answers on none.
             DeadlineExceededError: timed out; the connection is unusable afterwards.
             ReplayError: the request was refused.
         """

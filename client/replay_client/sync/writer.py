@@ -304,7 +304,7 @@ class Writer:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Flush and close. After an error in the block, including Ctrl-C, give up after `GIVE_UP_S`.
+        """Flush and close. If the block raised an error, such as Ctrl-C, try for at most `GIVE_UP_S`.
 
         A writer that gives up logs the number of unacknowledged rows as a warning, and the original error propagates.
         """

@@ -137,7 +137,7 @@ class Waiters:
     ) -> range:
         """Insert rows like `Table.insert`, but wait until the insert is allowed.
 
-        Wait for at most ``wait_s`` seconds; None or infinity means as long as the call lasts. A retry of an insert that
+        Wait for at most ``wait_s`` seconds; None or infinity means no limit of its own. A retry of an insert that
         has been applied does not wait.
 
         Raises:

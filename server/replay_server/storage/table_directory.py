@@ -149,7 +149,7 @@ class TableDirectory:
     def open(cls, folder: Path, *, after_power_loss: bool = False) -> TableDirectory:
         """Map the files of an existing table.
 
-        If ``after_power_loss`` is set, first recover the valid rows of a table with checksums.
+        If ``after_power_loss`` is set and the table has checksums, first recover its valid rows.
 
         Raises:
             DamagedTableError: the files do not match the manifest.

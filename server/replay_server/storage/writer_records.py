@@ -111,7 +111,7 @@ class WriterRecords:
         self.file.close()
 
     def _take_place(self) -> int:
-        """Return the index of a free entry for a new writer; if all are in use, evict the least recent writer."""
+        """Return a free entry's index for a new writer. If there is none, evict the writer with the oldest insert."""
         if self._free:
             return self._free.pop()
         _, forgotten = self._writers.popitem(last=False)

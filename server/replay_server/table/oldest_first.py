@@ -101,7 +101,7 @@ class OldestFirst(Gate):
         return rows <= self._room
 
     def insert_lacks(self, rows: int) -> Lack:
-        """Return that inserts wait for ``"room"``: how many rows fit now, and how many rows need room."""
+        """Return that inserts wait for room, for how many rows there is room now, and for how many it is needed."""
         return Lack("room", self._room, rows)
 
     @property

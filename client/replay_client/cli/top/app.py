@@ -202,7 +202,7 @@ class TableRows(View):
         self._inspected: Inspected | None = None
 
     def saw(self, inspected: Inspected) -> None:
-        """Keep an inspection of this table. Ignore one of another table, whose screen was open before."""
+        """Keep an inspection if it is of this table, and ignore it if it is of the table that was shown before."""
         if inspected.inspection.table.name == self._table:
             self._inspected = inspected
 

@@ -203,7 +203,7 @@ class ShardedTable(Table):
         return True
 
     def _leave_out(self, member: Member, began: float, error: ReplayError) -> None:
-        """Leave a shard out of inserts for a while, after a call that started at the time ``began`` has failed."""
+        """Leave a shard out of inserts for a while, because a call failed. ``began`` is when that call started."""
         level = logging.DEBUG if member.id in self._away_until else logging.WARNING
         log.log(level, "%s gets no single inserts now: %s", member, error)
         now, (least, most) = time.monotonic(), _AWAY_S

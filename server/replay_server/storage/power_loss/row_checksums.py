@@ -91,7 +91,7 @@ class RowChecksums:
     """The checksums of a table's rows, by slot."""
 
     def __init__(self, folder: Path, columns: list[Array], *, create: bool) -> None:
-        """Map the checksums of the table in ``folder``. ``columns`` include links: ``dtype[slots, elements]`` each."""
+        """Map the checksums of the table in ``folder``. ``columns``, with links: each ``dtype[slots, elements]``."""
         compile_checksums()
         slots = len(columns[0])
         self.file = MappedFile(folder / CHECKSUMS_FILE, slots * CHECKSUM_BYTES, create=create)

@@ -49,7 +49,7 @@ class RankedStream(ShardStream):
         self._questions.append(question)
 
     def ask_for(self, draw: replay_pb2.Draw | None, step: Step | None = None) -> None:
-        """Send the kept updates, the questions, and a request for the state. ``draw`` and ``step`` are ignored."""
+        """Send kept updates, waiting questions, and a request for the shard's state; ignores ``draw`` and ``step``."""
         questions, self._questions = self._questions, []
         query = None
         if any(not len(question.keys) for question in questions):

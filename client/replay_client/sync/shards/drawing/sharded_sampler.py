@@ -1,4 +1,4 @@
-"""Draws batches from a table on several servers, and sends each update of a priority to the shard of its row.
+"""Draws batches from a table on several servers, and sends each priority update to the shard that holds the row.
 
 Each step divides one or more batches among the shards in proportion to their masses, requests the rows with one message
 per shard, and joins them in random order (`replay_client._shards.mass`). While a server is away, all rows are drawn
