@@ -33,6 +33,7 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
 from torch.nn import functional
 
+from replay_client._learning.prefetch import FEWEST, MOST
 from replay_client.batch import Batch
 from replay_client.draws import checked_beta, checked_count
 from replay_client.errors import InvalidArgumentError, ReplayError, TableEmptyError
@@ -87,7 +88,7 @@ class ServiceReplayBuffer(ReplayBuffer):
         n_steps: int = 1,
         gamma: float | None = None,
         beta: float = 0.4,
-        prefetch: int = 2,
+        prefetch: int | None = None,
         seed: int | None = None,
         backend: str = "sum_tree",
         **parameters: float | None,
@@ -113,7 +114,8 @@ class ServiceReplayBuffer(ReplayBuffer):
             beta: initial value of `beta`, the exponent of the importance-sampling weights.
             prefetch: batches in flight. With 1, each batch reflects all earlier steps and priorities, so runs with the
                 same seeds give the same results. With 2, a batch is requested one call of `sample` in advance, and
-                arrives during the gradient step.
+                arrives during the gradient step. None means 2 or, if priorities do not matter (``backend="uniform"``
+                or ``alpha=0``), 16: then one message requests several batches.
             seed: seed of the table's draws, if the table is new.
             backend: ``"sum_tree"``, ``"rank"`` or ``"uniform"``.
             **parameters: parameters of the backend, such as ``alpha=0.6``; see `ReplayClient.create_table`.
@@ -143,6 +145,8 @@ class ServiceReplayBuffer(ReplayBuffer):
             expected = f"that of the algorithm, for returns over {n_steps} steps"
             raise InvalidArgumentError.of_field("gamma", expected, "None")
         self._beta = checked_beta(beta)
+        if prefetch is None:
+            prefetch = MOST if backend == "uniform" or parameters.get("alpha") == 0 else FEWEST
         self._prefetch = checked_count("prefetch", prefetch)
         self._observed = {name: column.shape for name, column in columns.items() if name != "action"}
         derived = {f"{_NEXT_OBS}{name.removeprefix(_OBS)}": Next(name) for name in self._observed}

@@ -162,9 +162,9 @@ def test_an_interrupted_episode_ends_with_its_own_observation(new_buffer: NewBuf
     assert not samples.dones.any()
 
 
-@pytest.mark.parametrize("prefetch", [1, 2])
-def test_the_newest_steps_are_drawn_if_there_are_no_others(new_buffer: NewBuffer, prefetch: int) -> None:
-    buffer = new_buffer(n_steps=5, gamma=0.99, prefetch=prefetch)
+@pytest.mark.parametrize("options", [{"prefetch": 1}, {"prefetch": 2}, {"backend": "uniform"}], ids=str)
+def test_the_newest_steps_are_drawn_if_there_are_no_others(new_buffer: NewBuffer, options: dict[str, Any]) -> None:
+    buffer = new_buffer(n_steps=5, gamma=0.99, **options)
     with pytest.raises(TableEmptyError):
         buffer.sample(4)
     obs = np.ones((1, 2), np.float32)
