@@ -40,7 +40,7 @@ class FrameStream:
         """Use a connected socket."""
         link.setblocking(False)
         self._link = link
-        self._arrival = select.poll()
+        self._arrival = select.poll()  # kept, because a new one would cost every reply about a microsecond
         self._arrival.register(link, select.POLLIN)
         self.is_alive: Callable[[], bool] = lambda: True
         """Tells whether the server answers on another connection. Called when a reply is late."""
@@ -93,7 +93,7 @@ class FrameStream:
         A late reply alone is no error, because a request may have to wait for rows on the server.
 
         Raises:
-            ServerUnavailableError: the connection has ended, or the server answers on none.
+            ServerUnavailableError: the connection has ended, or the server answers on no connection at all.
             DeadlineExceededError: timed out; the connection is unusable afterwards.
             ReplayError: the request was refused.
         """

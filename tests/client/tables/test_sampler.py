@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -158,6 +159,29 @@ def test_a_second_thread_is_refused_while_another_waits_and_may_close(table: Tab
         sampler.close()
         with pytest.raises(ClosedError):
             waiting.result(PATIENCE_S / 2)
+
+
+def test_a_signal_handler_is_refused_while_its_thread_waits(table: Table) -> None:
+    sampler, refusals = table.sampler(4, beta=0.4, timeout_s=PATIENCE_S), []
+
+    def flush(*_: object) -> None:
+        with pytest.raises(ConcurrentUseError) as refusal:
+            sampler.flush()
+        refusals.append(refusal.value)
+        table.insert(rows([1]))
+
+    def interrupt() -> None:
+        wait_until(lambda: table.stats().waiting == 1, "it waits for rows")
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, flush)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(interrupt)
+            assert next(sampler).batch_size == 4
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert len(refusals) == 1
 
 
 def test_updates_that_a_waiting_thread_keeps_from_being_flushed_are_reported(table: Table) -> None:
