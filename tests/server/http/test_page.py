@@ -198,6 +198,19 @@ def test_the_page_survives_a_restart(
     page.problems = [problem for problem in page.problems if "ERR_" not in problem]
 
 
+def test_the_page_survives_a_reply_that_is_cut_off(
+    start_server: StartServer, call: Callable[[ServerProcess], Caller], open_page: OpenPage
+) -> None:
+    server = start_server(*FLAGS)
+    call(server).create("first").insert(range(50))
+    page = open_page(server)
+    page.wait_for_fact("inserted", "50")
+    page.page.route("**/history*", lambda asked: asked.fulfill(body='{"at_s":[1'))
+    with page.page.expect_response("**/history*"):
+        call(server).create("second").insert(range(60))
+    page.wait_for_fact("inserted", "60", table=1)
+
+
 def test_rare_points_are_joined_and_an_outage_is_not(start_server: StartServer, open_page: OpenPage) -> None:
     page = open_page(start_server(*FLAGS))
     at = [*range(0, 100, 20), 200, *range(201, 210)]

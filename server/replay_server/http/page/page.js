@@ -26,6 +26,12 @@ function fill(body, rows, tag = "td", classes = []) {
   );
 }
 
+/** Request the rates of a table over the last ten minutes; null if the server refuses. */
+async function pointsOf(table) {
+  const reply = await fetch(`history?table=${encodeURIComponent(table)}`);
+  return reply.ok ? reply.json() : null;
+}
+
 /** The part of the page that shows one table of the server. */
 class Card {
   constructor(name, isOpen) {
@@ -51,9 +57,9 @@ class Card {
   /** Load the rates of the last ten minutes. */
   async loadHistory() {
     if (!this.element.open) return;
-    const reply = await fetch(`history?table=${encodeURIComponent(this.name)}`).catch(() => null);
-    if (!reply?.ok) return;
-    this.points.merge(await reply.json());
+    const points = await pointsOf(this.name).catch(() => null); // the server may stop before or during its reply
+    if (!points) return;
+    this.points.merge(points);
     this.plot?.setData(this.points.columns);
   }
 
