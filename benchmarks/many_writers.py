@@ -31,12 +31,15 @@ ROWS_PER_S = 20_480
 WINDOW_S = 5.0
 ROUNDS = 5
 _TICK_S = 0.02
-_SETTLE_S = 3.0
+_SETTLE_S = 1.0
 _STATS_EVERY_S = 0.02
 
 
 def write(address: str) -> None:
-    """Run one process of writers until standard input ends, then print each writer's acknowledged rows per second."""
+    """Run one process of writers until standard input ends.
+
+    Print a line once the writers have started, and each writer's acknowledged rows per second at the end.
+    """
     rows = CARTPOLE.rows(256, np.random.default_rng(3))
     row = {name: values[0] for name, values in rows.items()}
     stop = threading.Event()
@@ -50,6 +53,7 @@ def write(address: str) -> None:
     with ReplayClient(address) as client, ExitStack() as stack:
         table = client.table(CARTPOLE.name)
         writers = [stack.enter_context(table.writer()) for _ in range(WRITERS_EACH)]
+        print("writing", flush=True)
         began, due = time.monotonic(), 0.0
         while not stop.wait(_TICK_S):
             until = (time.monotonic() - began) / _TICK_S * per_tick
@@ -73,6 +77,9 @@ def writers(address: str) -> Iterator[list[float]]:
             stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
             for _ in range(PROCESSES)
         ]
+        for process in processes:
+            assert process.stdout is not None
+            process.stdout.readline()
         time.sleep(_SETTLE_S)
         yield arrived
         for process in processes:
@@ -106,6 +113,12 @@ class StatsCalls:
         self._thread.join()
 
 
+def messages_of(client: ReplayClient) -> int:
+    """Return the number of messages that the server has received from writers."""
+    written = client.stats().server.methods.get("Write")
+    return 0 if written is None else written.calls
+
+
 def measure(rounds: int = ROUNDS, window_s: float = WINDOW_S) -> Section:
     """Measure the learner alone and with the writers, in turn."""
     alone, among, rates, stats_ms, messages = [], [], [], [], []
@@ -115,11 +128,11 @@ def measure(rounds: int = ROUNDS, window_s: float = WINDOW_S) -> Section:
         for _ in range(rounds):
             alone.append(statistics.median(step_times_us(client, window_s)))
             with writers(address) as arrived:
-                before, began = asking.stats().server.methods["Write"].calls, time.monotonic()
+                before, began = messages_of(asking), time.monotonic()
                 calls = StatsCalls(asking)
                 among.append(statistics.median(step_times_us(client, window_s)))
                 calls.stop()
-                messages.append((asking.stats().server.methods["Write"].calls - before) / (time.monotonic() - began))
+                messages.append((messages_of(asking) - before) / (time.monotonic() - began))
             rates += arrived
             stats_ms += calls.times_ms
     count = PROCESSES * WRITERS_EACH
