@@ -24,7 +24,7 @@ from replay_agent.processes.actor_pool import (
 )
 from replay_agent.processes.own_access import find_access
 from replay_agent.ray.names import NAMESPACE, map_name
-from replay_agent.ray.placement import not_placed, shortage
+from replay_agent.ray.placement import START_TIMEOUT_S, not_placed, shortage
 from replay_agent.ray.weights_relay import WeightsRelay
 from replay_agent.settings.actor_settings import ActorSettings
 
@@ -126,7 +126,9 @@ class RayActorPool:
         self._reconnect_timeout_s = reconnect_timeout_s
         self._cpus = cpus
         self._placement_timeout_s = placement_timeout_s
-        self._place_until: float | None = time.monotonic() + placement_timeout_s
+        self._began_at = time.monotonic()
+        self._expects_places = True
+        self._is_reported = False
         self._relays: dict[str, Any] = {}
         self._slots = [_Slot(number) for number in range(count)]
         self.restarts = 0
@@ -191,14 +193,24 @@ class RayActorPool:
             slot.acting = slot.actor.act.remote(self._relay(node))
 
     def _expect_places(self) -> None:
-        """Raise if initial actors cannot be placed in time. Restarted actors may wait for nodes to come back."""
-        if self._place_until is None:
+        """Raise if initial actors cannot be placed in time. Restarted actors may wait for nodes to come back.
+
+        If the cluster has free resources, the actors may be starting, or no single node has room. Then log a warning,
+        and raise `START_TIMEOUT_S` later.
+        """
+        if not self._expects_places:
             return
         waiting = sum(slot.placed is not None for slot in self._slots)
-        if not waiting:
-            self._place_until = None
-        elif time.monotonic() >= self._place_until and shortage(each := {"CPU": self._cpus}):
-            raise ActorsFailError(not_placed(waiting, len(self._slots), "actors", each, self._placement_timeout_s))
+        self._expects_places = waiting > 0
+        waited_s, each = time.monotonic() - self._began_at, {"CPU": self._cpus}
+        if not waiting or waited_s < self._placement_timeout_s:
+            return
+        report = not_placed(waiting, len(self._slots), "actors", each, waited_s)
+        if shortage(each) or waited_s >= self._placement_timeout_s + START_TIMEOUT_S:
+            raise ActorsFailError(report)
+        if not self._is_reported:
+            log.warning("%s; still waiting", report)
+            self._is_reported = True
 
     def _relay(self, node: str) -> Any:
         """Return the relay of a node. The relay is started for the node's first actor."""

@@ -24,6 +24,7 @@ from ray.cluster_utils import Cluster
 from ray.exceptions import RayError
 from replay_agent.commands.replay_train import main as replay_train
 from replay_agent.ray import PlacementError, ServiceError, connect, start, stop
+from replay_agent.ray.actor_pool import RayActorPool
 from replay_agent.ray.keeper import KeeperReport
 from replay_agent.ray.names import NAMESPACE
 from replay_client import Column, ReplayClient
@@ -179,6 +180,27 @@ def test_what_has_no_room_is_said_with_the_resource_that_is_short(connected: Non
     wait_until(lambda: ray.available_resources().get("CPU", 0) <= 1, "the cluster is busy")
     with pytest.raises(PlacementError, match=r"of 3 servers were not placed within 2 s: short of CPU"):
         start("large", shards=3, folder=tmp_path, placement_timeout_s=2.0)
+    for ref in refs:
+        ray.cancel(ref, force=True)
+    wait_until(lambda: ray.available_resources().get("CPU", 0) > 11, "the cluster is free again")
+
+
+def test_actors_that_fit_no_single_node_are_reported(
+    connected: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    busy = ray.remote(num_cpus=3)(lambda: time.sleep(600))
+    refs = [busy.remote() for _ in range(3)]
+    wait_until(lambda: ray.available_resources().get("CPU", 0) <= 3, "each node has one free CPU")
+    pool = RayActorPool(
+        1, "none", "127.0.0.1:1", tmp_path, reconnect_timeout_s=1.0, cpus=2.0, placement_timeout_s=0.5
+    )
+
+    def is_reported() -> bool:
+        pool.supervise()
+        return "1 of 1 actors were not placed within 1 s: no single node has enough" in caplog.text
+
+    wait_until(is_reported, "the pool reports its actor")
+    pool.close()
     for ref in refs:
         ray.cancel(ref, force=True)
     wait_until(lambda: ray.available_resources().get("CPU", 0) > 11, "the cluster is free again")
