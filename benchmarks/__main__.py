@@ -60,11 +60,11 @@ def backend_section(rows: tuple[int, ...]) -> Section:
 
 
 def main(*, quick: bool = False, peers: Path = Path(".peers"), output: Path = Path("docs/benchmarks.md")) -> None:
-    """Measure, print, write.
+    """Measure everything, print the results, and write the page.
 
     Args:
-        quick: short windows, for a look.
-        peers: where benchmarks/peers/install.sh put them.
+        quick: measure in few, short windows, for a rough result.
+        peers: folder into which benchmarks/peers/install.sh has installed the peers.
         output: the page to write.
     """
     rounds, window_s = (_QUICK_ROUNDS, _QUICK_WINDOW_S) if quick else (ROUNDS, WINDOW_S)

@@ -186,7 +186,7 @@ def main(
 
     Args:
         rows: numbers of live rows.
-        backends: which ones.
+        backends: names of the backends.
         json_file: also write the figures to this file.
     """
     warm_up()

@@ -54,7 +54,7 @@ _PEERS: Final = Path(".peers")
 
 
 def columns_of(workload: Workload) -> dict[str, Any]:
-    """Return the columns of a table of steps that offers a learner the same as the workload's transitions."""
+    """Return the columns of a table of steps whose batches contain the same as the workload's transitions."""
     common = {
         "action": Column("int64"),
         "reward": Column("float32", sampled=False),
@@ -186,7 +186,7 @@ def measure_writing(rounds: int = ROUNDS, window_s: float = WINDOW_S) -> Section
 
 
 def measure_sequences(rounds: int = ROUNDS, window_s: float = WINDOW_S) -> Section:
-    """Measure batches of R2D2 on one host, and one `np.take` of as many frames into memory that is in use already."""
+    """Measure batches of R2D2 on one host and, for comparison, copies of as many frames by `np.take`."""
     columns: dict[str, Any] = {
         "frame": Column("uint8", (84 * 84,)),
         "action": Column("int64"),
@@ -246,7 +246,7 @@ def measure_memory() -> Section:
 
 
 def measure_all(peers: Path, rounds: int, window_s: float) -> Iterator[Section]:
-    """Measure all subjects. Memory is left out unless enough is free."""
+    """Measure all subjects; `measure_memory` is skipped if too little memory is free."""
     for workload in WORKLOADS.values():
         yield measure_steps(workload, peers, rounds, window_s)
     yield measure_writing(rounds, window_s)
@@ -273,7 +273,7 @@ def _kilobytes_per_step(window: Window) -> float:
 
 
 def _append_us(table: Table, streams: int) -> Iterator[float]:
-    """Yield the actor's time per row in microseconds, by burst. Bursts are so small that it never waits."""
+    """Yield the actor's time per row in microseconds, by burst. Bursts are so small that the actor never waits."""
     steps = some_steps(table, streams)
     one = {name: values[0] for name, values in steps.items()}
     bursts = max(1, 512 // streams)
@@ -313,7 +313,7 @@ def _sequence_steps(table: Table) -> Window:
 
 
 def _takes(table: Table) -> Window:
-    """Return a window whose steps copy as many frames as a batch has, from an array laid out like the table's ring."""
+    """Return a function that measures copies of a batch's frames from an array laid out like the table's ring."""
     frames = np.ones((table.slots, 84 * 84), np.uint8)
     in_order = np.concatenate([rows.row_keys for rows in table.rows(order="episode")]) % table.slots
     length = SEQUENCE.burn_in + SEQUENCE.length
@@ -350,7 +350,7 @@ def main(
 
     Args:
         what: learner steps of a workload, or another subject. ``memory`` needs 10 GB.
-        peers: where benchmarks/peers/install.sh put them.
+        peers: folder into which benchmarks/peers/install.sh has installed the peers.
         rounds: measurements of each contestant.
         window_s: seconds of a measurement.
     """

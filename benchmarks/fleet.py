@@ -99,7 +99,10 @@ class LeanWriter:
 
 
 async def run_fleet(address: str, count: int) -> None:
-    """Run writers until standard input ends, at the lowest CPU priority, as real writers run on other machines."""
+    """Run writers until standard input ends.
+
+    They get the lowest CPU priority, because real writers run on other machines.
+    """
     os.nice(19)
     writers = [LeanWriter(address) for _ in range(count)]
     tasks = [asyncio.create_task(writer.write_steadily(ROWS_PER_S)) for writer in writers]

@@ -47,7 +47,7 @@ def us_per_step(step: Callable[[], None], window_s: float) -> float:
 
 
 def sampler_steps(table: Table, workload: Workload, prefetch: Prefetch) -> Window:
-    """Return a window of steps through a sampler with ``prefetch`` batches in flight."""
+    """Return a function that measures steps through a sampler with ``prefetch`` batches in flight."""
     rng = np.random.default_rng(1)
 
     def window(window_s: float) -> float:
@@ -64,7 +64,7 @@ def sampler_steps(table: Table, workload: Workload, prefetch: Prefetch) -> Windo
 
 
 def single_call_steps(table: Table, workload: Workload) -> Window:
-    """Return a window of steps that each call `sample` and `update_priorities` once."""
+    """Return a function that measures steps that each call `sample` and `update_priorities` once."""
     rng = np.random.default_rng(1)
 
     def step() -> None:
@@ -76,7 +76,7 @@ def single_call_steps(table: Table, workload: Workload) -> Window:
 
 
 def gathers(table: Table, workload: Workload) -> Window:
-    """Return a window of steps that only copy random rows from the server's files: a lower bound for learner steps."""
+    """Return a function that measures copying random rows from the server's files, a lower bound for learner steps."""
     description = table.describe()
     rows = DataPath.on_same_host(description).rows
     if rows is None:
@@ -136,7 +136,7 @@ def main(
 
     Args:
         workload: one of them.
-        peers: where benchmarks/peers/install.sh put them.
+        peers: folder into which benchmarks/peers/install.sh has installed the peers.
         rounds: measurements of each contestant.
         window_s: seconds of a measurement.
     """

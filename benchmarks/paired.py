@@ -3,9 +3,9 @@
     git worktree add --detach ../before v0.1.0
     python -m benchmarks.paired ../before cartpole
 
-Copies of the same code, started one after another, differ by up to 15 %: the first one is the slowest. So everything is
-restarted several times, in every order, and ratios are computed within each start. Both checkouts run in the
-environment of this one.
+If copies of the same code are started one after another, their times differ by up to 15 %, and the first one is the
+slowest. Therefore, everything is restarted several times, in every order, and ratios are computed within each start.
+Both checkouts use the Python environment of this one.
 """
 
 from __future__ import annotations

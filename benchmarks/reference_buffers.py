@@ -48,7 +48,7 @@ def transitions(workload: Workload, rng: np.random.Generator) -> list[Transition
 
 
 def notebook_steps(buffer: NotebookBuffer, batch_size: int) -> Window:
-    """Return a window of steps that draw rows from a buffer and set their priorities."""
+    """Return a function that measures steps: draw rows from a buffer, and set their priorities."""
     rng = np.random.default_rng(1)
 
     def step() -> None:

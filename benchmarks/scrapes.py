@@ -1,9 +1,9 @@
-"""What a scrape each second costs a learner's step.
+"""How much a scrape per second slows down the steps of a learner.
 
     python -m benchmarks.scrapes [cartpole] [--tables 3] [--rounds 60] [--seconds 5]
 
-Windows with and without scrapes alternate. A process of its own scrapes, so that it shares no interpreter with the
-learner.
+Windows with and without scrapes alternate. The scrapes come from a separate process, so that they do not take time from
+the learner's interpreter.
 """
 
 from __future__ import annotations

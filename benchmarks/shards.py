@@ -93,7 +93,7 @@ def measure(rounds: int = ROUNDS, window_s: float = WINDOW_S) -> Section:
 
 
 def outage() -> Section:
-    """Kill one of three durable servers while a learner draws, restart it, and let 64 writers fill four servers."""
+    """Kill and restart one of three durable servers while a learner draws; also call `fullest_over_mean`."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         servers = [
             ServerProcess(Path(folder) / f"log-{number}", "--data-dir", f"{folder}/data-{number}")

@@ -1,4 +1,4 @@
-"""A million rows to a Parquet file, while a writer writes, and back into a new table.
+"""Exports a million rows to a Parquet file while a writer writes, and loads the file into a new table.
 
 python -m benchmarks.transfers
 """

@@ -30,7 +30,7 @@ CELLS, CELL_PIXELS = 12, 7
 
 
 class Catch(gymnasium.Env[NDArray[np.uint8], Any]):
-    """A ball falls, and bounces off the walls. The reward is 1 if the paddle is below it at the end, otherwise -1."""
+    """A ball falls, and bounces off the walls. The reward is 1 if the paddle catches it at the bottom, otherwise -1."""
 
     observation_space = gymnasium.spaces.Box(0, 255, FRAME, np.uint8)
     action_space = gymnasium.spaces.Discrete(3)
@@ -72,14 +72,17 @@ def make_env(game: str | None, stream: WriterStream) -> gymnasium.Env[Any, Any]:
 
 
 def make_network(actions: int) -> nn.Module:
-    """Create the network of Mnih et al. 2015: float32[b, 4, 84, 84], from 0 to 1, to float32[b, actions]."""
+    """Create the network of Mnih et al. 2015, from float32[b, 4, 84, 84] between 0 and 1 to float32[b, actions]."""
     convolutions = (nn.Conv2d(STACK, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3))
     head = (nn.Flatten(), nn.Linear(64 * 7 * 7, 512), nn.ReLU(), nn.Linear(512, actions))
     return nn.Sequential(*convolutions, nn.ReLU(), *head)
 
 
 def td_errors(network: nn.Module, target: nn.Module, batch: Any) -> torch.Tensor:
-    """Return the TD errors of n-step Double DQN, float32[b]. The discount is gamma**k; 0 after a terminal state."""
+    """Return the TD errors of n-step Double DQN, float32[b].
+
+    The discount is gamma**k after k steps, and 0 after a terminal state.
+    """
     next_obs = batch["next_obs"] / 255.0
     with torch.no_grad():
         best = network(next_obs).argmax(1, keepdim=True)

@@ -135,7 +135,7 @@ def learn(rank: int, ranks: int, address: str, steps: int, seed: int, folder: st
 
 
 def main(address: str = "localhost:50051", *, ranks: int = 2, steps: int = 30_000, seed: int = 0) -> float:
-    """Train until solved, or for some steps of each rank; return the mean return of the last greedy episodes."""
+    """Train until solved, or until each rank has taken all its steps; return the mean return of the last validation."""
     with ReplayClient(address) as client, tempfile.TemporaryDirectory() as folder:
         create_table(client)
         spawn(learn, (ranks, address, steps, seed, folder), ranks)  # type: ignore[no-untyped-call]

@@ -43,7 +43,7 @@ class RecurrentQ(nn.Module):
         self.values = nn.Linear(HIDDEN, ACTIONS)
 
     def forward(self, obs: Tensor, state: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Process a batch of sequences. Only steps change the state; final observations get values, too.
+        """Compute values at all positions of a batch of sequences. Only positions that hold a step change the state.
 
         Args:
             obs: float32[b, t, 2]

@@ -1,9 +1,9 @@
-"""Reverb: a server in C++ in a second process, which the learner reads through a prefetching dataset, the fastest path.
+"""Reverb, whose C++ server runs in a second process. The learner reads through a prefetching dataset, the fastest path.
 
     reverb_peer.py WORKLOAD PORT transitions|steps
 
-Rows are stored as whole transitions or as steps. With steps, each frame is stored once, in chunks of frames that items
-share, and each item refers to stacks of frames.
+Rows are stored as whole transitions or as steps. With steps, each frame is stored once. Items refer to stacks of
+frames, and share the chunks that contain these frames.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def step_signature(workload: PeerWorkload) -> Any:
 
 
 def fill_steps(client: reverb.Client, workload: PeerWorkload, chunk_length: int) -> float:
-    """Insert steps one by one, with an item for each step that has both stacks; return microseconds per step."""
+    """Insert steps one by one, and an item for each step that has both of its stacks; return microseconds per step."""
     frames = np.random.default_rng(0).integers(0, 255, (4096, workload.obs_size // STACK)).astype(workload.obs_dtype)
     rest = {"action": np.int64(0), "reward": np.float32(0), "done": np.bool_(False)}
     began = time.perf_counter()

@@ -25,10 +25,10 @@ PAGE: Final = Path("docs/scaling.md")
 
 
 def main(*, measure: bool = False) -> None:
-    """Measure, if asked to, and write.
+    """Write the figures and the picture.
 
     Args:
-        measure: measure the costs.
+        measure: measure the costs first.
     """
     if measure:
         costs.measure(machine()).save(COSTS)

@@ -63,7 +63,7 @@ class Cost:
     def fitted(cls, points: Sequence[tuple[int, int, float]]) -> Self:
         """Fit the costs to measured points: tuples of rows per message, bytes per row, and seconds per message.
 
-        The fit minimizes relative errors. Otherwise, the largest messages would dominate.
+        The fit minimizes relative errors, because the largest messages would dominate a fit of absolute errors.
         """
         seconds = np.array([point[2] for point in points])
         design = np.array([[1e-6, rows * 1e-6, rows * row_bytes * 1e-9] for rows, row_bytes, _ in points])

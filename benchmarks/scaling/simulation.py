@@ -160,7 +160,7 @@ class Simulation:
         )
 
     def send(self, row_bytes: float, out_of: Resource, into: Resource, then: Then) -> None:
-        """Send bytes of rows over the network. Receiving them begins after the sending, and takes as long."""
+        """Send bytes of rows over the network. When the sender is done, the receiver is busy for the same time."""
         seconds = row_bytes / self.machine.network_bytes_per_s
         out_of.serve(seconds, lambda: into.serve(seconds, then))
 

@@ -125,7 +125,8 @@ def servers_needed(fleet: Fleet, costs: Costs, machine: Machine, most: int = 102
     """Return the smallest number of servers whose loads are within their limits.
 
     Raises:
-        ValueError: not even ``most`` servers suffice, because each step sends a request to every server.
+        ValueError: ``most`` servers do not suffice. Even more may not help, because each step sends a request to
+            every server.
     """
     for servers in range(1, most + 1):
         if load(fleet, costs, machine, servers).fits:

@@ -1,4 +1,4 @@
-"""Checks that the libraries that optional parts of this package need are installed."""
+"""Checks that the libraries for optional parts of this package are installed."""
 
 from __future__ import annotations
 

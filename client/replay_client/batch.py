@@ -55,9 +55,9 @@ class Batch(Drawn[NDArray[Any]]):
 class MixedBatch(Batch, MixedRows[NDArray[Any]]):
     """A batch of several tables; see `ReplayClient.sampler`.
 
-    `probabilities` are those in each row's table. `weights` are ``(drawable * probability) ** -beta``, with the values
-    of each row's table, divided by the largest weight. They correct for priorities, but not for the number of rows
-    drawn from each table. `size`, `drawable`, `total_mass` and `inserted` are sums over the tables.
+    `probabilities` are those within each row's own table. The weight of a row is ``(drawable * probability) ** -beta``,
+    with the values of its own table, divided by the largest weight. Weights correct for priorities, but not for the
+    number of rows drawn from each table. `size`, `drawable`, `total_mass` and `inserted` are sums over the tables.
     """
 
     tables: NDArray[np.int64]

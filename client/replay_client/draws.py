@@ -62,7 +62,9 @@ def draw_of(
 
 
 def beta_for(backend: str, beta: float | None) -> float:
-    """Return the exponent of the weights: ``beta`` or, if it is None and the backend's weights are always 1, zero.
+    """Return the exponent of the weights.
+
+    It is ``beta`` unless that is None. It may be None if the backend's weights are always 1; the exponent is then 0.
 
     Raises:
         InvalidArgumentError: ``beta`` is required but missing.
@@ -78,7 +80,7 @@ def checked_count(field: str, number: int, *, least: int = 1, most: int = _LARGE
     """Check that a number is an integer from ``least`` to ``most``, and not a bool.
 
     Raises:
-        InvalidArgumentError: for anything else; the message may show an ``example``.
+        InvalidArgumentError: it is not; the message shows the ``example``, if given.
     """
     try:
         count = operator.index(number)

@@ -62,7 +62,7 @@ class Wide:
 
 @dataclass(frozen=True)
 class _Kind:
-    """How a type is flattened: its columns first, then these attributes."""
+    """How a type is flattened into leaves: first its columns, then the attributes `plain` and `wide`."""
 
     made: type[Any]
     plain: tuple[str, ...]
@@ -97,7 +97,8 @@ _KINDS: Final = (
 class _Structure:
     """The pytree's static `aux_data`.
 
-    JAX recompiles when it changes. So equality and hash use only the column names, not values of the whole batch.
+    JAX recompiles a function if this object changes. So only the column names count for equality and hash, not values
+    of the whole batch.
     """
 
     def __init__(self, names: tuple[str, ...], facts: Mapping[str, Any]) -> None:
@@ -130,7 +131,7 @@ def _put_together(kind: _Kind, structure: _Structure, given: Iterable[Any]) -> A
 
 
 def _halves(values: Any) -> Any:
-    """Return the leaf for 64-bit integers, which has their halves; None for None."""
+    """Return the leaf for 64-bit integers: their halves, ``uint32[n, 2]``; None for None."""
     if values is None:
         return None
     if isinstance(values, Wide):
@@ -139,7 +140,7 @@ def _halves(values: Any) -> Any:
 
 
 def _whole(leaf: Any, dtype: np.dtype[Any]) -> Any:
-    """Return the integers of a leaf as a `Wide`. If the leaf is a valid NumPy array, convert them back at once."""
+    """Return the integers of a leaf: as a 64-bit array if the leaf is a valid NumPy array, otherwise as a `Wide`."""
     if leaf is None:
         return None
     wide = Wide(leaf, dtype)

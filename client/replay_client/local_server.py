@@ -125,7 +125,7 @@ class LocalServer:
     def client(self, **options: Any) -> ReplayClient:
         """Create a client of the server, with options of `ReplayClient` such as ``timeout_s``.
 
-        The server runs at least as long as the client or one of its tables, writers or samplers is in use.
+        The server runs at least until the client and all of its tables, writers and samplers have been freed.
 
         Raises:
             InvalidArgumentError: for an invalid option.

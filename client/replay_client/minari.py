@@ -123,7 +123,7 @@ def export_dataset(
     progress: bool = False,
     **details: Any,
 ) -> ExportedDataset:
-    """Write the whole episodes of a table to a new local dataset.
+    """Write the complete episodes of a table to a new local dataset.
 
     The table can be used during the export. Rows inserted after its start are not written. Episodes that have no end,
     or whose first steps were evicted, are left out and counted.
@@ -135,7 +135,7 @@ def export_dataset(
         obs: column of observations, or the outer name of nested ones.
         action: column of actions, or the outer name of nested ones.
         reward: column of rewards.
-        env: environment of the dataset, for its spaces, and so that users can recover it from the dataset.
+        env: environment of the dataset, which users can recover from it. It also provides the default spaces.
         observation_space: space of the observations. None: the space of `env`. If there is no `env` either, an
             unlimited `Box` for each column.
         action_space: space of the actions, like `observation_space`.
@@ -369,7 +369,7 @@ def _checked_space(field: str, schema: Schema, name: str, space: gymnasium.Space
 
 
 def _are_similar(column: Column, other: Column) -> bool:
-    """Whether values of either dtype can be converted to the other, except that integers may be out of range."""
+    """Whether values can be converted between the two dtypes; ranges of integers are not compared."""
     kinds = {column.dtype.kind.replace("u", "i"), other.dtype.kind.replace("u", "i")}
     return len(kinds) == 1 or kinds == {"b", "i"}
 
@@ -395,7 +395,7 @@ def _below(columns: Mapping[str, Column], name: str) -> dict[str, Column]:
 
 
 def _values_in(space: gymnasium.Space[Any], name: str, rows: Rows) -> Any:
-    """Return the values of a space in rows, ``dtype[n, *shape]``, nested like the space."""
+    """Convert columns of rows to values of a space: arrays ``dtype[n, *shape]``, nested like the space."""
     columns = columns_from_space(space, name)
     return unflatten_value(
         space, name, {each: rows[each].astype(column.dtype, copy=False) for each, column in columns.items()}
@@ -403,7 +403,7 @@ def _values_in(space: gymnasium.Space[Any], name: str, rows: Rows) -> Any:
 
 
 def _last_is(rows: Rows, end: int) -> NDArray[np.bool_]:
-    """Return bool[steps]: for the last step, whether the episode ended like ``end``; for all other steps, False."""
+    """Return bool[steps]: True only for the last step, and only if the episode ended like ``end``."""
     assert rows.ends is not None
     return np.append(np.zeros(rows.batch_size - 2, bool), rows.ends[-1] == end)
 

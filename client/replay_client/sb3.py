@@ -107,15 +107,15 @@ class ServiceReplayBuffer(ReplayBuffer):
             address: address of the server, or a client connected to it. With an address, token and TLS files come from
                 ``REPLAY_TOKEN`` and ``REPLAY_TLS...``. They are not arguments, because SB3 saves arguments with models.
             table: name of the table.
-            n_steps: number of steps of returns. `PrioritizedDQN` and `PrioritizedQRDQN` pass their own value. For other
-                algorithms, put it into ``replay_buffer_kwargs``.
+            n_steps: number of steps in a return. `PrioritizedDQN` and `PrioritizedQRDQN` pass their own value. For
+                other algorithms, put it into ``replay_buffer_kwargs``.
             gamma: the algorithm's discount factor. Required if `n_steps` is above 1, because batches then contain
                 n-step returns. `PrioritizedDQN` and `PrioritizedQRDQN` pass their own value.
             beta: initial value of `beta`, the exponent of the importance-sampling weights.
             prefetch: batches in flight. With 1, each batch reflects all earlier steps and priorities, so runs with the
                 same seeds give the same results. With 2, a batch is requested one call of `sample` in advance, and
-                arrives during the gradient step. None means 2 or, if priorities do not matter (``backend="uniform"``
-                or ``alpha=0``), 16: then one message requests several batches.
+                arrives during the gradient step. None means 2. But if priorities do not matter (``backend="uniform"``
+                or ``alpha=0``), it means 16, with which one message requests several batches.
             seed: seed of the table's draws, if the table is new.
             backend: ``"sum_tree"``, ``"rank"`` or ``"uniform"``.
             **parameters: parameters of the backend, such as ``alpha=0.6``; see `ReplayClient.create_table`.
@@ -358,7 +358,7 @@ class ServiceReplayBuffer(ReplayBuffer):
         return all(bool((before[name] == final).all()) for name, final in self._final.items())
 
     def _continues(self, before: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_]:
-        """Return which environments' observations before this step equal those after the last step, bool[n_envs]."""
+        """Return bool[n_envs]: if an environment's observation before this step equals that after its last step."""
         continues = np.ones(self.n_envs, bool)
         for name, final in self._final.items():
             continues &= (before[name] == final).reshape(self.n_envs, -1).all(axis=1)
@@ -389,7 +389,7 @@ class ServiceReplayBuffer(ReplayBuffer):
         return np.asarray(np.clip(scaled, -largest, largest), np.float32)
 
     def _tensor(self, array: Any) -> torch.Tensor:
-        """Move an array to the device. For the CPU, do not copy it, because a sampler's caller owns its batches."""
+        """Move an array of a batch to the device. The CPU needs no copy: batches belong to the sampler's caller."""
         tensor = torch.from_numpy(array)
         return tensor if self.device.type == "cpu" else tensor.to(self.device)
 

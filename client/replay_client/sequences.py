@@ -18,7 +18,7 @@ A = TypeVar("A")
 
 
 def sequence_priorities(td: A, mask: Any, eta: float = 0.9) -> A:
-    """Return ``eta * max + (1 - eta) * mean`` of the absolute TD errors of each sequence's steps: its priority.
+    """Return the priority of each sequence: ``eta * max + (1 - eta) * mean`` of the absolute TD errors of its steps.
 
     See Kapturowski et al. 2019, section 2.3. Exclude the burn-in: pass only positions from ``burn_in`` on.
 

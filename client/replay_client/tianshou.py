@@ -12,8 +12,8 @@ The first batch that a collector adds creates the table. It is a table of steps 
 Tianshou's algorithms compute n-step returns by following n steps through a buffer in memory. Here, sampled transitions
 already contain the results: ``rew`` is the n-step return, and ``obs_next`` the observation up to n steps later. To make
 the algorithms compute the same targets, the buffer presents each transition as n steps. The first step has the return
-as its reward, and the others have the reward 0. If a step ends the episode, it is marked done; otherwise, the last step
-is.
+as its reward, and the others have the reward 0. One step is marked done: the step that ends the episode or, if none of
+them does, the last one.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class ServiceReplayBuffer(ReplayBufferManager):  # type: ignore[misc]  # Tiansho
     def __getitem__(self, index: Any) -> Any:
         """Return transitions by indices from `sample` or `next`, or steps of a finished episode by indices from `add`.
 
-        Steps have only ``act`` and ``rew``, because collectors only count them.
+        Steps have only ``act`` and ``rew``, because collectors use them only for statistics.
         """
         indices = np.asarray(index)
         if indices.size and indices.min() >> _STEP_BITS:
@@ -198,13 +198,13 @@ class ServiceReplayBuffer(ReplayBufferManager):  # type: ignore[misc]  # Tiansho
         )
 
     def next(self, index: ArrayLike) -> NDArray[np.int64]:
-        """Return the index of the step after each given step, among the n steps of its sampled transition."""
+        """Return the index of the step that follows each given step in its sampled transition."""
         self._followed += 1
         return np.asarray(index) + self._last_drawn().batch_size
 
     @property
     def rew(self) -> NDArray[Any]:
-        """float64[n_step * batch, ...]: rewards, indexed as in `sample` and `next`; see the module.
+        """float64[n_step * batch, ...]: the reward of each step, by indices from `sample` and `next`; see the module.
 
         Raises:
             InvalidArgumentError: the algorithm has another ``n_step_return_horizon``. `done` and `terminated` raise the
@@ -248,7 +248,12 @@ class ServiceReplayBuffer(ReplayBufferManager):  # type: ignore[misc]  # Tiansho
         self._beta = beta
 
     def get_buffer_indices(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Return the indices of an episode's steps, from ``start`` to ``stop`` (exclusive), as returned by `add`."""
+        """Return the indices of an episode's steps.
+
+        Args:
+            start: index of the first step, as returned by `add`.
+            stop: index after that of the last step.
+        """
         return np.arange(start, stop)
 
     def hasnull(self) -> bool:
@@ -415,7 +420,7 @@ def _nested(columns: dict[str, NDArray[Any]], name: str) -> Any:
 def _steps_spanned(discounts: NDArray[np.float32], item: Transitions) -> NDArray[np.int64]:
     """Return the number of steps k that each transition spans, int64[batch], computed from its discount ``gamma**k``.
 
-    If gamma or the discount is 0, or gamma is 1, k is unknown, and n is returned. Targets then do not depend on k.
+    If gamma is 0 or 1, or the discount is 0, k is unknown, and n is returned. Targets then do not depend on k.
     """
     spanned = np.full(len(discounts), item.n_step)
     if 0.0 < item.gamma < 1.0:

@@ -84,7 +84,7 @@ class TableDataset(IterableDataset[TensorBatch]):
             reconnect_timeout_s: seconds to retry an unreachable server, as for `Table.sampler`.
             columns: names of the columns to draw, as for `Table.sample`.
             device: device to which batches are prefetched, as for `Table.sampler`; None: the CPU. Workers always return
-                batches on the CPU, which `to_torch` copies to a device.
+                batches on the CPU; use `to_torch` to copy them to a device.
 
         Raises:
             InvalidArgumentError: for a missing or invalid `beta`. Other arguments are checked when iteration begins.
@@ -107,7 +107,10 @@ class TableDataset(IterableDataset[TensorBatch]):
 
     @property
     def beta(self) -> float:
-        """Exponent of the weights in future requests, also those of workers. `TensorBatch.beta` is that of a batch."""
+        """Exponent of the weights of batches requested from now on, also by workers.
+
+        `TensorBatch.beta` is the exponent of a batch that was drawn.
+        """
         return float(self._beta)
 
     @beta.setter

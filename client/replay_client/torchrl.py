@@ -50,8 +50,8 @@ class ServiceReplayBuffer:
     """See the module. For use in one thread.
 
     It has the methods of TorchRL's `TensorDictReplayBuffer` that collectors, `ReplayBufferTrainer` and training loops
-    call. It is not a subclass, because that class combines a storage, a sampler and a writer in this process. Code that
-    takes a buffer does not check its type, except `OfflineToOnlineReplayBuffer` and integrations of language models.
+    call. It is not a subclass, because that class combines a storage, a sampler and a writer in this process. TorchRL
+    does not check the type of a buffer, except in `OfflineToOnlineReplayBuffer` and in integrations of language models.
     Add transforms to the environment, or to the collector as ``postproc``.
     """
 

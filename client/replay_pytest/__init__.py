@@ -3,7 +3,8 @@
     def test_my_agent(replay_server):
         client = replay_server.client()
 
-pytest loads the plugin wherever the client is installed, so it imports the client only when a test uses the server.
+pytest loads this plugin in every environment that has the client, even if no test needs a server. So the plugin imports
+the client only when a test uses the server.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def replay_server() -> Iterator[LocalServer]:
-    """A `LocalServer` that all tests of a session share; with pytest-xdist, those of a worker."""
+    """A `LocalServer` that all tests of a session share. With pytest-xdist, each worker has its own."""
     from replay_client import LocalServer
 
     with LocalServer() as server:

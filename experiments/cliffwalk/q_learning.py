@@ -1,8 +1,8 @@
 """Q-learning on the Blind Cliffwalk, one transition at a time (Schaul et al. 2016, appendix B.1, equations 2 and 3).
 
-Q(s, a) is an entry of a table, or linear in the features of s (an indicator of each state, and a constant), with
-separate weights for each action. The few dozen values are plain floats, which are faster than arrays. The squared error
-to the true values is updated incrementally.
+Q(s, a) is either an entry of a table, or linear in the features of s. These are an indicator of each state, and a
+constant. Each action has separate weights. The few dozen values are plain floats, which are faster than arrays. The
+squared error to the true values is updated incrementally.
 """
 
 from __future__ import annotations

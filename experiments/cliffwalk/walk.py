@@ -86,8 +86,8 @@ class Cliffwalk:
     def memory(self, rng: np.random.Generator) -> dict[str, NDArray[np.generic]]:
         """Return all transitions of all sequences of actions in random order, as columns of a table.
 
-        In ``2**(n - s)`` of the ``2**n`` sequences, the episode reaches state s; in half of these, it takes action 0
-        there. Sequences that differ only after the end of the episode count separately.
+        All ``2**n`` sequences count, even if some differ only after the end of the episode. State s is reached by
+        ``2**(n - s)`` of them, half of which take action 0 there.
         """
         kinds = self.distinct_transitions()
         copies = [2 ** (self.states - 1 - kind.state) for kind in kinds]

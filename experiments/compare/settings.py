@@ -85,7 +85,7 @@ class CompareSettings(Settings):
 
     @property
     def base_learning_rate(self) -> float:
-        """Step size of uniform replay. The factors of the comparison are relative to it."""
+        """Step size that the factor of a contestant multiplies. Uniform replay with factor 1 uses it unchanged."""
         default = TrainSettings.model_fields["learning_rate"].default
         return float(self.train.get("learning_rate", default))
 

@@ -76,7 +76,7 @@ def joined_message(head: Message, parts: Sequence[memoryview]) -> bytes:
 
 
 def message_start(head: Message, size: int) -> bytes:
-    """Serialize a message up to its rows of ``size`` bytes, which follow."""
+    """Serialize the part of a message that precedes its rows. ``size`` is the length of the rows in bytes."""
     return head.SerializeToString() + _ROWS_TAG + _varint(size)
 
 

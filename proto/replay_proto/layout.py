@@ -1,4 +1,4 @@
-"""Layout of the files in a table's directory that clients on the server's host may read."""
+"""Names and layout of the files of a table that clients on the server's host may read."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class RateLimit:
 
     @property
     def largest_insert(self) -> int | None:
-        """Maximum rows with which an insert is sure to be allowed once enough rows are drawn; None: unlimited."""
+        """Number of rows up to which any insert is allowed once enough rows have been drawn; None: unlimited."""
         if self.samples_per_insert is None:
             return None
         # Draws of single samples bring the difference to less than 1 above min_diff.

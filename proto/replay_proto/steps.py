@@ -93,8 +93,9 @@ class Sequences:
     """Draws sequences of steps: columns have the shape ``[burn_in + length, *shape]``.
 
     The anchor of a sequence is the first step to learn from, at position ``burn_in``. Positions before the beginning of
-    an episode and after its end are zero. ``Sequences(length=L, period=L)`` draws whole episodes of up to L - 1 steps
-    with their final observation, and slices of longer ones.
+    an episode are zero. So are those after its end, except that the first one contains the final observation.
+    ``Sequences(length=L, period=L)`` draws whole episodes of up to L - 1 steps with their final observation, and slices
+    of longer ones.
     """
 
     length: int
@@ -130,7 +131,7 @@ class WindowShape(NamedTuple):
         """Return the maximum number of drawable steps among ``capacity`` rows.
 
         If windows have rows after the anchor, the newest row is not drawable. If the period is also above 1, the row
-        after an anchor is never an anchor, so at most half of the rows are. Episodes of one step reach this limit.
+        after an anchor is never an anchor, so at most half of the rows are drawable, as with episodes of one step.
         """
         if not self.forward:
             return capacity
@@ -184,7 +185,7 @@ class Steps:
 
     @cached_property
     def carried(self) -> Mapping[str, Column]:
-        """The stored columns that a reply needs for whole batches: sampled ones, and the sources of derived ones."""
+        """Stored columns that a reply needs for all columns of a batch: sampled ones, and sources of derived ones."""
         return self.carried_for(self.sampled)
 
     @cached_property

@@ -1,8 +1,7 @@
 """Records OpenTelemetry spans, and passes the context that connects the spans of a client with those of its server.
 
 Does nothing unless the program has configured OpenTelemetry's SDK, for example by running under
-``opentelemetry-instrument``. If the program has not imported the SDK, this module
-imports nothing of OpenTelemetry.
+``opentelemetry-instrument``. If the program has not imported the SDK, this module imports nothing of OpenTelemetry.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ def is_tracing() -> bool:
 
 
 def span(name: str, metadata: Iterable[tuple[str, str | bytes]] | None = None) -> AbstractContextManager[object]:
-    """Return a context that records a span, and an error that ends it.
+    """Return a context manager that records its block as a span, including the error if the block raises one.
 
     Args:
         name: name of the span.

@@ -1,4 +1,4 @@
-"""Describes what calls of a table wait for, based on WaitStats, with the same sentence in every view.
+"""Turns WaitStats into a sentence about the calls that wait for a table. All views show the same sentence.
 
 1 learner waits for rows: 3,120 of 10,000, about 4 s
 """

@@ -72,7 +72,7 @@ WaitedFor = Literal["rows", "samples", "inserts", "room"]
 
 @dataclass(frozen=True)
 class Lack:
-    """What a waiting call lacks; its fields are metadata of the refusal."""
+    """How much a call needs to proceed, and how much there is. A refusal carries these fields as metadata."""
 
     waited_for: WaitedFor
     have: int
@@ -206,7 +206,7 @@ def permission_denied(caller: str, one_of: Sequence[str], on: str, table: str = 
     Args:
         caller: name of the caller's token.
         one_of: rights, one of which is required.
-        on: what the caller needs the right on, in words.
+        on: what the right must apply to, in words.
         table: name of the table, if the caller named one.
     """
     right = " or ".join(one_of)

@@ -91,10 +91,10 @@ class EpsilonGreedyPolicy:
         return state
 
     def look(self, obs: NDArray[Any]) -> NDArray[np.float32]:
-        """Return the action values of the observation to act on next, float32[actions]. They are cached until `choose`.
+        """Return the action values of ``obs``, float32[actions], and keep them for `choose`.
 
         Args:
-            obs: any[*observation_shape].
+            obs: any[*observation_shape], the observation to act on next.
         """
         if self._values is None:
             (self._values,), self._states = action_values(self._network, obs[np.newaxis], self._states, self._device)
@@ -131,7 +131,7 @@ class Actor:
             actor_id: recorded in finished episodes.
             device: the network's device; None: the CPU.
             estimates: whether to estimate the values of actions and next observations, for priorities. Not supported
-                with a recurrent network: a look at the next observation would advance its state too early.
+                with a recurrent network, whose state would advance when the next observation is evaluated.
         """
         self._env: Environment = make_environment(env_id)
         info = describe_environment(self._env, env_id)

@@ -44,8 +44,8 @@ class RunSeeds:
 
     Attributes:
         seed: seed of the run.
-        start: number of earlier starts of the run. A resumed run uses new random numbers. Otherwise, its actors would
-            repeat episodes that are already in the table.
+        start: number of earlier starts of the run. It changes the actors' seeds. With the same seeds, the actors of a
+            resumed run would repeat episodes that are already in the table.
     """
 
     seed: int
@@ -62,11 +62,11 @@ class RunSeeds:
         return _integer(_spawn(self.seed, Purpose.DRAWS))
 
     def actor(self, actor_id: int) -> int:
-        """Return the seed for the `ActorSeeds` of an actor in this start of the run, from 0 to 2^63 - 1."""
+        """Return the seed for an actor's `ActorSeeds`, from 0 to 2^63 - 1. Each start of the run has its own."""
         return _integer(_spawn(self.seed, Purpose.ACTOR, self.start, actor_id))
 
     def validation(self, number: int, count: int) -> list[int]:
-        """Return distinct seeds for the ``count`` episodes of validation ``number``; each validation has its own."""
+        """Return distinct seeds for the ``count`` episodes of a validation. Each ``number`` has its own seeds."""
         return _episodes(Purpose.VALIDATION, count, self.seed, number)
 
     def evaluation(self, count: int) -> list[int]:

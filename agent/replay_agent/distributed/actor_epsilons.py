@@ -12,14 +12,16 @@ from dataclasses import dataclass
 class ActorEpsilons:
     """Gives each actor one of a few constant epsilons. Thread-safe.
 
-    The holder of an epsilon is the actor that got it last. An actor that joins under the name of a holder gets the same
-    epsilon, for example after a restart, or if the reply to its first Join was lost. Any other actor gets an epsilon
-    without a holder. If all have holders, it takes over the epsilon of the holder that has been silent longest. If
-    there are as many epsilons as actors, that holder is gone. If there are more actors, some share an epsilon.
+    The holder of an epsilon is the actor that got it last. An actor that joins under the name of a holder gets the
+    holder's epsilon: it is probably the same actor, which has restarted or missed the reply to its first Join.
+
+    Any other actor gets an epsilon without a holder. If every epsilon has one, the actor takes over the epsilon of the
+    holder that has been silent longest. Normally, that holder has ended. If there are more actors than epsilons, it may
+    still be running; both actors then use the same epsilon.
     """
 
     def __init__(self, epsilons: Sequence[float], clock: Callable[[], float] = time.monotonic) -> None:
-        """Assign these epsilons, at least one, in this order; the clock returns seconds."""
+        """Assign ``epsilons`` (at least one) in this order; ``clock`` returns seconds."""
         self._places = [_Place(epsilon) for epsilon in epsilons]
         self._held: dict[int, _Place] = {}
         self._clock = clock

@@ -39,7 +39,7 @@ class Reports:
 
         Args:
             request: an actor's report.
-            actors_joined: the largest actor id.
+            actors_joined: number of actors that have joined; larger actor ids are invalid.
 
         Raises:
             FieldError: a field is invalid; nothing was queued.

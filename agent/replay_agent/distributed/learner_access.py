@@ -1,6 +1,6 @@
 """Access control of the learner's service: TLS, and token files in the replay server's format.
 
-An actor inserts rows, so its token needs only the right to write to the run's table.
+Actors only insert rows. Therefore, their tokens need only the right to write to the run's table.
 """
 
 from __future__ import annotations

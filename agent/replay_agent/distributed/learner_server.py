@@ -61,7 +61,9 @@ class LearnerServer:
     """Serves methods of the learner's service on a port."""
 
     def __init__(self, service: Service, host: str, port: int, access: LearnerAccess | None = None) -> None:
-        """Listen on an address and port (0 picks a free one); without ``access``, anyone who can connect may join.
+        """Listen on an address and port; port 0 picks a free one.
+
+        Without ``access``, anyone who can connect may join.
 
         Raises:
             OSError: the port cannot be bound.

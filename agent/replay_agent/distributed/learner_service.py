@@ -116,8 +116,9 @@ class LearnerService:
             task: the task of all actors, from `make_task`.
             seeds: seeds of the actors.
             weights: the weights to serve.
-            guide: returns instructions; must be thread-safe.
-            epsilons: constant epsilons to assign to the actors. If empty, all actors follow the epsilon of ``guide``.
+            guide: called for each report; returns how many steps the actor may take, and the current epsilon. Must be
+                thread-safe.
+            epsilons: constant epsilons to assign to the actors. If empty, all actors use the epsilon from ``guide``.
         """
         self.reports = Reports()
         self.run_id = str(uuid.uuid4())

@@ -19,15 +19,15 @@ MAX_RETURN: Final = 1e30
 class DivergedError(RuntimeError):
     """Training diverged.
 
-    The message names either the non-finite quantities and their first gradient step, or the return that is out of
-    range.
+    The message names the return that is out of range, or the quantities that are not finite and the gradient step since
+    which they are not.
     """
 
 
 def require_finite(learner: Learner[Any, Any]) -> None:
     """Check that all numbers in the learner are finite. This waits for the device.
 
-    The check covers everything that a checkpoint contains of the learner. It also covers the action values of the last
+    The check covers all parts of the learner that a checkpoint contains. It also covers the action values of the last
     batch, because even finite parameters may be so large that action values overflow.
 
     Raises:

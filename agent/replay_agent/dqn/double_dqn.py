@@ -37,7 +37,7 @@ class DoubleDQN(Learner[QNetwork, TransitionBatch]):
     """Learns by Double DQN. Priorities are absolute TD errors."""
 
     def __init__(self, spec: NetworkSpec, config: DoubleDQNConfig, device: torch.device) -> None:
-        """Build both networks with the same random weights, from torch's global generator."""
+        """Build the online and the target network with the same random weights, from torch's global generator."""
         super().__init__(spec, build_network(spec), config, device)
 
     def compute_loss(self, batch: TransitionBatch) -> LossResult:

@@ -47,7 +47,7 @@ def td_targets(rewards: Tensor, discounts: Tensor, next_values: Tensor) -> Tenso
 def weighted_huber_loss(td_errors: Tensor, weights: Tensor, delta: float) -> Tensor:
     """Average the Huber losses, each multiplied by its importance-sampling weight.
 
-    The weight is not an argument of the Huber function: it scales each row's gradient (Schaul et al., 2016,
+    The weights multiply the losses, not the TD errors. They scale the rows' gradients (Schaul et al., 2016,
     arXiv:1511.05952, algorithm 1, line 13), but must not affect which rows count as outliers.
 
     Args:

@@ -96,9 +96,9 @@ def default_hidden_sizes(shape: Sequence[int], dtype: str) -> tuple[int, ...]:
 def image_layout(shape: Sequence[int]) -> ImageLayout:
     """Find the height, width and channels of an image.
 
-    Of three axes, the smaller of the first and the last holds the channels, or the last if both have the same size. For
-    example, stacked frames (4, 84, 84) are channels-first; RGB images (84, 84, 3) and MinAtar's (10, 10, 4) are
-    channels-last. A grayscale image (84, 84) has one channel.
+    If there are three axes, the last one holds the channels, unless the first one is smaller. For example, stacked
+    frames (4, 84, 84) are channels-first; RGB images (84, 84, 3) and MinAtar's (10, 10, 4) are channels-last. A
+    grayscale image (84, 84) has one channel.
 
     Raises:
         ValueError: the shape has neither two nor three axes.

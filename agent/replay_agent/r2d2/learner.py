@@ -60,7 +60,7 @@ class R2D2(Learner[RecurrentQNetwork, SequenceBatch]):
     _config: R2D2Config
 
     def __init__(self, spec: NetworkSpec, config: R2D2Config, device: torch.device) -> None:
-        """Build both networks with the same random weights, from torch's global generator."""
+        """Build the online and the target network with the same random weights, from torch's global generator."""
         super().__init__(spec, build_recurrent_network(spec), config, device)
 
     def compute_loss(self, batch: SequenceBatch) -> LossResult:

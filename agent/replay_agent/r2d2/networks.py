@@ -43,7 +43,9 @@ class RecurrentQNetwork(ActingNetwork):
         return values.squeeze(1), after
 
     def burn_in(self, observations: Tensor, states: Tensor, mask: Tensor) -> Tensor:
-        """Return the states after the burn-in. Positions without a step, which come first, do not change the state.
+        """Return the states after the burn-in.
+
+        The first positions may hold no step; those do not change the state.
 
         Args:
             observations: any[batch, positions, *observation_shape].

@@ -26,7 +26,8 @@ __all__ = ["PlacementError", "ServiceError", "connect", "start", "stop"]
 def __getattr__(name: str) -> Any:
     """Import a part on first use.
 
-    Ray is an optional dependency, and its own processes import this package to find the classes of the actors.
+    Ray is an optional dependency, so this package must be importable without it. Ray's own processes also import the
+    package, to find the classes of the actors.
     """
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -43,7 +43,7 @@ class KeeperReport:
 class ShardKeeper:
     """Runs `replay-server` as a child process. If the server ends, it is restarted on the same port.
 
-    The server also ends when this process does. A file next to the tables stores the port and the shard's id. A keeper
+    The server ends when this process ends. A file next to the tables stores the port and the shard's id. A keeper
     that finds this file, for example after a restart, continues the shard. Without the file, the server is a new shard
     with empty tables.
     """

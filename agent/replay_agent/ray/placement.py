@@ -62,7 +62,7 @@ def wait_until_placed(refs: Sequence[Any], what: str, each: Mapping[str, float],
 
 
 def shortage(each: Mapping[str, float]) -> list[str]:
-    """Return the resources that are short: less of them is free in the whole cluster than one actor needs."""
+    """Return the resources of which one actor needs more than is free in the whole cluster."""
     free = ray.available_resources()
     return [name for name, amount in each.items() if free.get(name, 0) < amount]
 

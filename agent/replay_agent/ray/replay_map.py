@@ -52,14 +52,14 @@ class ReplayMap:
         return self._service
 
     def addresses(self) -> list[str]:
-        """Return the addresses of all shards in use. The list is empty while the service is not ready.
+        """Return the addresses of all shards that are neither lost nor retired.
 
-        A client needs only one of the addresses.
+        The list is empty while the service is not ready. A client needs only one of the addresses.
         """
         return [] if self._map is None else [shard.address for shard in self._map.in_use]
 
     def failures(self) -> dict[int, str]:
-        """Return why servers ended, by the number of their keeper. Servers that are ready again are left out."""
+        """Return why servers ended, keyed by keeper number. Servers that are ready again are left out."""
         return {number: report.failure for number, report in self._reports.items() if report.failure is not None}
 
     def _keep(self) -> None:

@@ -102,8 +102,8 @@ def connect(name: str, **options: Any) -> ReplayClient:
 
     Args:
         name: name of the service; for `replay-train`, the name of the run.
-        **options: options of `ReplayClient`, such as ``timeout_s``. By default, the variables REPLAY_TLS_... determine
-            ``tls``.
+        **options: options of `ReplayClient`, such as ``timeout_s``. By default, the environment variables
+            REPLAY_TLS_... determine ``tls``.
 
     Raises:
         ServiceError: there is no such service, it is not ready, or its token cannot be read.

@@ -1,4 +1,4 @@
-"""Runs `replay-train` on Ray: starts servers and a learner, follows them, and stops them."""
+"""Runs `replay-train` on Ray: starts servers and a learner, waits until the learner has finished, and stops them."""
 
 from __future__ import annotations
 
@@ -105,8 +105,9 @@ class RemoteLearner:
 def train_on_ray(settings: TrainSettings, stop_request: StopRequest) -> TrainingReport:
     """Start or resume a run on a Ray cluster, and return its report.
 
-    The learner's log and progress appear in this process's log. Checkpoints and, without ``ray_data_dir``, tables are
-    in the run's directory, which all nodes must share. A restarted learner continues from the newest checkpoint.
+    The learner's log and progress appear in this process's log. Checkpoints are in the run's directory, which
+    all nodes must share. So are tables, unless ``ray_data_dir`` is set. A restarted learner continues from the newest
+    checkpoint.
 
     Raises:
         PlacementError: the cluster lacks resources; the message names the one that is short.

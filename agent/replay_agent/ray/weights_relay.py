@@ -24,7 +24,7 @@ LEARNER_TIMEOUT_S: Final = 4.0
 
 
 class RelayedWeights:
-    """The newest weights of a learner, stored for one of its runs at a time. Thread-safe."""
+    """The newest weights of a run. A request for weights of another run replaces them. Thread-safe."""
 
     table: Final = "*"
     """Actors need the right to write to all tables; the run's own token grants it."""

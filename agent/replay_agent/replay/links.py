@@ -47,8 +47,8 @@ class ReplayLink:
     def can_draw(self) -> bool:
         """Whether any row can be drawn.
 
-        In a compact table, a step can be drawn only after the steps that follow it have arrived, so this method waits
-        for the recorded steps to arrive and asks the table.
+        In a compact table, a step can be drawn only after the steps that follow it have arrived. Therefore, this method
+        first waits until all recorded steps have arrived, and then asks the table.
         """
         if self.table.steps is None:
             return True
@@ -69,7 +69,7 @@ class ReplayLink:
             self._sampler.update_priorities(batch, priorities)
 
     def flush(self) -> None:
-        """Wait up to `FLUSH_TIMEOUT_S` until all appended rows are acknowledged. Errors are ignored."""
+        """Wait until all appended rows are acknowledged, but at most `FLUSH_TIMEOUT_S`. Errors are ignored."""
         if self._writer is not None:
             with suppress(ReplayError):
                 self._writer.flush(timeout_s=FLUSH_TIMEOUT_S)

@@ -15,7 +15,7 @@ class TableCount(NamedTuple):
 
 
 class Pacer:
-    """Counts environment steps as rows in the table, and decides whether the learner and the actors may proceed.
+    """Counts rows in the table as environment steps, and decides whether the learner and the actors may proceed.
 
     Once the table has ``learning_starts`` rows, each environment step gives the learner a credit of ``ratio`` gradient
     steps, however often the table is polled. The learner takes a gradient step for each whole credit. Actors pause
@@ -89,7 +89,7 @@ class Pacer:
         self._credited_steps = self._updates = 0
 
     def catch_up(self, counted: TableCount, inserted: int, size: int, closing_share: float = 0.0) -> None:
-        """Count rows that the attached table received after the last count of an earlier start of the run.
+        """Count the rows that the attached table has received since an earlier start of the run last counted them.
 
         It is unknown how many of these rows close an episode. Their number is estimated from ``closing_share``.
 
@@ -115,7 +115,7 @@ class Pacer:
             return steps
 
     def attach(self, inserted: int, size: int) -> None:
-        """Start counting from these row counts of a table, which may be another table or the current one."""
+        """Start counting from a table's row counts. The table may be a new one, or the one counted so far."""
         self._inserted_at_start = inserted
         self._size_at_start = size
         self._steps_before = self._env_steps

@@ -50,8 +50,8 @@ class _StepRecorder:
     The last frame of an episode is appended in the row that closes it. In a table of sequences, each row also contains
     the state of the recurrent network before the step.
 
-    If the actor estimates values, the priority of a step is known once its transition is complete. The next row, which
-    completes the step's window, carries this priority.
+    If the actor estimates values, a step's priority is known only once its n-step transition is complete. The priority
+    is then sent with the next row, which completes the step's window.
     """
 
     def __init__(self, writer: Writer, steps: Steps, n_step: NStep) -> None:

@@ -156,7 +156,7 @@ class RunTable:
         return True
 
     def flush(self) -> None:
-        """Wait up to `FLUSH_TIMEOUT_S` of `links` until all appended rows are acknowledged. Errors are ignored."""
+        """Wait until all appended rows are acknowledged, but at most `links.FLUSH_TIMEOUT_S`. Errors are ignored."""
         if self._link is not None:
             self._link.flush()
 

@@ -42,7 +42,7 @@ class MetricsPort(ProgressView, Collector):
     """
 
     def __init__(self, shown: ProgressView, host: str, port: int) -> None:
-        """Bind the port. Each status is also shown in ``shown``.
+        """Bind the port. The view ``shown`` also receives each status.
 
         Raises:
             ValueError: the port cannot be bound.
@@ -97,7 +97,7 @@ class _Server(WSGIServer):
         super().__init__(address, handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print no traceback, which would disturb the progress bar: a client was only too slow, or hung up."""
+        """Print no traceback, because it would disturb the progress bar. The client was only too slow, or hung up."""
 
 
 class _Handler(WSGIRequestHandler):

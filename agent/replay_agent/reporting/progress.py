@@ -144,9 +144,9 @@ def _steps(task: Task) -> str:
 
 
 def _note(task: Task) -> str:
-    """Return the note. If no step was taken for `STANDSTILL_S`, add for how long.
+    """Return the note. If no step was taken for `STANDSTILL_S`, append how long ago the last one was.
 
-    The bar calls this while the trainer is busy, too.
+    The bar also calls this while the trainer is busy.
     """
     still_s = task.get_time() - task.fields["moved_s"]
     if task.finished or still_s < STANDSTILL_S:

@@ -14,12 +14,13 @@ PROCESS = group("process")
 
 
 class ActorSettings(Settings):
-    """Act for a learner: record steps in its replay table, with weights that it serves.
+    """Play episodes with the weights that a learner serves, and record the steps in its replay table.
 
     The task (environment, table, network, seed) comes from the learner. Every flag can also be given as an
     environment variable (--learner as REPLAY_ACTOR_LEARNER) or in a TOML file. Set REPLAY_TOKEN to the token for
-    both, and REPLAY_LEARNER_TOKEN if the learner's token differs. REPLAY_TLS_CA, REPLAY_TLS_CERT and REPLAY_TLS_KEY
-    name the TLS files for the server, REPLAY_LEARNER_TLS_CA and so on those for the learner.
+    the replay server and the learner. If the learner's token differs, also set REPLAY_LEARNER_TOKEN. REPLAY_TLS_CA,
+    REPLAY_TLS_CERT and REPLAY_TLS_KEY name the TLS files for the replay server; REPLAY_LEARNER_TLS_CA and so on name
+    those for the learner.
     """
 
     server: Annotated[Address, CONNECTIONS] = "localhost:50051"

@@ -341,7 +341,7 @@ class TrainSettings(Settings):
 
     @property
     def explorers(self) -> int:
-        """Number of actors with an epsilon of their own, with exploration ape-x."""
+        """Number of actors that have an epsilon of their own if exploration is ape-x."""
         return self.ape_x_actors or self.actors + self.acts
 
     @property

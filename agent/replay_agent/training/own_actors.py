@@ -23,7 +23,8 @@ _LEARNER_CA = f"{LEARNER_TLS_PREFIX}_CA"
 def check_learner(learner: str, environment: Mapping[str, str]) -> None:
     """Check that actors with these environment variables can connect to the learner by TLS.
 
-    Otherwise, actors that cannot connect would retry forever. Nothing is checked if the variables do not enable TLS.
+    Without this check, actors that cannot connect would retry forever. Nothing is checked if the variables do not
+    enable TLS.
 
     Raises:
         ActorsFailError: the TLS connection failed; the message says what to set.
@@ -46,7 +47,7 @@ def check_learner(learner: str, environment: Mapping[str, str]) -> None:
 
 
 def declared_access(settings: TrainSettings) -> LearnerAccess:
-    """Return the access control of the learner's port that the settings specify."""
+    """Return the access control that the settings specify for the learner's port."""
     return LearnerAccess(
         settings.learner_tls_cert, settings.learner_tls_key, settings.learner_tls_client_ca, settings.learner_tokens
     )
@@ -67,8 +68,8 @@ def actor_environment(settings: TrainSettings, own: OwnAccess | None, variables:
     """Return the environment variables for actors started by the trainer.
 
     Variables for TLS with the server are left out if the run starts its own server. Variables for TLS with the learner
-    are left out if the learner has no certificate. Unless they select other CAs, actors trust the learner's
-    certificate.
+    are left out if the learner has no certificate. If it has one, actors trust it, unless the variables select
+    other CAs for the learner.
 
     Args:
         settings: settings of the run.

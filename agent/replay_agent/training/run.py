@@ -155,7 +155,7 @@ def _check_metrics_host(settings: TrainSettings) -> None:
     """Refuse to show the run's metrics to other machines, because the port has neither tokens nor TLS.
 
     Raises:
-        ExposedError: other machines could read, and ``learner_insecure`` is not set.
+        ExposedError: other machines could read the metrics, and ``learner_insecure`` is not set.
     """
     if settings.http_port is not None and not is_loopback(settings.http_host) and not settings.learner_insecure:
         raise ExposedError(

@@ -1,1 +1,1 @@
-"""What learners exchange with a server, without I/O: draws, updates, and the batches in replies."""
+"""Builds the requests of learners (draws and updates), and decodes the batches in the replies, without I/O."""

@@ -142,15 +142,16 @@ class Learning:
             self.send_updates()  # only after an error while batches were in flight
 
     def ask_for(self, draw: replay_pb2.Draw | None, ranks: replay_pb2.RankQuery | None = None) -> Exchange:
-        """Add a request for the table's state; also for one batch of ``draw`` and for ``ranks``, unless they are None.
+        """Add a request for the table's state.
 
-        The request also carries the kept updates. `prefetch` does not limit such batches.
+        If ``draw`` is given, the request also asks for one batch, which `prefetch` does not limit. If ``ranks`` is
+        given, it asks for those ranks, too. It carries the kept updates.
         """
         return self._add(0 if draw is None else 1, draw, wants_state=True, ranks=ranks)
 
     @property
     def has_kept(self) -> bool:
-        """Whether updates, a charge, or the others' largest priority wait for the next request."""
+        """Whether anything is kept for the next request: updates, a charge, or the other shards' largest priority."""
         return bool(self._keys) or bool(self.charge) or self.others_largest != self._others_largest_sent
 
     def unacknowledged_updates(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

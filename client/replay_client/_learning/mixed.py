@@ -61,7 +61,7 @@ class MixedHandle(Generic[S]):
 
     @property
     def beta(self) -> float:
-        """Exponent of the weights in future requests. If the tables have different ones, that of the first table."""
+        """Exponent of the weights in future requests. If it differs between tables, this is the first table's."""
         return next(iter(self.samplers.values())).beta
 
     @beta.setter

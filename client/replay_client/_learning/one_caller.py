@@ -15,7 +15,7 @@ from replay_client.errors import ConcurrentUseError
 
 
 class OneCaller:
-    """See the module. Refuses another thread, another task of the same thread, and a signal handler."""
+    """Refuses calls from another thread, another task of the same thread, or a signal handler; see the module."""
 
     def __init__(self, kind: str) -> None:
         """``kind`` names the object in errors."""

@@ -5,8 +5,8 @@
     tuner.prefetch                                          # how many batches to keep in flight now
 
 With more batches in flight, a learner waits less, but each batch misses more updates of priorities. So the tuner looks
-for the smallest number that does not make steps slower. While the learner waits, it tries twice as many. From time to
-time, it tries half as many.
+for the smallest number that does not make steps slower. While the learner waits for batches, the tuner tries twice as
+many. From time to time, it tries half as many.
 """
 
 from __future__ import annotations

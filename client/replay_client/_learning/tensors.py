@@ -36,8 +36,8 @@ def check_usable(device: Device) -> None:
 class TensorBatch(Drawn[torch.Tensor], MutableMapping[str, torch.Tensor]):
     """A `Batch` as tensors on a device; the keys remain a NumPy array.
 
-    Columns can be replaced: ``tensors["obs"] = tensors["obs"].float() / 255``. A `torch.utils.data.DataLoader` converts
-    immutable mappings to dicts, which would lose keys and weights.
+    Columns can be replaced: ``tensors["obs"] = tensors["obs"].float() / 255``. The mapping must be mutable, because a
+    `torch.utils.data.DataLoader` would convert an immutable one to a dict, without keys and weights.
     """
 
     columns: dict[str, torch.Tensor]

@@ -75,7 +75,7 @@ def create_table(
 ) -> Operation[tuple[TableDescription, bool]]:
     """Create a table, or open an existing one. Returns its description, and whether it is new.
 
-    ``shards_version`` is the version of the shard map by which the table is divided; 0: the table is not divided.
+    ``shards_version`` is the version of the shard map that divides the table among servers, or 0 if none does.
     """
     if if_exists not in (None, *get_args(IfExists)):
         raise InvalidArgumentError.of_field("if_exists", "'open', 'reset' or 'error'", repr(if_exists))
@@ -123,7 +123,7 @@ def set_shards(new: ShardMap, expected_version: int) -> Operation[None]:
 
 
 def report_shard(table: str, uid: bytes, shard_id: int, report: ShardReport) -> Operation[None]:
-    """Report the last known state of another shard to a server; ``uid`` is that of the server's own shard."""
+    """Tell a server the last known state of a shard on another server; ``uid`` is that of the called server's shard."""
     about = replay_pb2.ShardReport(shard_id=shard_id, **vars(report))
     request = replay_pb2.ReportShardRequest(table=table, table_uid=uid, report=about)
     yield Call("ReportShard", request.SerializeToString())

@@ -177,7 +177,7 @@ class TableOperations:
         return reader.sampled(answer)
 
     def _limits(self, wait_s: float) -> tuple[float, float]:
-        """Return the time limit of a call that may wait ``wait_s`` for the table, and the margin, in seconds."""
+        """Return `Call.timeout_s` and `Call.margin_s` for a draw that may wait ``wait_s`` seconds on the server."""
         return (wait_s, _ANSWER_MARGIN_S) if wait_s else (self._timeout_s, 0.0)
 
 
@@ -211,7 +211,7 @@ class TableHandle:
 
     @property
     def batch_columns(self) -> Mapping[str, Column]:
-        """The columns of a batch, with the dtype and shape of one row's value, or of one item's in a table of steps."""
+        """The columns of a batch, with the dtype and shape of the value of one row (in a table of steps: one item)."""
         return self.schema if self.steps is None else self.steps.sampled
 
     def __repr__(self) -> str:

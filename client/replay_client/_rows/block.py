@@ -99,7 +99,10 @@ class RowBlock:
         return self.capacity - self.count
 
     def accepts(self, *, priorities: bool) -> bool:
-        """Whether the block may complete anchors whose ``priorities`` are given (or are not). It cannot mix both."""
+        """Whether the next anchors may be added with priorities (``priorities=True``) or without (False).
+
+        A block cannot contain both anchors with priorities and anchors without.
+        """
         return self.has_priorities is None or self.has_priorities is priorities
 
     def begin_run(self, stream: int, row: int, episode: int, step: int) -> None:
@@ -222,7 +225,7 @@ class RowBlock:
         return in_bytes
 
     def _runs_in_order(self, order: NDArray[np.intp] | None) -> replay_pb2.Runs:
-        """Return the runs of the rows, which are sorted by ``order`` or, if it is None, by arrival."""
+        """Return the runs of the rows in the given order; None: in order of arrival."""
         streams, rows, episodes, steps, ends = np.array(sorted(self._runs), np.int64).T
         firsts = rows if order is None else self._places(streams, rows, order)
         runs = replay_pb2.Runs(
@@ -236,7 +239,7 @@ class RowBlock:
         return runs
 
     def _places(self, streams: NDArray[np.int64], rows: NDArray[np.int64], order: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Return the positions, int64[m], of the runs' first rows in the given order; ``rows`` has them by arrival."""
+        """Convert ``rows``, the indices of the runs' first rows, to their positions in the given order, int64[m]."""
         in_order = self._stream_of[order] * self.capacity + order
         return in_order.searchsorted(streams * self.capacity + rows)
 
@@ -263,7 +266,10 @@ class RowBlock:
         return True
 
     def _with_masks(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Complete a row for the fast path; a row with masks, or with nested values, takes the slow path."""
+        """Add masks, and zeros for missing optional columns, so that the row can take the fast path.
+
+        A row that already has masks, or has nested values, takes the slow path.
+        """
         masks = self._schema.masks
         if not values.keys().isdisjoint(masks.values()):
             return {}

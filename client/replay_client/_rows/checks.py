@@ -210,8 +210,8 @@ def checked_flags(field: str, given: ArrayLike, shape: tuple[int, ...] = (), *, 
     """Convert flags to a bool array, and check its shape.
 
     Raises:
-        InvalidArgumentError: a value is neither a bool nor 0 or 1, or the shape is wrong. The message then adds
-            ``meaning`` to the expected shape.
+        InvalidArgumentError: a value is neither a bool nor 0 or 1, or the shape is wrong. In the message about a
+            wrong shape, ``meaning`` follows the expected shape.
     """
     flags = checked_array(field, _FLAG, given)
     if flags.shape != shape:

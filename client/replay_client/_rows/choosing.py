@@ -13,7 +13,7 @@ from replay_client.errors import InvalidArgumentError
 def chosen_columns(
     available: Iterable[str], given: Collection[str] | None, masks: Mapping[str, str]
 ) -> tuple[str, ...] | None:
-    """Return the names of chosen columns, in the order of the schema; None: all.
+    """Return the names of chosen columns, in the order of the schema, or None for all columns.
 
     Args:
         available: names of all columns.

@@ -64,7 +64,7 @@ class MappedRows:
 
     @cached_property
     def as_bytes(self) -> Mapping[str, NDArray[np.uint8]]:
-        """The whole ring's columns as bytes, uint8[slots, row_bytes] by name."""
+        """The mapped columns with all slots, as bytes: uint8[slots, row_bytes] by name."""
         return {name: flat_rows(column).view(np.uint8) for name, column in self._columns.items()}
 
     def are_whole(self, keys: NDArray[np.int64]) -> bool:
@@ -73,7 +73,7 @@ class MappedRows:
 
 
 def _in_long_rows(column: Array) -> Array:
-    """View ``dtype[n, *shape]`` with at most two dimensions: `take` then copies each row in one piece."""
+    """View ``dtype[n, *shape]`` with at most two dimensions, so that `take` copies each row in one piece."""
     return column if column.ndim <= 2 else flat_rows(column)
 
 

@@ -1,4 +1,4 @@
-"""Finds the rows of drawn windows from which each column of a batch is built.
+"""Finds the rows from which the columns of a batch are built, in the windows that were drawn.
 
     windows = Windows(before, after, ends, np.arange(r), steps.window)
     places = windows.places(Layout(stacked=4))      # the last four rows up to each anchor
@@ -25,7 +25,10 @@ Indices = NDArray[np.int64]
 
 
 class Layout(NamedTuple):
-    """Which rows a column takes from each window, relative to a base row: the anchor, or the last row if ``ahead``."""
+    """Which rows a column takes from each window.
+
+    Positions are relative to a base row: the window's anchor or, if ``ahead``, its last row.
+    """
 
     before: int = 0
     """Number of positions before the base. Positions are consecutive steps."""
@@ -40,7 +43,7 @@ class Layout(NamedTuple):
 
 
 class Places(NamedTuple):
-    """The rows of a column: window by window, position by position, and oldest first within a stack."""
+    """The rows of a column, sorted by window, then by position, and oldest first within a stack."""
 
     rows: Indices
     """int64[windows * positions * stacked]: index of each row in the stored column; arbitrary where padded."""
@@ -129,7 +132,7 @@ class Windows:
         return self._rows.take(self._anchors - np.minimum(self.before, before))
 
     def next_rows(self, count: int) -> Indices:
-        """Return the indices, int64[count, b], of ``count`` rows from each anchor on.
+        """Return the indices, int64[count, b], of each anchor and the ``count - 1`` rows after it.
 
         Indices beyond the last row of a window are arbitrary.
         """

@@ -21,7 +21,7 @@ MOST_LOCAL: Final = (1 << _LOCAL_BITS) - 1
 
 
 def global_keys(shard_id: int, local: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the keys in the whole table, int64[n], of rows whose keys in their shard are ``local``, int64[n]."""
+    """Convert keys in one shard, ``local`` (int64[n]), to keys in the whole table, int64[n]."""
     return local | np.int64(shard_id << _LOCAL_BITS)
 
 

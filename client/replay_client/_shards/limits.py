@@ -92,8 +92,8 @@ def charges(limit: RateLimit, differences: Mapping[int, float], samples: int) ->
 def move(limit: RateLimit, differences: Mapping[int, float], waiting: Collection[int]) -> Move | None:
     """Return a move that makes room in a shard where inserts wait; None if no inserts wait or no shard has room.
 
-    Without such moves, a deadlock is possible: a writer waits for the shard of its episode, and all learners wait for
-    more rows.
+    Without such moves, a deadlock is possible: a writer waits for room in the shard of its episode, while all learners
+    wait for more rows.
 
     Args:
         limit: the limit of one shard.

@@ -1,8 +1,8 @@
 """Joins the distributions of priorities in a table's shards into that of the whole table.
 
-The rows with the largest priorities are exact. Beyond them, each selected rank of a shard represents the rows around
-it. The selected ranks of all shards are sorted by priority. For each of them, the number of rows represented before it
-gives its rank in the whole table.
+The rows with the largest priorities are exact. Beyond them, each shard reports only selected ranks, each of which
+represents the rows around it. To estimate a selected rank's position in the whole table, the ranks of all shards are
+sorted by priority, and the rows that they represent are counted.
 """
 
 from __future__ import annotations

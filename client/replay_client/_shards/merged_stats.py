@@ -90,7 +90,7 @@ def merged_table_stats(found: Mapping[int, TableStats], shards: ShardMap) -> Tab
 
 
 def newest_reports(parts: Iterable[TableStats]) -> dict[int, ShardReport]:
-    """Return the newest report about each shard that was away, by id. The newest has counted the most inserts."""
+    """Return the newest report about each shard that was unreachable, by id: the one with the most inserts."""
     newest: dict[int, ShardReport] = {}
     for shard_id, report in (each for part in parts for each in part.reports.items()):
         if shard_id not in newest or report.inserted > newest[shard_id].inserted:
@@ -99,7 +99,7 @@ def newest_reports(parts: Iterable[TableStats]) -> dict[int, ShardReport]:
 
 
 def _lost_with_shards(parts: Sequence[TableStats], reports: Mapping[int, ShardReport], shards: ShardMap) -> int:
-    """Count the rows of lost shards, as given by the shard map, or by a client's report that has more inserts."""
+    """Count the rows of lost shards, from the shard map or a client's report, whichever has seen more inserts."""
     uids = {part.table.uid for part in parts}
     lost = 0
     for shard in (each for each in shards.shards if each.state == "lost"):
@@ -150,7 +150,7 @@ def _merged_rates(parts: Sequence[Rates]) -> Rates:
 
 
 def merged_waits(waits: Iterable[WaitStats]) -> tuple[WaitStats, ...]:
-    """Add up over all shards how many calls wait for the same thing."""
+    """Join the shards' statistics of calls that wait for the same thing."""
     by_what: dict[str, list[WaitStats]] = {}
     for wait in waits:
         by_what.setdefault(wait.waited_for, []).append(wait)

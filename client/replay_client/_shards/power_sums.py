@@ -27,9 +27,9 @@ def power_sum(count: int, alpha: float) -> float:
 
 
 def _tail(start: float, end: float, alpha: float) -> float:
-    """Return the sum of j ** -alpha for j from ``start`` to ``end``, both included, with a negligible error from 64 on.
+    """Return the sum of j ** -alpha for j from ``start`` to ``end``, both included.
 
-    The error is the remainder of the Euler-Maclaurin formula.
+    The error, which is the remainder of the Euler-Maclaurin formula, is negligible if ``start`` is at least 64.
     """
     exponent = 1.0 - alpha
     log_ratio = math.log(end / start)

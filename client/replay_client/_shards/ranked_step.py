@@ -212,14 +212,14 @@ class RankedStep(Step):
         return np.concatenate(parts) if parts else np.empty(0)
 
     def _count(self, shard_id: int, larger: NDArray[np.int64]) -> None:
-        """Add a shard's counts of larger rows to the ranks of the other shards' proposals."""
+        """Add a shard's counts of rows with larger priorities to the ranks of the other shards' proposals."""
         start = 0
         for _, proposed in self._others(shard_id):
             proposed.overall += larger[start : start + len(proposed.keys)]
             start += len(proposed.keys)
 
     def _accept(self) -> dict[int, Question]:
-        """Accept some proposals at random. Return the questions that fetch as many of them as are missing."""
+        """Accept proposals at random, at most as many as rows are missing. Return the questions that fetch them."""
         excess = {
             shard_id: self.chances[shard_id] / each.mass for shard_id, each in self._proposed.items() if each.mass
         }

@@ -77,9 +77,9 @@ class Step:
         return sum(state.total_mass for state in states)
 
     def without(self, shard_id: int) -> NDArray[np.intp]:
-        """Discard a shard, and return the places intp[n] whose rows have to be drawn from the other shards.
+        """Discard a shard, and return the places, intp[n], whose rows must be drawn from the other shards instead.
 
-        The probabilities of the other rows increase: the chances become conditional on not choosing this shard.
+        The chances of the other shards increase, as if this shard could not have been chosen.
         """
         if shard_id not in self.chances:
             return np.empty(0, np.intp)

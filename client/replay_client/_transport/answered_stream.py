@@ -31,7 +31,7 @@ from replay_client.errors import ClosedError, DeadlineExceededError
 
 
 class AnsweredStream(Generic[R]):
-    """See the module. Only one thread may receive. Any thread may send, except on a `FrameStream`: only that thread."""
+    """See the module. Only one thread may receive. Any thread may send, but on a `FrameStream`, only that one."""
 
     def __init__(
         self,

@@ -146,7 +146,7 @@ class FrameStream:
         return self._wait(events, min(deadline, time.monotonic() + SILENCE_S))
 
     def _check_silence(self, deadline: float) -> None:
-        """After a silence, raise an error if the deadline has passed, or if a reply is due and the server is dead."""
+        """After a silence, raise if the deadline has passed, or if requests are unanswered and the server is dead."""
         is_dead = time.monotonic() < deadline and self._sent > self._received and not self.is_alive()
         if time.monotonic() >= deadline:
             raise TimeoutError

@@ -203,7 +203,7 @@ class LocalCalls:
             return None
 
     def _put_back(self, method: FrameMethod, used: _Idle, *, is_whole: bool) -> None:
-        """Keep a call's connection for the next call if it is whole; otherwise, close it."""
+        """Keep a call's connection for the next call if no late reply can arrive on it; otherwise, close it."""
         with self._lock:  # so that `close` cancels no other socket that reuses its descriptor
             if is_whole and not self._is_closed:
                 self._idle[method].append(used)

@@ -1,1 +1,1 @@
-"""How rows reach a table: streams of experience, delivery of blocks, single inserts."""
+"""Sends rows to a table, either as streams of experience, which are delivered in blocks, or as single inserts."""

@@ -98,7 +98,7 @@ class Delivery:
             self._receiver.join()
 
     def _wake(self) -> None:
-        """Wake up all threads; the first block starts the background thread."""
+        """Wake up all threads, and start the background thread once there are rows to deliver."""
         if self._receiver is None and self._outbox.in_flight:
             self._receiver = threading.Thread(
                 target=copy_context().run, args=(self._receive_all,), name="replay-writer", daemon=True

@@ -7,9 +7,9 @@
         ...
 
 A row may complete the windows of one or more anchors (see `replay_client._writing.streams`). The priorities of these
-anchors are sent with the row. In one block, either all completed anchors have given priorities or none has; otherwise,
-a new block begins. There is no I/O: if a row needs a new block while too many blocks are in flight, the caller waits
-and tries again.
+anchors are sent with the row. A block must not mix anchors whose priorities the caller gave with others, so a row may
+need a new block. There is no I/O: if a row needs a new block while too many blocks are in flight, the caller waits and
+tries again.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class Episodes:
             priorities: float64[streams], or None.
 
         Returns:
-            The number of rows that were appended, at most one block: those of the first streams in ``which``. It is 0
-            if too many blocks are in flight.
+            The number of rows that were appended, which are those of the first streams in ``which``. It is at most
+            the capacity of a block, and 0 if too many blocks are in flight.
         """
         streams = self.streams
         which = which[: self._outbox.block.capacity]

@@ -48,7 +48,7 @@ class Links:
     """int64[n + 1]: index in `priorities` of the first one for each row; the last element is p."""
 
     def part_end(self, first: int, most_rows: int, most_runs: int) -> int:
-        """Return the exclusive end of the longest part from row ``first`` on with at most this many rows and runs."""
+        """Return the exclusive end of the longest part that begins at row ``first`` and exceeds neither limit."""
         end = min(first + most_rows, len(self.streams))
         next_start = int(self.starts.searchsorted(first, "right")) + most_runs - 1
         return min(end, int(self.starts[next_start])) if next_start < len(self.starts) else end
@@ -149,7 +149,7 @@ class StepLinks:
         return by_stream.priorities[np.maximum(np.repeat(rows, counts) - back, 0)], places
 
     def _keep(self, by_stream: _Steps) -> None:
-        """Keep the newest rows of each stream: those whose windows later rows complete, and at least one row."""
+        """Keep the newest rows of each stream: all whose windows may still be incomplete, and at least one row."""
         streams = by_stream.original
         is_last = np.append(streams[1:] != streams[:-1], True)[: len(streams)]
         lasts = np.flatnonzero(is_last)
@@ -159,7 +159,7 @@ class StepLinks:
 
 
 def _follow(by_stream: _Steps) -> NDArray[np.bool_]:
-    """Return whether each row, bool[n], continues its stream: as the next step, or as another episode's first step."""
+    """Return bool[n]: whether each row continues its stream, as the next step or the first step of a new episode."""
     follows = np.zeros(len(by_stream.steps), bool)
     same_episode = by_stream.episodes[1:] == by_stream.episodes[:-1]
     next_step = (by_stream.steps[1:] == by_stream.steps[:-1] + 1) & (by_stream.ends[:-1] == _GOES_ON)
@@ -169,7 +169,7 @@ def _follow(by_stream: _Steps) -> NDArray[np.bool_]:
 
 
 def _run_starts(streams: NDArray[np.uint64], rows: _Steps) -> NDArray[np.intp]:
-    """Return the indices, int64[m], of rows that are not the step after the row before them."""
+    """Return the indices, int64[m], of the rows that begin a run: each is not the step after the previous row."""
     is_next = (
         (streams[1:] == streams[:-1])
         & (rows.episodes[1:] == rows.episodes[:-1])
@@ -180,7 +180,7 @@ def _run_starts(streams: NDArray[np.uint64], rows: _Steps) -> NDArray[np.intp]:
 
 
 def _last_true(flags: NDArray[np.bool_]) -> NDArray[np.intp]:
-    """Return, for each position, the last position up to it whose flag is set, int64[n]. The first flag must be set."""
+    """Return int64[n]: for each flag, the index of the last True flag at or before it. The first flag must be True."""
     return np.maximum.accumulate(np.where(flags, np.arange(len(flags)), 0))
 
 

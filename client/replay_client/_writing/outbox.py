@@ -137,7 +137,7 @@ class Outbox:
         return len(self._pending.requests) >= self._max_blocks_in_flight
 
     def added(self, count: int = 1) -> None:
-        """Call this after adding ``count`` rows to the block. Tries to hand it over if as many no longer fit."""
+        """Note that ``count`` rows were added to the block. Try to hand it over if another ``count`` would not fit."""
         if self.block.count == count:
             self._block_began_s = self._clock()
             if not self._is_timed:
@@ -168,8 +168,8 @@ class Outbox:
     def due_in_s(self) -> float | None:
         """Hand over the block if it is due. Otherwise, return the seconds until it is due.
 
-        Return None if there is no time to wait for: the block is empty, or was due. If a due block cannot be handed
-        over, call again after the next acknowledgement.
+        Return None if the block was due, is empty, or has no time limit. If a due block could not be handed over, call
+        again after the next acknowledgement.
         """
         if not self.block.count:
             self._is_timed = False
@@ -240,7 +240,7 @@ class Outbox:
         self._acknowledge(block)
 
     def failed(self, error: Exception) -> None:
-        """Process the error that ended the stream. Afterwards, continue unless `is_paused` or `has_failed`."""
+        """Process the error that ended the stream. The caller may reconnect unless `is_paused` or `has_failed`."""
         match error:
             case TableResetError():
                 pass  # The table was reset while the block waited, so it was not inserted: send it again.
@@ -270,8 +270,8 @@ class Outbox:
     def _begin_anew(self) -> bool:
         """Switch to a new writer id, after the server has forgotten an idle writer.
 
-        Return False, and change nothing, if that could insert rows twice. If no pending block was sent on an earlier
-        stream, the server has applied none of them.
+        Return False, and change nothing, if a pending block was also sent on an earlier stream. The server may have
+        applied that block, so a new writer id could insert its rows twice.
         """
         if any(block.attempts > 1 for block in self._pending.requests):
             return False

@@ -92,7 +92,9 @@ class Writing:
     def __init__(
         self, table: TableDescription, options: WriterOptions, *, timeout_s: float, wake: Callable[[], None]
     ) -> None:
-        """Blocks never exceed the largest insert that the server allows; see `TableDescription.rows_per_insert`.
+        """Begin without rows.
+
+        Blocks never exceed the largest insert that the server allows; see `TableDescription.rows_per_insert`.
 
         Args:
             table: the table.
@@ -148,7 +150,7 @@ class Writing:
         return VectorRows(checked, which, given)
 
     def append_all(self, rows: VectorRows) -> bool:
-        """Append as many rows as fit into a block. Return False if too many blocks are in flight to append any."""
+        """Append as many rows as fit into a block. Return False if none fits because too many blocks are in flight."""
         added = self.episodes.append_all(rows.columns, rows.which[rows.appended :], rows.priorities)
         rows.appended += added
         return added > 0
@@ -156,7 +158,7 @@ class Writing:
     def checked_ends(
         self, done: ArrayLike, columns: Mapping[str, Any], terminated: ArrayLike | None
     ) -> Iterator[EpisodeEnd]:
-        """Check the arguments of `Writer.end_episodes`, and iterate over the ends of episodes."""
+        """Check the arguments of `Writer.end_episodes`. Return an iterator with one element per episode to end."""
         which = self._flags("done", done).nonzero()[0]
         is_terminated = self._flags("terminated", np.zeros(len(self), bool) if terminated is None else terminated)
         checked = self._checked(columns, is_partial=True) if columns else {}

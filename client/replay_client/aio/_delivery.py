@@ -29,9 +29,9 @@ class Delivery:
         self._owes_turn = False
 
     async def ready(self) -> None:
-        """Prepare for adding rows, and check for errors.
+        """Connect if necessary, and check for errors, before rows are added.
 
-        If a block was begun or sent since the last call, other tasks run first.
+        If a block was begun or sent since the last call, let other tasks run first.
 
         Raises:
             ReplayError: an earlier row could not be sent.
@@ -75,7 +75,7 @@ class Delivery:
             await asyncio.wait((self._receiver,))
 
     def _wake(self) -> None:
-        """Wake up all tasks; the first block starts the background task."""
+        """Wake up all tasks, and start the background task once there are rows to deliver."""
         self._owes_turn = True
         if self._receiver is None and self._outbox.block.count:
             self._receiver = asyncio.create_task(self._receive_all(), name="replay-writer")

@@ -48,9 +48,9 @@ class LoopLink(LinkBase):
         return SyncClient(token=self._token, **vars(self.options))
 
     async def in_thread(self, opened: ServerLink | SyncClient, work: Callable[[], T]) -> T:
-        """Run blocking work in a thread, and then close ``opened``, whose connection was opened for it.
+        """Run blocking work in a thread, and then close ``opened``, the link or client that was created for the work.
 
-        If this is canceled, ``opened`` is closed immediately, so the thread's next call fails.
+        If the task is canceled, ``opened`` is closed immediately, so the thread's next call to the server fails.
         """
         try:
             await self.connection.reach()

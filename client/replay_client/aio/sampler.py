@@ -158,7 +158,7 @@ class Sampler(SamplerHandle):
 def _retrieve(task: asyncio.Task[None]) -> None:
     """Mark a task's error as retrieved, so that asyncio does not log it.
 
-    The next call raises it. If there is no next call, the sampler was closed.
+    The sampler's next call raises the error, unless the sampler was closed.
     """
     if not task.cancelled():
         task.exception()

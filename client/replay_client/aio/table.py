@@ -236,7 +236,7 @@ class Table(TableHandle):
         reconnect_timeout_s: float | None,
         **draw: Any,
     ) -> Sampler:
-        """Create a sampler, for instance for a part of mixed batches; see `replay_client.Table.part_sampler`."""
+        """Create a sampler, alone or for this table's part of mixed batches; see `replay_client.Table.part_sampler`."""
         operations = self._operations
         replacing = operations.batch_reader(names)
         reader = replacing if blank is None else operations.batch_reader(names, blank)

@@ -55,7 +55,7 @@ class TensorSampler:
 
     @property
     def prefetch(self) -> int:
-        """Batches in flight while the task waits, at least 1; can be changed, also to "auto"."""
+        """Number of batches in flight while the task waits, at least 1. May be set to "auto"."""
         return self._sampler.prefetch
 
     @prefetch.setter
@@ -197,7 +197,7 @@ class MixedTensorSampler(TensorSampler):
 def _retrieve(task: asyncio.Task[_Made]) -> None:
     """Mark a task's error as retrieved, so that asyncio does not log it.
 
-    The next call raises it. If there is no next call, the sampler was closed.
+    The sampler's next call raises the error, unless the sampler was closed.
     """
     if not task.cancelled():
         task.exception()

@@ -130,7 +130,7 @@ def stats(
 
 @app.command
 def top(*, server: Server = DEFAULT_SERVER, interval: Interval = 1.0) -> None:
-    """Watch all tables: rates, who waits, latencies; keys sort, and look into a table."""
+    """Watch the rates of all tables, the waiting calls and the latencies; keys sort the tables and open one."""
     if not (sys.stdin.isatty() and sys.stdout.isatty() and sys.stderr.isatty()):  # textual draws on stderr
         print("replay: top needs a terminal; for a pipe or file, use `replay stats --watch`", file=sys.stderr)
         sys.exit(EXIT_USAGE)
@@ -156,7 +156,7 @@ def inspect(
     as_json: WatchedJson = False,
     interval: Interval = 1.0,
 ) -> None:
-    """Show the rows of a table: priorities, probabilities by rank, ages, draws, weights, and the largest."""
+    """Show a table's distributions (priority, probability, age, draws, weight) and rows of largest priority."""
     if watch and png is not None:
         print("replay: --png draws one picture; leave out --watch", file=sys.stderr)
         sys.exit(EXIT_USAGE)

@@ -63,7 +63,7 @@ def list_all(*, server: Server = DEFAULT_SERVER, as_json: Json = False) -> None:
 
 @app.command
 def verify(name: Name, /, *, server: Server = DEFAULT_SERVER, partial: Partial = False, as_json: Json = False) -> None:
-    """Verify a checkpoint; fails and names the file if one is corrupt, or the servers whose parts are missing."""
+    """Verify a checkpoint; if this fails, name the corrupt file, or the servers whose parts are missing."""
     with client_of(server) as client:
         _show(client.verify_checkpoint(name, timeout_s=PATIENCE_S, partial=partial), "whole", as_json)
 

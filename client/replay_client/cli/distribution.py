@@ -118,8 +118,8 @@ class Distributions:
 def bars(values: Floats, rows: Floats, count: int = BARS) -> list[Bar]:
     """Divide the range of the values into intervals, and count the rows in each.
 
-    The intervals are logarithmic if the positive values span more than two orders of magnitude, not counting the 1 % of
-    rows with the smallest ones. The first interval then also contains these rows, and zeros have a separate bar.
+    The intervals are logarithmic if the positive values span more than two orders of magnitude, even without their
+    smallest 1 %. In this case, the first interval includes this smallest 1 %, and zeros have a separate bar.
 
     Args:
         values: float64[n], at least 0.
@@ -159,7 +159,7 @@ def priorities_in_force(inspection: Inspection) -> Floats:
 
 
 def decades(inspection: Inspection) -> Floats:
-    """Return float64[m]: how many decades of ranks each selected rank represents."""
+    """Return float64[m]: the width, in decades, of the interval of ranks that each selected rank represents."""
     ends = 0.5 + np.concatenate([[0.0], np.cumsum(inspection.rows)])
     return np.diff(np.log10(ends))
 
@@ -192,7 +192,7 @@ def _counted(values: Floats, rows: Floats, edges: Floats) -> list[Bar]:
 
 
 def merged(drawn: Sequence[TimesSampled], most: int) -> Sequence[TimesSampled]:
-    """Merge pairs of neighboring bars in a histogram by number of draws until at most ``most`` (at least 1) remain."""
+    """Merge neighboring bars of a histogram in pairs until at most ``most`` bars (at least 1) remain."""
     while len(drawn) > most:
         pairs = [drawn[place : place + 2] for place in range(0, len(drawn), 2)]
         drawn = [replace(pair[0], at_most=pair[-1].at_most, rows=sum(bar.rows for bar in pair)) for pair in pairs]

@@ -14,7 +14,7 @@ FAINT = "dim"
 
 
 def grid_of(*headings: str) -> Table:
-    """Create an empty list; ``>`` in front of a heading right-aligns the column."""
+    """Create a list with these headings and no rows; ``>`` in front of a heading right-aligns its column."""
     grid = Table(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for place, heading in enumerate(headings):
         justify: Literal["left", "right"] = "right" if heading.startswith(">") else "left"

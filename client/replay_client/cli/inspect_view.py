@@ -75,9 +75,9 @@ def inspect_view(seen: Inspected, width: int) -> RenderableType:
 
 
 def inspect_screen(console: Console, seen: Inspected, trouble: str) -> RenderableType:
-    """Render like `inspect_view`, but with so few bars, panels and rows that all fit into the terminal's height.
+    """Render like `inspect_view`, but leave out bars, panels and rows that do not fit into the terminal's height.
 
-    ``trouble`` is the reason why there is nothing newer to show, if any.
+    ``trouble`` says why there is nothing newer to show; empty if there is no trouble.
     """
     width, inspection = console.width, seen.inspection
     per_row = _panels_per_row(width)

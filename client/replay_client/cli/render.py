@@ -71,8 +71,9 @@ def stats_view(
 ) -> RenderableType:
     """Render the statistics of a server: one table in detail, or a list of all tables.
 
-    ``width`` is the terminal's width in characters. ``most`` limits the total number of waits, tables and
-    methods or, for one table, the number of bars. ``trouble`` is the reason why there are no newer statistics, if any.
+    ``width`` is the terminal's width in characters. For one table, ``most`` limits the number of bars. For all tables,
+    it limits the total number of waits, tables and methods. ``trouble`` says why there are no newer statistics; empty
+    if there is no trouble.
     """
     header: list[RenderableType] = [server_line(stats, server)]
     if trouble:

@@ -57,7 +57,7 @@ def shard_figures(table: TableStats, shards: ShardMap | None) -> Iterator[Render
 
 
 def away_text(stats: Stats) -> Iterator[Text]:
-    """Say which servers are away, and how much of each table they hold."""
+    """Say which servers are away, and what share of each table's mass is on them."""
     if stats.shards is None:
         return
     for shard in (shard for shard in stats.shards.in_use if shard.id in stats.shards_away):

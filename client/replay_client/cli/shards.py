@@ -62,7 +62,7 @@ def retire(
     now: Annotated[bool, Parameter(negative="", help="Give up its rows.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Remove a draining server whose rows are older than all rows of the others."""
+    """Remove a draining server if all its rows are older than the rows on the other servers."""
     with client_of(server) as client:
         _show(_retired(client, shard, is_patient=wait, is_forced=now), server, as_json)
 

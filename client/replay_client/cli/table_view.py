@@ -21,7 +21,7 @@ _ACCENT, _FAINT, _URGENT = "cyan", "dim", "yellow"
 
 
 def table_view(table: TableStats, most_bars: int | None = None) -> RenderableType:
-    """Render who waits for a table, its key figures, and its distributions; ``most_bars`` limits the histogram."""
+    """Render a table's waiting calls, key figures and distributions; the histogram has at most ``most_bars`` bars."""
     spread = Group(
         Panel(_quantiles(table), title="priorities and ages" + ", about" * bool(table.shards), box=box.ROUNDED),
         Panel(_times_sampled(table.times_sampled, most_bars), title="rows by times drawn", box=box.ROUNDED),

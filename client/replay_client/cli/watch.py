@@ -48,7 +48,7 @@ class Watched(Generic[S]):
 
 
 def watch(watched: Watched[S], interval_s: float, *, as_json: bool) -> None:
-    """Show something every ``interval_s`` seconds until Ctrl-C. Only errors of the first request are raised."""
+    """Fetch and show ``watched`` every ``interval_s`` seconds until Ctrl-C. Raise only errors of the first request."""
     console = Console()
     try:
         if as_json:
@@ -64,7 +64,7 @@ def watch(watched: Watched[S], interval_s: float, *, as_json: bool) -> None:
 def looks(
     look: Callable[[], S], interval_s: float, pause: Callable[[float], object] = time.sleep
 ) -> Iterator[S | Trouble]:
-    """Yield each result of ``look``, or the trouble that prevented it, forever. Raise only errors of the first request.
+    """Call ``look`` forever; yield its results, or a `Trouble` for each error. Raise only errors of the first call.
 
     ``pause`` waits for a number of seconds between two requests.
     """

@@ -66,9 +66,9 @@ class TableDescription:
 
     @property
     def rows_per_insert(self) -> int:
-        """Maximum rows per insert request. The rate limiter or queue might never allow larger ones.
+        """Maximum rows per insert request.
 
-        Larger requests would also delay other calls.
+        Larger requests would delay other calls, and the rate limiter or queue might never allow them.
         """
         fitting = min(self.slots - self.capacity, MOST_ROWS_AT_ONCE, max(1, INSERT_BYTES // self.row_bytes))
         if self.backend == FIFO:
@@ -78,7 +78,7 @@ class TableDescription:
         return fitting
 
     def to_config(self) -> replay_pb2.TableConfig:
-        """Convert the config to a message, to create such a table again."""
+        """Convert the config to a message that creates a table like this one."""
         return replay_pb2.TableConfig(
             name=self.name,
             columns=self.schema.to_proto() if self.steps is None else self.steps.columns_to_proto(),
@@ -91,7 +91,7 @@ class TableDescription:
         )
 
     def create_arguments(self, *, keep_parameters: bool = True) -> dict[str, Any]:
-        """Return keyword arguments for `ReplayClient.create_table`, to create such a table again under another name.
+        """Return the arguments, without the name, for `ReplayClient.create_table` to create a table like this one.
 
         Args:
             keep_parameters: whether to include the parameters of the backend.

@@ -16,7 +16,7 @@ from replay_client.results.stats import TimesSampled
 
 @dataclass(frozen=True, eq=False)
 class LargestRows:
-    """The rows with the largest priorities (exact), in descending order. Among equal ones, newer rows come first."""
+    """The rows with the largest priorities, in descending order and, if equal, newest first. They are exact."""
 
     row_keys: NDArray[np.int64]
     """int64[k]; k is at most the number given to `Table.inspect`."""
@@ -64,7 +64,7 @@ class Inspection:
 
     @property
     def rows(self) -> NDArray[np.float64]:
-        """float64[m]: how many rows each of `ranks` represents: those whose own ranks are closest to it."""
+        """float64[m]: for each of `ranks`, how many rows of the table have a rank that is closest to it."""
         if not len(self.ranks):
             return np.empty(0)
         between = (self.ranks[1:] + self.ranks[:-1]) / 2

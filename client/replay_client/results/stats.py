@@ -210,7 +210,7 @@ class TableStats:
 
     @property
     def staleness(self) -> float:
-        """Mean number of updates (one per batch) that arrive too late for a sampler's draw; at most prefetch - 1."""
+        """Mean number of earlier batches whose updates a sampler's draw does not reflect; at most prefetch - 1."""
         return self.batches_ahead / self.batches if self.batches else 0.0
 
     @property
@@ -256,7 +256,7 @@ class TableStats:
 
 @dataclass(frozen=True)
 class Stats:
-    """Statistics of the server, or of several, and the requested tables."""
+    """Statistics of one or several servers, and of the requested tables."""
 
     server: ServerStats
     """The server's process. With several servers, counts, memory and CPU time are sums, the uptime is the shortest, and

@@ -109,7 +109,7 @@ def batch_of(rows: Rows, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def table_of(reader: RowReader, schema: pa.Schema) -> pa.Table:
-    """Read all rows into an Arrow table. The reader's columns are those of ``schema``, a result of `schema_of`."""
+    """Read all rows into an Arrow table. ``schema`` is the result of `schema_of` for the columns that are read."""
     return pa.Table.from_batches([batch_of(rows, schema) for rows in reader], schema)
 
 
@@ -227,7 +227,7 @@ class ParquetRows:
                 raise InvalidArgumentError.of_field(option, f"a file with {', '.join(columns)}", f"no {lacking[0]}")
 
     def _rows(self, table: TableDescription, *optional: str | None) -> Iterator[Rows]:
-        """Read the rows: columns of the table, places in episodes, and the columns ``optional``, except None."""
+        """Read the table's columns, the places in episodes, and those of the columns ``optional`` that are not None."""
         links = [name for name in _STEP_COLUMNS if name in self._schema.names]
         columns = [name for name in table.schema if name in self._schema.names]
         names = [*columns, *links, *(name for name in optional if name is not None)]

@@ -298,8 +298,8 @@ class ReplayClient:
         Args:
             batch_sizes: number of rows from each table, at least 1, by the table's name.
             beta: exponent of the weights, as for `Table.sample`; required if any table needs it. Can be changed later.
-            weight_norm: divisor of the weights: the largest weight in the mixed batch, or in all tables. See
-                `MixedBatch`.
+            weight_norm: ``"batch"`` divides the weights by the largest one in the mixed batch, ``"table"`` by the
+                largest one in any of the tables. See `MixedBatch`.
             draw_mode: as for `Table.sample`.
             prefetch: number of batches in flight, as for `Table.sampler`.
             timeout_s: seconds to wait for a table that is empty, or whose rate limiter or queue does not allow the
@@ -351,8 +351,8 @@ class ReplayClient:
 
         Raises:
             TableNotFoundError: the table does not exist.
-            ServerUnavailableError: a server is away; the message names it. The table is dropped on the others; calling
-                again drops the rest.
+            ServerUnavailableError: a server is away; the message names it. The table is dropped on the others. Call
+                again when this server is back.
         """
         shards = self._all_shards()
         if shards is None:
@@ -386,8 +386,8 @@ class ReplayClient:
 
         Args:
             tables: names of the tables; empty: all.
-            series: prefix of the checkpoint's name, followed by a number. None: "checkpoint" or, with a token
-                restricted to some tables, the name of the first table.
+            series: prefix of the checkpoint's name, followed by a number. The default is "checkpoint". With a token
+                restricted to some tables, it is the name of the first table.
             keep: checkpoints to keep in the series, including this one; None: the server's setting.
             timeout_s: time limit in seconds; None: the client's default; `math.inf`: forever. The server finishes the
                 checkpoint even after that.
@@ -404,7 +404,7 @@ class ReplayClient:
         return write_parts(links, tables, series=series, keep=keep, timeout_s=timeout_s)
 
     def checkpoints(self) -> list[Checkpoint]:
-        """List the server's checkpoints, oldest first. With several servers, a checkpoint covers all.
+        """List the server's checkpoints, oldest first. Parts on several servers are listed as one checkpoint.
 
         Raises:
             CheckpointsOffError: the server has no --checkpoint-dir.
@@ -457,8 +457,8 @@ class ReplayClient:
         Args:
             shard_id: the id of its shard.
             state: ``"draining"``: it gets no new rows. ``"lost"``: it will not come back; its rows are given up,
-                and its id is never used again. ``"retired"``: the same, on purpose; see `retire_shard`. ``"active"``:
-                it gets rows again.
+                and its id is never used again. ``"retired"``: like ``"lost"``, but for a server that is removed on
+                purpose; see `retire_shard`. ``"active"``: it gets rows again.
 
         Raises:
             InvalidArgumentError: there is no such shard or state, the shard is already lost or retired, or it is the

@@ -1,4 +1,4 @@
-"""Copies tables and loads files: inserts rows that were read from a table, with their episodes and priorities.
+"""Inserts rows that were read from a table or from a file, with their episodes and priorities.
 
     loader = target.loader()
     for rows in source.rows():

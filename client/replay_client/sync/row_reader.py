@@ -35,7 +35,7 @@ Advance = Callable[[int], object]
 
 
 class RowPlan:
-    """What to read for `Table.rows`, and in which order to return it, without I/O.
+    """Plans which rows `Table.rows` reads, and in which order it returns them; does no I/O itself.
 
     for keys in plan.parts():
         yield from plan.arrived(keys, read(keys))
@@ -71,7 +71,7 @@ class RowPlan:
                 yield np.arange(first, min(first + self.chunk, keys.stop))
 
     def arrived(self, keys: NDArray[np.int64], rows: Rows) -> list[Rows]:
-        """Take those of the rows with these keys that were still live; return the rows that come next in the order."""
+        """Take the rows that were read for these keys; return the rows, if any, that are next in the order."""
         self.overtaken += len(keys) - rows.batch_size
         if not self._is_by_episode:
             return [rows] if rows.batch_size else []
@@ -87,7 +87,7 @@ class RowPlan:
         return full
 
     def rest(self) -> list[Rows]:
-        """Return the remaining rows, and log how many were overtaken. Call this after all rows have arrived."""
+        """Return the rows not returned yet; log how many could not be read. Call this after all rows have arrived."""
         if self.overtaken:
             log.warning(
                 "%s of %s rows of table %r were removed before they were read",
@@ -112,7 +112,7 @@ class RowReaderBase:
 
     @property
     def inserted(self) -> int:
-        """Rows ever inserted into the table when the reader was created. Rows inserted later are not read."""
+        """Rows inserted into the table before the reader was created. Rows inserted later are not read."""
         return self._plan.inserted
 
     @property

@@ -70,7 +70,7 @@ class Table(TableHandle):
         created: bool = False,
         data_path: DataPath | None = None,
     ) -> None:
-        """Created by `ReplayClient`; ``data_path`` replaces the shortcuts that the link finds."""
+        """Created by `ReplayClient`. ``data_path`` has the shortcuts to use; None: those that the link finds."""
         path = data_path or link.data_path(description)
         super().__init__(description, link.options, path.rows, created=created)
         self._link = link
@@ -109,8 +109,8 @@ class Table(TableHandle):
                 missing; to give them for some of the rows only, also give their masks.
             priorities: absolute TD errors float64[n]; None: the largest live priority.
             timeout_s: seconds that each request waits for the rate limiter, for room in a queue, or for an
-                unreachable server. None: the client's default; `math.inf`: forever; 0: do not wait for the table,
-                but wait for an unreachable server up to the default.
+                unreachable server. None: the client's default; `math.inf`: forever; 0: do not wait for the limiter
+                or the queue, but wait for an unreachable server up to the default.
 
         Returns:
             Keys of the rows, int64[n].
@@ -456,8 +456,8 @@ class Table(TableHandle):
             weight_norm: as for `sample`.
             draw_mode: as for `sample`.
             prefetch: number of batches in flight; 1: no prefetching. A draw misses the last ``prefetch - 1`` updates.
-                "auto": as few as keep the learner from waiting, from 2 to 16; always 2 if the table has a rate limiter
-                or is a queue. Choose a number for reproducible runs.
+                "auto": the smallest number, from 2 to 16, that keeps the learner from waiting; always 2 if the table
+                has a rate limiter or is a queue. Choose a number for reproducible runs.
             timeout_s: seconds to wait for a batch while the table is empty, or its rate limiter or queue does not
                 allow the draw. 0: do not wait; None: the client's default; `math.inf`: forever. Prefetched batches
                 count as drawn for the limiter.
@@ -499,7 +499,7 @@ class Table(TableHandle):
         reconnect_timeout_s: float | None,
         **draw: Any,
     ) -> Sampler:
-        """Create a sampler, which may draw one table's part of mixed batches; internal. Users call `sampler`.
+        """Create a sampler, for use alone or for this table's part of mixed batches; internal. Users call `sampler`.
 
         Args:
             names: columns of its batches; None: all.
@@ -551,7 +551,9 @@ class Table(TableHandle):
         return self._run(stats(self.name)).tables[self.name]
 
     def inspect(self, *, largest: int = 10) -> Inspection:
-        """Fetch the distribution of the rows. This takes up to a few tenths of a second, but other calls do not wait.
+        """Fetch the distributions of the rows' priorities, ages and numbers of draws.
+
+        This takes up to a few tenths of a second, but other calls do not wait for it.
 
         Args:
             largest: how many of the rows with the largest priorities to fetch, 1 to 100.

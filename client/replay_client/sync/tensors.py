@@ -62,7 +62,7 @@ class TensorSampler:
 
     @property
     def prefetch(self) -> int:
-        """Batches in flight while the thread waits, at least 1; can be changed, also to "auto"."""
+        """Number of batches in flight while the thread waits for the next one, at least 1. May be set to "auto"."""
         return self._sampler.prefetch
 
     @prefetch.setter
@@ -113,7 +113,7 @@ class TensorSampler:
         Args:
             batch_or_keys: a batch, or keys int64[n]. For duplicate keys, the last priority counts.
             priorities: finite absolute TD errors float64[n], as an array or a tensor. If a device is still computing
-                the tensor, this call does not wait for it. If the values are then invalid, a later call raises.
+                the tensor, this call does not wait for it; if the tensor turns out to be invalid, a later call raises.
 
         Raises:
             InvalidArgumentError: the keys or the priorities are invalid.

@@ -20,13 +20,13 @@ and its blocks:
 when `flush` is called. A writer with one stream also sends it at the end of an episode. A server with many writers asks
 them for larger blocks: they then send less often, but never later than `max_delay_s` after a block's first row.
 
-While `MAX_BLOCKS_IN_FLIGHT` blocks are unacknowledged, `append` waits. This happens if the server is slow or
+While ``max_blocks_in_flight`` blocks are unacknowledged, `append` waits. This happens if the server is slow or
 unreachable, or if the table's rate limiter or full queue delays inserts.
 
 When the connection breaks, the writer reconnects and resends unacknowledged rows; sequence numbers prevent duplicates.
 A call raises only if the server is unreachable for `reconnect_timeout_s` or refuses rows. After
 `ServerUnavailableError`, or if the server's disk is full, the next call retries; after any other error, the writer is
-unusable. In both cases `unacknowledged_rows` returns the rows that may not have arrived.
+unusable. After each of these errors, `unacknowledged_rows` returns the rows that may not have arrived.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class Writer:
         priorities: ArrayLike | None = None,
         **columns: Any,
     ) -> None:
-        """Append a copy of one row to each stream.
+        """Append one row to each stream; the values are copied.
 
         Args:
             rows: values by column, as an alternative to keyword arguments.
@@ -304,9 +304,9 @@ class Writer:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Flush and close. If the block raised an error, such as Ctrl-C, try for at most `GIVE_UP_S`.
+        """Flush and close. If the block raised an error, such as Ctrl-C, flush for at most `GIVE_UP_S`.
 
-        A writer that gives up logs the number of unacknowledged rows as a warning, and the original error propagates.
+        If rows are still unacknowledged then, their number is logged as a warning, and the original error propagates.
         """
         try:
             self.close(timeout_s=None if error is None else GIVE_UP_S)

@@ -176,7 +176,7 @@ def _open_sockets() -> list[int]:
 
 
 def _tells_of_more_than_an_ended_call(record: logging.LogRecord) -> bool:
-    """Reject tracebacks of calls that ended early, with which unauthenticated clients could fill a disk."""
+    """Reject tracebacks of calls that ended early. Unauthenticated clients could fill a disk with them."""
     return record.exc_info is None or getattr(record.exc_info[0], "__name__", "") != "ExecuteBatchError"
 
 

@@ -37,7 +37,7 @@ class CheckpointRemovedError(FatalError):
 
 @contextmanager
 def unless_removed(folder: Path) -> Iterator[None]:
-    """Convert errors in the block, which reads a checkpoint, if they occur because the checkpoint was removed.
+    """If reading a checkpoint fails in the block because the checkpoint was removed, raise an error that says so.
 
     Raises:
         CheckpointRemovedError: the checkpoint was removed during the block.

@@ -88,7 +88,7 @@ class _Turn:
         self._left = TURN_BYTES
 
     async def make_room(self, size: int) -> None:
-        """Let other calls run first if ``size`` more bytes would exceed the limit."""
+        """Count ``size`` bytes about to be copied; if they would exceed `TURN_BYTES`, let other calls run first."""
         if size > self._left:
             await asyncio.sleep(0)
             self._left = TURN_BYTES

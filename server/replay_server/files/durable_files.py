@@ -19,7 +19,7 @@ def overwrite_file(path: Path, content: bytes) -> None:
     """Overwrite the beginning of a file with ``content``, or create the file.
 
     If the file is already at least as long as ``content``, no new disk space is needed. A power loss during the write
-    may tear the file.
+    may leave a mixture of old and new content.
     """
     is_new = not path.exists()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -74,9 +74,9 @@ def make(parent: Path, prefix: str) -> tuple[Path, int]:
 
 
 def sweep(parent: Path, prefix: str) -> list[Path]:
-    """Remove folders with this prefix that dead processes of this user left in ``parent``, and return them.
+    """Remove folders in ``parent`` that dead processes of this user left behind, and return their paths.
 
-    Failures are logged, not raised.
+    Only folders whose names start with ``prefix`` are removed. Failures are logged, not raised.
     """
     swept: list[Path] = []
     ends = time.monotonic() + _SWEEP_S

@@ -1,10 +1,10 @@
 """Checks that other users of this machine cannot change the contents of a directory.
 
 A user who can write to a directory can place links and files in it. A user who can write to one of its parents can
-replace the whole directory. So every directory on the path and every link followed must belong to the server's user or
-root, the entries that the server opens must belong to the server's user, and no one else may have write access. Others
-may write to a parent directory or a shared directory only if it is sticky, like `/tmp`, because then only the owner of
-an entry can remove or rename it.
+replace the whole directory. So every directory on the path, and every link followed, must belong to the server's user
+or root. The entries that the server opens must belong to the server's user. No one else may have write access, with one
+exception: others may write to a parent directory or a shared directory if it is sticky, like `/tmp`. In a sticky
+directory, only the owner of an entry can remove or rename it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def check_entries(entries: Iterable[Path], *, owners: Collection[int] = ()) -> N
 
 
 def check_tree(folder: Path) -> None:
-    """Check everything below a directory that has been checked, like `check_entries`."""
+    """Apply `check_entries` to everything below a directory; the directory itself must have been checked."""
     pending = [folder]
     while pending:
         entries = list(pending.pop().iterdir())

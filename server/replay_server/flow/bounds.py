@@ -1,7 +1,7 @@
 """Configurable limits on requests, and checks that refuse requests beyond them.
 
-Other limits are checked elsewhere: on bytes of a reply in `rpc.handlers.gathering`, on rows of an insert in `table`,
-and on waiting calls in `waiting`.
+Other modules check other limits: `rpc.handlers.gathering` checks the bytes of a reply, `table` the rows of an insert,
+and `waiting` the waiting calls.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ABOUT_A_BATCH_BYTES = 128
 
 @dataclass(frozen=True)
 class Bounds:
-    """Limits on requests and callers, as described in `ServerSettings`. None means limited only by the file system."""
+    """Limits on requests and callers, as described in `ServerSettings`. None: only the file system sets a limit."""
 
     max_request_bytes: int = 8 << 20
     """Maximum bytes of a request. While it receives a request, gRPC blocks the event loop for up to 1 ms per MiB. Our
@@ -90,7 +90,13 @@ class Bounds:
         return head_bytes, "max_rows_per_call of the server"
 
     def check_head(self, size: int, plain: int, *, is_insert: bool) -> None:
-        """Refuse a request of too many bytes without its rows (``size``), or without rows and arrays (``plain``)."""
+        """Refuse a request that is too long even without its rows.
+
+        Args:
+            size: bytes of the request without its rows.
+            plain: bytes of the request without its rows and arrays.
+            is_insert: whether the request is an insert, which has a limit of its own on ``size``.
+        """
         _check("bytes of a message beside its rows, keys and priorities", PLAIN_BYTES, plain, "not a setting")
         most, setting = self.longest(has_rows=False)
         if is_insert:
@@ -131,7 +137,12 @@ class Bounds:
             _check("bytes of all tables when full", self.max_bytes, total, "max_bytes of the server")
 
     def check_checkpoint(self, series: Collection[str], size: int) -> None:
-        """Refuse a checkpoint if ``series``, all series with it, or ``size``, all bytes with it, exceed a limit."""
+        """Refuse a checkpoint that exceeds a limit.
+
+        Args:
+            series: all series of checkpoints, including that of the new checkpoint.
+            size: bytes of all checkpoints, including the new one.
+        """
         _check("series of checkpoints", self.max_checkpoint_series, len(series), "max_checkpoint_series of the server")
         _check("bytes of all checkpoints", self.max_checkpoint_bytes, size, "max_checkpoint_bytes of the server")
 

@@ -30,9 +30,13 @@ class Budget:
     """Counts what each caller holds."""
 
     def __init__(self, bound: str, setting: str, most: int, share: float) -> None:
-        """Create a budget of ``most``, of which one caller may hold the fraction ``share``.
+        """Create a budget.
 
-        Refusals name ``bound``, what is counted, and ``setting``, where ``most`` comes from.
+        Args:
+            bound: what the budget counts, in words for refusals.
+            setting: where ``most`` comes from, in words for refusals.
+            most: maximum amount that all callers may hold together.
+            share: fraction of ``most`` that one caller may hold.
         """
         self._bound = bound
         self._setting = setting

@@ -1,8 +1,9 @@
-"""Lets calls wait for a table: draws until it has rows and its gate grants them, inserts until its gate allows them.
+"""Lets draws and inserts wait until they may proceed.
 
-`replay_server.table.gates` defines gates. Draws and inserts wait in separate lines, first come, first served. Call
-`Waiters.changed` after every change that may let a waiting call proceed. It serves the waiting calls immediately, so no
-later call can overtake them. A call that is refused has had no effect.
+A draw waits until the table has rows and the table's gate grants them. An insert waits until the gate allows it. See
+`replay_server.table.gates`. Draws and inserts wait in separate lines, first come, first served. Call `Waiters.changed`
+after every change that may let a waiting call proceed. It serves the waiting calls immediately, so no later call can
+overtake them. A call that is refused has had no effect.
 """
 
 from __future__ import annotations
@@ -68,7 +69,13 @@ class Waiters:
     """Lets calls wait until they may proceed, the table is reset or dropped, or the server shuts down."""
 
     def __init__(self, calls: Budget, rows: Budget, longest_s: float = math.inf) -> None:
-        """Limit waiting calls by ``calls``, bytes of waiting inserts by ``rows``, and each wait to ``longest_s``."""
+        """Start without waiting calls.
+
+        Args:
+            calls: limits the number of waiting calls.
+            rows: limits the bytes of waiting inserts.
+            longest_s: maximum duration of a wait, in seconds.
+        """
         self._longest_s = longest_s
         self._calls = calls
         self._rows = rows
@@ -96,8 +103,9 @@ class Waiters:
     async def draw(self, caller: Caller, table: Table, rows: int, wait_s: float) -> None:
         """Wait until ``rows`` rows may be drawn, and count them as drawn.
 
-        Wait for at most ``wait_s`` seconds; infinity means as long as the call lasts. Look up the table again
-        afterwards. If the draw then fails, call `leave`.
+        Wait for at most ``wait_s`` seconds; infinity means as long as the call lasts. After the wait, the caller must
+        look up the table again, because it may have been dropped. If the draw fails after it was counted, the caller
+        must call `leave`.
 
         Raises:
             RequestError: TABLE_EMPTY, LIMITED, WAITED_TOO_LONG, TABLE_RESET, TABLE_NOT_FOUND, SHUTTING_DOWN,
@@ -137,8 +145,8 @@ class Waiters:
     ) -> range:
         """Insert rows like `Table.insert`, but wait until the insert is allowed.
 
-        Wait for at most ``wait_s`` seconds; None or infinity means no limit of its own. A retry of an insert that
-        has been applied does not wait.
+        Wait for at most ``wait_s`` seconds. If this is None or infinity, only the server's limit on waits applies. A
+        retry of an insert that has been applied does not wait.
 
         Raises:
             RequestError: as `Table.insert`; LIMITED, WAITED_TOO_LONG, TABLE_RESET, TABLE_NOT_FOUND, SHUTTING_DOWN,
@@ -155,7 +163,7 @@ class Waiters:
     def _insert(
         self, caller: Caller, table: Table, rows: NewRows, stamp: WriterStamp | None, wait_s: float | None
     ) -> range | Awaitable[range]:
-        """Insert rows, start a long insert, or join the line. The caller must await an awaitable result immediately."""
+        """Insert rows, start a long insert, or join the line. If the result is awaitable, await it immediately."""
         gate = table.gate
         if gate is None or table.is_repeat(stamp):
             return self._apply(table, rows, stamp)

@@ -37,7 +37,7 @@ class Wait(NamedTuple):
 
 
 def _progress_per_s(table: Table, waited_for: WaitedFor) -> float:
-    """Return by how much the available amount of a `Lack` grows per second, in the unit of the amount."""
+    """Return how fast `Lack.have` grows per second, at the recent rates of inserts and draws."""
     figures, limit = table.figures, table.config.rate_limit
     times = table.config.times or 1
     if waited_for == "rows":

@@ -1,4 +1,4 @@
-"""Server-sent events: the frames of a feed, for as long as a page is open."""
+"""Sends the frames of a feed to an open page, as server-sent events."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _START: Final = {"type": "http.response.start", "status": 200, "headers": [(b"co
 
 
 class EventStream(Response):
-    """Sends each new frame. Frames never queue up: slow pages miss some; pages that stop reading are disconnected."""
+    """Sends each new frame, without queueing. Slow pages miss frames; pages that stop reading are disconnected."""
 
     def __init__(self, feed: Feed, caller: Caller, longest_s: float = LONGEST_S) -> None:
         """Stream what the caller may see, for up to ``longest_s`` seconds."""

@@ -1,4 +1,4 @@
-"""The figures of the live page. They are read at most once per second, while any page is open; all pages share them."""
+"""The figures of the live page. While any page is open, they are read at most once per second, for all pages."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Feed:
             await asyncio.sleep(max(PERIOD_S, _REST * spent_s) - (time.monotonic() - began))
 
     async def _publish(self) -> float:
-        """Make a frame; return its CPU time in seconds. Other calls run between two tables."""
+        """Make a frame; return its CPU time in seconds. After each table, other calls can run."""
         self._list_checkpoints()
         spent_s = 0.0
         tables = {}

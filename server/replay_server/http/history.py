@@ -43,7 +43,7 @@ class History:
 
         Args:
             clock: monotonic clock in seconds.
-            now: seconds since 1970.
+            now: clock that returns the seconds since 1970.
         """
         self._clock = clock
         self._now = now
@@ -53,7 +53,7 @@ class History:
         self._tables: dict[bytes, _Recorded] = {}
 
     def tick(self, tables: Iterable[Table]) -> None:
-        """Record the rates since the last tick, and mark the counts of all clients."""
+        """Record each table's rates since the last tick, and let its clients record their counts."""
         clock_s = self._clock()
         passed_s, self._last_s = max(clock_s - self._last_s, 1e-9), clock_s
         slot = self._ticks % POINTS

@@ -50,7 +50,7 @@ class LivePage:
         ]
 
     async def _page(self, request: Request) -> Response:
-        """Return the page. It requires a token, so that browsers send the token with all later requests."""
+        """Return the page. It requires a token, so browsers ask for one, and send it with all later requests."""
         self._readers.identify(request).check(Right.READ)
         return self._file_named("index.html")
 

@@ -58,7 +58,7 @@ _COUNTERS: Final[Sequence[tuple[str, str, _Read]]] = (
 
 
 class _One(Collector):
-    """A collector of a single metric, because the library renders only collectors."""
+    """A collector of a single metric. The library cannot render a metric without a collector."""
 
     def __init__(self, metric: Metric) -> None:
         self._metric = metric

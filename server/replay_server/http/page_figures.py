@@ -125,7 +125,7 @@ def distributions_of(table: Table, random: np.random.Generator) -> dict[str, Any
 
 
 def _of_ages(ages_s: NDArray[np.float64]) -> dict[str, Any]:
-    """Return a histogram of ages. It has at most one bar per distinct age, because small tables have few."""
+    """Return a histogram of ages. Small tables have few distinct ages, so there is at most one bar for each."""
     known = len(np.unique(ages_s.round(_AGE_DIGITS)))
     return {"median": _short(float(np.median(ages_s))), **_histogram(ages_s, bars=min(_BARS, known))}
 
@@ -148,7 +148,7 @@ def _of_priorities(table: Table, sample: NDArray[np.float64]) -> dict[str, Any]:
 
 
 def _histogram(values: NDArray[np.float64], *, bars: int = _BARS, logarithmic: bool = False) -> dict[str, Any]:
-    """Return the fraction of values in each bar. All bars are equally wide on the scale.
+    """Return the fraction of values in each bar. All bars are equally wide on the linear or logarithmic scale.
 
     If all values are about equal, there is only one bar.
     """

@@ -26,7 +26,7 @@ class Readers:
     """Identifies readers."""
 
     def __init__(self, authenticator: Authenticator, *, on_this_host: bool = False) -> None:
-        """Use the tokens of gRPC.
+        """Accept the same tokens as gRPC.
 
         Args:
             authenticator: identifies callers.
@@ -59,7 +59,7 @@ def _names_this_host(authority: str) -> bool:
 
 
 def _bearer(header: str) -> str:
-    """Convert the value of a header with a password to that of a bearer header; return other values unchanged."""
+    """Convert a header's value from Basic to Bearer, with the password as the token; return other values unchanged."""
     if not header.lower().startswith(_BASIC):
         return header
     try:

@@ -45,7 +45,7 @@ class HttpServer:
     """Listens on a port."""
 
     def __init__(self, app: ASGIApp, host: str, port: int, context: ssl.SSLContext | None) -> None:
-        """Bind the port. Clients can connect, but wait until `start`.
+        """Bind the port. Clients can connect, but their requests wait until `start`.
 
         Args:
             app: answers requests.

@@ -78,7 +78,7 @@ class Storage(NamedTuple):
 
 @dataclass(frozen=True)
 class ServerSnapshot:
-    """The server at one moment. Each table is read atomically, but other calls run between two tables."""
+    """The server at one moment. Each table is read atomically, but other calls can run after each table."""
 
     tables: Sequence[TableSnapshot]
     """The tables that the reader may read, sorted by name."""

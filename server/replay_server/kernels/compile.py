@@ -105,7 +105,7 @@ def _warn_not_kept(folder: str, reason: str) -> None:
 
 
 def _widened(argument: Any) -> Any:
-    """Return the type of an argument that one kernel passes to another: int64 for all signed integers.
+    """Widen the type of an argument that one kernel passes to another: all signed integers become int64.
 
     Otherwise, numba would compile the callee once each for int64, int32, int8 and every constant, which doubles the
     compile time.

@@ -3,15 +3,16 @@
 Numba reuses a compiled kernel as long as the file that defines it is unchanged. But kernels here call kernels in other
 files and use their constants, so numba would keep using old callees. Hence each version has its own folder,
 ``kernels-<digest>``. The digest covers every source file that defines a kernel or a constant for kernels (all of
-``backends`` and ``kernels``), and everything else that numba does not check. Numba does check the processor.
+``backends`` and ``kernels``), and the compiler's version and settings. It need not cover the processor, which numba
+checks.
 
 The folder is in the first of these places that is writable:
 
 1. ``NUMBA_CACHE_DIR``, if it is set,
 2. ``__pycache__`` next to this file: in a source checkout or a user's environment,
 3. the user's cache, ``$XDG_CACHE_HOME`` or ``~/.cache``,
-4. a temporary folder, which is removed when the process ends. If another place has all kernels but is read-only, as in
-   an image that runs as another user, they are copied from there.
+4. a temporary folder, which is removed when the process ends. If one of the other places has all kernels but is
+   read-only, as in a container image that runs as another user, they are copied from there.
 """
 
 from __future__ import annotations
@@ -216,7 +217,7 @@ def _mark(where: Path) -> Path:
 
 
 def _remove_unused(place: Path) -> None:
-    """Remove folders of other versions that have long been unused. A server reads its folder only at startup."""
+    """Remove folders of other versions that have long been unused. Running servers no longer read their folders."""
     oldest = time.time() - KEPT_UNUSED_S
     for path in (*place.glob(f"{PREFIX}*"), *place.glob(f"{_REMOVED}*")):
         try:

@@ -18,7 +18,7 @@ _NEVER: Final = (1 << 31) - 1
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Disable garbage collection in the block, and freeze all objects that exist at its end.
+    """Disable garbage collection in the block, and exempt all objects that exist at its end from later collections.
 
     Numba's modules contain 145,000 objects that never become garbage. Scanning them would take 0.1 s at startup and
     0.2 s at shutdown, and each scan in between would block all calls for 60 ms.
@@ -37,7 +37,7 @@ async def collect_rarely() -> None:
     A full collection blocks all calls, for 0.3 s if 10,000 streams are open. By default, Python runs one whenever the
     number of objects has grown by a quarter, so a client that opens many streams would cause several within seconds.
     But collections must not be too rare: gRPC keeps each call in a reference cycle, with up to 4 KB of metadata.
-    Python's automatic collections of young objects continue, but they do not find calls that lasted longer.
+    Python's automatic collections of young objects continue, but they miss the cycles of longer calls.
     """
     thresholds = gc.get_threshold()
     gc.set_threshold(*thresholds[:2], _NEVER)

@@ -262,8 +262,8 @@ def _tune_allocator() -> None:
     """Make malloc keep large freed blocks, and use one heap for all threads. Call this before starting threads.
 
     Freed blocks of up to 32 MiB, at most 64 MiB in total, are reused instead of being returned to the kernel, because
-    each new page costs a page fault. A message of 4 MiB, which gRPC copies twice, would block the event loop for 7 ms,
-    6 of them in page faults.
+    each new page costs a page fault. Otherwise, a message of 4 MiB, which gRPC copies twice, would block the event loop
+    for 7 ms, 6 of them in page faults.
 
     If each thread had its own heap, each of gRPC's threads would keep the memory of its largest burst of calls, tens of
     MB in total.

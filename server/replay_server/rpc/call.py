@@ -32,7 +32,7 @@ class Stream:
         return str(self._said.get("table", ""))
 
     def constant(self, field: str, value: T) -> T:
-        """Return the value of a field that must not change on a stream, so that later requests may omit it.
+        """Return the value of a field that must not change on a stream; if a request omits it, the earlier value holds.
 
         Args:
             field: name of the field.
@@ -50,7 +50,7 @@ class Stream:
     def client(self, table: Table, caller: Caller, role: Role) -> Client:
         """Return the client that this stream counts for in the statistics of ``table``.
 
-        The stream counts as open from the first call until it ends or moves to another table.
+        From the first call of this method, the stream counts as open until it ends or moves to another table.
         """
         if self._client is None or self._clients is not table.figures.clients:
             self._leave()

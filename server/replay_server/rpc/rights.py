@@ -68,7 +68,7 @@ TO_LEARN = Demand(only(replay_pb2.LearnRequest, "table", "update"), _check_learn
 
 
 def to_copy(most: int) -> Demand:
-    """Require the right to administer the series and the tables of a checkpoint; it may name at most ``most`` tables.
+    """Require the right to administer the series and the tables of a checkpoint; refuse more than ``most`` tables.
 
     If the request names no tables, it requires the right to administer all tables.
     """

@@ -87,7 +87,7 @@ class Header:
         self._keep(state)
 
     def _keep(self, state: TableState) -> None:
-        """Remember what was stored: loading from the mapping is slow in Python, and only this process stores to it."""
+        """Keep a copy of the stored state, because reading the mapping is slow. Only this process changes the state."""
         self._state = state
         self._oldest = state.oldest(self._most_live, self._times)
 

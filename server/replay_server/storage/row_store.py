@@ -84,7 +84,7 @@ class RowStore:
         store_in_ring(self._rings[LINK_COLUMN].values, start, links)
 
     def gather(self, keys: NDArray[np.int64], out: Mapping[str, Array]) -> None:
-        """Copy the rows with these keys into ``out``, by column: ``dtype[n, *shape]``. keys: int64[n]."""
+        """Copy the rows with these keys, int64[n], into ``out``, which has an array ``dtype[n, *shape]`` per column."""
         slots = keys % self.slots
         for name, values in out.items():
             # Modes other than "raise" let take() write directly to `out`; the slots are always in range.

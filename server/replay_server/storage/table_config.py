@@ -163,8 +163,8 @@ class TableConfig:
     def index_backend(self) -> str:
         """The backend that stores the priorities.
 
-        A queue stores priorities but ignores them in draws. In a table of steps, only some rows can be drawn: to draw
-        uniformly from these, it needs a sum tree.
+        A queue stores priorities, but its draws ignore them. A table of steps with the uniform backend uses a sum tree,
+        because only some of its rows can be drawn.
         """
         if self.is_queue:
             return UniformIndex.name
@@ -272,7 +272,7 @@ class TableConfig:
         return read
 
     def _check_min_size(self) -> None:
-        """Check that a new table can have ``min_size`` drawable rows. Tables from earlier versions may fail this."""
+        """Check that a new table can have ``min_size`` drawable rows. Earlier versions did not check this."""
         if self.steps is None or self.rate_limit is None:
             return
         most = self.steps.window.most_drawable(self.capacity)

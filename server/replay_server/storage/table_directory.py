@@ -11,7 +11,8 @@
         checksums.bin               uint64[slots, 2], per row; only in format versions 4 and 6
         synced.bin                  the last state that is fully on disk; only in format versions 4 and 6
 
-The last step of creation gives the directory its name; the first step of removal renames it.
+A directory gets its name in the last step of creation, and loses it in the first step of removal. So a directory with
+a table's name is never half-created or half-removed.
 """
 
 from __future__ import annotations

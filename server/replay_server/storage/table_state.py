@@ -55,7 +55,7 @@ class TableState(NamedTuple):
         return self._replace(floor=max(self.floor, key))
 
     def is_not_before(self, other: TableState) -> bool:
-        """Whether this state may be as new as ``other``, or newer. Ignores ``sampled``, which a reset sets to 0."""
+        """Whether this state may be at least as new as ``other``. Ignores ``sampled``, which a reset sets to 0."""
         return self.inserted >= other.inserted and self.floor >= other.floor and self.delivered >= other.delivered
 
     def check(self, times: int) -> None:

@@ -100,7 +100,7 @@ class WriterRecords:
         return self.file.bytes[: places * _WRITER.itemsize].tobytes()
 
     def load(self, content: NDArray[np.uint8], inserted: int) -> None:
-        """Replace all records of a restored table before any insert. Erase records of rows beyond ``inserted``."""
+        """Load the records of a restored table before its first insert, without those of rows beyond ``inserted``."""
         self.file.bytes[:] = content
         self._writers.clear()
         self._recover(inserted)
@@ -111,7 +111,7 @@ class WriterRecords:
         self.file.close()
 
     def _take_place(self) -> int:
-        """Return a free entry's index for a new writer. If there is none, evict the writer with the oldest insert."""
+        """Return a free entry's index for a new writer. If none is free, evict the writer idle for longest."""
         if self._free:
             return self._free.pop()
         _, forgotten = self._writers.popitem(last=False)

@@ -145,7 +145,7 @@ class LimiterGate(Gate):
         return charged
 
     def draw_lacks(self, rows: int, granted: int) -> Lack:
-        """Return that the draw waits for ``"rows"`` if the table is below ``min_size``, otherwise for ``"samples"``."""
+        """Return what the draw lacks: ``"rows"`` if the table is below ``min_size``, otherwise ``"samples"``."""
         size = self.counters.size
         if size < self.limit.min_size:
             return Lack("rows", size, self.limit.min_size)

@@ -87,11 +87,14 @@ class OldestFirst(Gate):
         self._header.store("delivered", self._next + rows)
 
     def draw_lacks(self, rows: int, granted: int) -> Lack:
-        """Return that the draw waits for ``"rows"``: how many are granted and needed. Each delivery counts as a row."""
+        """Return how many rows are granted to the draw, and how many it needs. Each delivery counts as a row."""
         return Lack("rows", granted, rows)
 
     def check_insert(self, rows: int) -> None:
-        """Refuse an insert that might never fit, because rows granted to a waiting draw stay in the ring."""
+        """Refuse an insert that might never fit.
+
+        Rows granted to a waiting draw stay in the ring, so an insert can count on no more room than the slack.
+        """
         largest = min(self._config.capacity, self._config.slack)
         if rows > largest and not self.insert_allowed(rows):
             raise errors.too_large("rows of one insert", largest, rows, "capacity of the queue")
@@ -101,7 +104,7 @@ class OldestFirst(Gate):
         return rows <= self._room
 
     def insert_lacks(self, rows: int) -> Lack:
-        """Return that inserts wait for room, for how many rows there is room now, and for how many it is needed."""
+        """Return for how many rows there is room now, and for how many rows the inserts need room."""
         return Lack("room", self._room, rows)
 
     @property

@@ -213,6 +213,7 @@ class Table:
 
         Raises:
             RequestError: SEQUENCE_GAP, SEQUENCE_TOO_OLD, WRITER_UNKNOWN or NO_SPACE.
+            FieldError: new rows of a table of steps do not continue their episodes.
         """
         repeated = self.find_repeat(rows, stamp)
         if repeated is not None:
@@ -236,7 +237,7 @@ class Table:
             )
 
     def find_repeat(self, rows: NewRows, stamp: WriterStamp | None) -> range | None:
-        """Return the keys of an insert that was already applied. Check the runs of a new insert, and return None.
+        """If an insert was already applied, return its keys; otherwise, check its runs and return None.
 
         Raises:
             RequestError: SEQUENCE_GAP, SEQUENCE_TOO_OLD or WRITER_UNKNOWN.
@@ -250,7 +251,7 @@ class Table:
         return None
 
     def priorities_of(self, row_count: int, runs: Runs | None) -> int:
-        """Return how many priorities an insert of these rows must have, unless it has none."""
+        """Return how many priorities an insert of these rows must have if it has any."""
         return self._items.priorities_of(row_count, runs)
 
     @property
@@ -343,7 +344,7 @@ class Table:
         return batches
 
     def rows_at(self, draw: Draw, keys: NDArray[np.int64]) -> DrawnBatch:
-        """Return the rows with these keys, int64[n], which the caller chose. Leave out rows that cannot be drawn."""
+        """Return the rows that the caller chose by their keys, int64[n], except those that cannot be drawn."""
         live = self.live_keys(keys)
         drawable = live[self.priorities(live) != DEAD_PRIORITY]
         return DrawnBatch(
@@ -440,7 +441,7 @@ class Table:
         self.directory.close()
 
     def _forget(self, first: int, end: int) -> None:
-        """Remove the rows from ``first`` up to but excluding ``end`` from index and statistics. They are not live."""
+        """Remove rows that are no longer live from index and statistics: the keys ``first`` to ``end``, exclusive."""
         if first == end:
             return
         self._index.clear(self._items.leave(first, end))

@@ -202,7 +202,7 @@ class TableRows(View):
         self._inspected: Inspected | None = None
 
     def saw(self, inspected: Inspected) -> None:
-        """Keep an inspection if it is of this table, and ignore it if it is of the table that was shown before."""
+        """Keep an inspection of this table; ignore a late one of the table that was shown before."""
         if inspected.inspection.table.name == self._table:
             self._inspected = inspected
 
@@ -251,8 +251,8 @@ class Top(App[None]):
 
         Args:
             first: statistics.
-            later: newer statistics; a thread waits for them.
-            inspect: inspects the table with the given name, and may raise `ReplayError`. The same thread calls it.
+            later: newer statistics; a background thread waits for them.
+            inspect: called by this thread to inspect the table with the given name; may raise `ReplayError`.
             address: the server's address.
         """
         super().__init__()

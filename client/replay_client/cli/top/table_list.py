@@ -35,9 +35,9 @@ class _Column:
 
     @property
     def width(self) -> int:
-        """Width of a space and the text, without the sparkline.
+        """Width of the text and the space before it, not counting the sparkline.
 
-        A column without a sparkline also has room for the heading with its sort mark.
+        If the column has no sparkline, the heading and its sort mark fit, too.
         """
         return 1 + (_NUMBER if self.past else max(_NUMBER, len(self.heading) + 1))
 

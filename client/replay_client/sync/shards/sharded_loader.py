@@ -1,7 +1,7 @@
 """Inserts rows that were read from a table into a table on several servers; see `replay_client.sync.row_loader`.
 
-Each episode goes to the shard that is emptiest when it begins. In a table without steps, groups of 256 consecutive rows
-are treated like episodes.
+Each episode goes to the shard that is emptiest when the episode begins. In a table without steps, groups of 256
+consecutive rows are treated like episodes.
 """
 
 from __future__ import annotations

@@ -98,7 +98,10 @@ class ShardedTable(Table):
 
     @property
     def shards(self) -> dict[int, Table]:
-        """The table of each shard by id, for operations that the whole table lacks. Its keys are those in the shard."""
+        """The table of each shard by id, for operations that the whole table lacks.
+
+        Keys of such a table do not contain the id of the shard.
+        """
         return {member.id: member.table for member in self._members}
 
     def __repr__(self) -> str:
@@ -124,8 +127,9 @@ class ShardedTable(Table):
     ) -> NDArray[np.int64]:
         """Insert rows into the emptier of two random shards; see `Table.insert`.
 
-        A large insert is split, and shards are chosen for each part. Servers that are away are left out. If a server
-        goes away during the insert, it may have inserted the rows, so the call waits for it, as with a single server.
+        A large insert is split, and a shard is chosen for each part. Servers that do not answer are not chosen. If the
+        chosen server goes away during the insert, it may have inserted the rows. So the call waits for that server to
+        return, as with a single server.
         """
         if self.steps is not None:
             return super().insert(rows)  # raises
@@ -189,7 +193,10 @@ class ShardedTable(Table):
         return order[0], order[0].table.insert(columns, priorities=priorities, timeout_s=timeout_s)
 
     def _is_there(self, member: Member) -> bool:
-        """Whether the server of a shard answers, or did within `_ANSWERED_S`. False while inserts leave it out."""
+        """Whether a shard may get rows: its server answers, and inserts do not leave it out at present.
+
+        A server that has answered within `_ANSWERED_S` is not asked again.
+        """
         began = time.monotonic()
         if began < self._away_until.get(member.id, 0.0):
             return False
@@ -386,7 +393,7 @@ class ShardedTable(Table):
     def inspect(self, *, largest: int = 10) -> Inspection:
         """Fetch the distribution of the rows; see `Table.inspect`. Shards whose servers are away are left out.
 
-        `Inspection.largest` is exact. Ranks beyond it are estimated from selected ranks of each shard.
+        `Inspection.largest` is exact. The ranks of all other rows are estimated from selected ranks of each shard.
         """
         members = {member.id: member for member in self._members}
         links = {id: member.link for id, member in members.items()}
@@ -398,12 +405,14 @@ class ShardedTable(Table):
     def reset(self) -> int:
         """Remove all rows of all shards, and return their number; see `Table.reset`.
 
-        If a server is away, no rows are removed. Otherwise, its old rows would come back with it, and a second reset
-        would also remove newer rows of the other shards.
+        If a server is away at the beginning, no rows are removed from any shard. If only the other shards were reset,
+        the missing server would return with its old rows, and a second reset would also remove the newer rows of the
+        other shards.
 
         Raises:
             TableNotFoundError: no server has the table.
-            ServerUnavailableError: a server is away; the message names it, and says whether rows were removed.
+            ServerUnavailableError: a server is away, or went away during the reset; the message names it, and says
+                whether rows were removed from the other shards.
         """
         return reset_all(self._roster.fleet, self._newest_map, self.name, self._uids)
 
@@ -430,7 +439,7 @@ class ShardedTable(Table):
         return [(member, mine) for member in self._members if len(mine := np.flatnonzero(owners == member.id))]
 
     def _current_parts(self) -> dict[int, TableDescription]:
-        """Fetch the description of each shard's table by the id of the shard; see `Table.checked_description`."""
+        """Fetch the descriptions of all shards' tables; return them by shard id. See `Table.checked_description`."""
         return {member.id: member.table.checked_description() for member in self._members}
 
     def checked_description(self) -> TableDescription:
@@ -444,7 +453,7 @@ class ShardedTable(Table):
         return active
 
     def _heard(self, member: Member, inserted: int) -> None:
-        """Remember how many rows were ever inserted into a shard, for `_fill` and for the other servers."""
+        """Remember how many rows were ever inserted into a shard, for `_fill`, and report it to the other servers."""
         self._inserted[member.id] = max(inserted, self._inserted.get(member.id, 0))
         self._roster.report_soon(member.id, report_of(member.description, inserted))
 

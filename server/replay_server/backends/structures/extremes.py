@@ -72,7 +72,7 @@ def _counted(value: float, sign: float, floor: float) -> float:
 
 @kernel
 def _smallest_of(values: Floats, start: int, stop: int, sign: float, floor: float, enough: float) -> float:
-    """Return the minimum of ``values[start:stop]`` as a tree stores it. Stop early at one of at most ``enough``."""
+    """Return the minimum of ``values[start:stop]`` as a tree stores it, or the first value of at most ``enough``."""
     smallest = NO_VALUE
     for i in range(start, stop):
         counted = _counted(values[i], sign, floor)

@@ -12,9 +12,9 @@ from replay_server.kernels.compile import Integers
 
 
 def level_starts(leaves: int, fan_out: int) -> Integers:
-    """Return int64[levels + 1]: where each level begins, leaves first, then the length of the whole array.
+    """Return int64[levels + 1]: where each level begins, from the leaves up, and the length of the whole array.
 
-    There are at least two levels. The last one begins with the single entry at the top.
+    There are at least two levels. The last level begins with the single entry at the top.
     """
     starts = [0]
     entries = leaves

@@ -92,7 +92,7 @@ def _make_guide(prefix: Floats, guide: Floats, cells_per_mass: float) -> None:
 def _last_within(prefix: Floats, size: int, point: float, guess: int) -> int:
     """Return the index of the last sum that does not exceed a point; the sum at ``size`` must exceed it.
 
-    Gallops from a guess, then bisects, because the guess may be far off where masses are tiny.
+    Gallops from the guess, which may be far off where masses are tiny, and then bisects.
     """
     within, step = guess, 1
     while prefix[within] > point:
@@ -113,10 +113,10 @@ def _last_within(prefix: Floats, size: int, point: float, guess: int) -> int:
 
 @kernel
 def find_ranks(sums: PowerSums, size: int, fractions: Floats, ranks: Integers) -> None:
-    """Store in ``ranks`` the rank (from 0) at each of these fractions of the mass of the first ``size`` ranks.
+    """Find the ranks at these fractions of the total mass of the first ``size`` ranks (at least 1).
 
-    ``size`` is at least 1. The rank at a point is the first whose prefix sum exceeds the point. The guide provides a
-    first guess.
+    Store them in ``ranks``, counted from 0. The rank at a point is the first whose prefix sum exceeds the point. The
+    guide provides a first guess.
     """
     prefix, guide = sums.prefix, sums.guide
     total = prefix[size]

@@ -159,7 +159,7 @@ def carried(request: replay_pb2.Draw | replay_pb2.ReadRequest, schema: Schema, u
 
 
 def at_least(field: str, least: int, value: int, where: str = "") -> int:
-    """Check that a number is at least ``least``. In a refusal, ``where`` is appended to this condition."""
+    """Check that a number is at least ``least``. A refusal states this condition, followed by ``where``."""
     if value < least:
         raise FieldError(field, f"at least {least}{where}", str(value))
     return value

@@ -150,7 +150,7 @@ def _gather_batch(table: Table, columns: Mapping[str, Column], batch: Gathered, 
 
 
 def _keys_of(table: Table, column: Column, batch: Gathered) -> NDArray[np.int64]:
-    """Return the keys, int64[n], of the rows whose values of this column go into the reply."""
+    """Return the keys, int64[n], of the rows from which the reply takes this column."""
     steps = table.config.steps
     if batch.windows is None or column.at != "start" or steps is None or not isinstance(steps.item, Sequences):
         return batch.rows

@@ -222,11 +222,11 @@ class SamplingHandlers:
         return self._same_host and table.draws.copyable and hmac.compare_digest(same_host.nonce, table.directory.nonce)
 
     def _replaces_batch(self, table: Table, same_host: replay_pb2.SameHost) -> bool:
-        """Whether a draw replaces a counted one whose rows were overwritten while the client copied them."""
+        """Whether a draw replaces an already counted draw whose rows were overwritten while the client copied them."""
         return same_host.overtaken and table.drawable > 0 and self._may_copy(table, same_host)
 
     async def _admit(self, call: Call, wanted: _Wanted) -> Table:
-        """Wait until the draws are allowed, and return the table. If they already are, do not suspend."""
+        """Wait until the draws are allowed, without suspending if they already are, and return the table."""
         table = self._catalog.find(wanted.table, wanted.uid)
         if not wanted.is_gated:
             return table

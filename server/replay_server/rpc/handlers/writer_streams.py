@@ -23,7 +23,8 @@ class WriterStreams:
     def claim(self, stream: Stream, table_uid: bytes, writer_id: bytes) -> None:
         """Make ``stream`` the live stream of a writer to a table.
 
-        End the writer's earlier stream to this table, if any, and release what ``stream`` claimed before.
+        End the writer's earlier stream to this table, if any. If ``stream`` was the live stream of another writer or
+        table before, release that claim.
         """
         place = (table_uid, writer_id)
         if self._places.get(stream) == place:

@@ -37,7 +37,8 @@ class Lanes:
         """Create the servers; nothing listens yet.
 
         Args:
-            connections: maximum number of connections per lane. If file descriptors are scarce, there are fewer lanes.
+            connections: maximum number of connections per lane. If there are too few file descriptors for `MOST_LANES`
+                such lanes, fewer are created.
             options: creates the options of a gRPC server; takes the keyword argument ``shares_port``.
         """
         count = max(1, min(MOST_LANES, connections_that_fit() // connections))

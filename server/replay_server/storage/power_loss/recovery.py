@@ -232,7 +232,7 @@ def _in_step(config: TableConfig, header: TableState, inserted: int) -> TableSta
     """Adjust the header's state to this number of inserted rows.
 
     If the header has another number, the count of samples is moved to the nearest value within the rate limiter's
-    bounds. Otherwise, rows that were lost, or inserted after the header was written, could make calls wait.
+    bounds. Without this, rows that were lost, or inserted after the header was written, could make calls wait.
     """
     state = header._replace(inserted=inserted, delivered=min(header.delivered, inserted * config.times))
     if inserted == header.inserted or config.rate_limit is None:

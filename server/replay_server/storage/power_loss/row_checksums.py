@@ -91,7 +91,13 @@ class RowChecksums:
     """The checksums of a table's rows, by slot."""
 
     def __init__(self, folder: Path, columns: list[Array], *, create: bool) -> None:
-        """Map the checksums of the table in ``folder``. ``columns``, with links: each ``dtype[slots, elements]``."""
+        """Map the checksums of the table in ``folder``.
+
+        Args:
+            folder: directory of the table.
+            columns: every column, then the links, each as ``dtype[slots, elements]``.
+            create: whether to create the file.
+        """
         compile_checksums()
         slots = len(columns[0])
         self.file = MappedFile(folder / CHECKSUMS_FILE, slots * CHECKSUM_BYTES, create=create)

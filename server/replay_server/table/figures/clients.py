@@ -41,7 +41,7 @@ class Client:
         Args:
             caller: identity of the caller, see `replay_server.auth.identity`.
             role: what its streams are for.
-            clock: seconds.
+            clock: monotonic clock in seconds.
         """
         self.caller = caller
         self.role = role

@@ -78,7 +78,7 @@ class Items(ABC):
 
     @abstractmethod
     def priorities_of(self, row_count: int, runs: Runs | None) -> int:
-        """Return how many priorities an insert of these rows must have, unless it has none."""
+        """Return how many priorities an insert of these rows must have if it has any."""
 
     @abstractmethod
     def arrive(self, first: int, row_count: int, runs: Runs | None, oldest: int) -> NewItems:

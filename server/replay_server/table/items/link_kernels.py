@@ -200,7 +200,7 @@ def _complete(
 
 @part_of_kernel
 def _has_context(anchor: int, oldest: int, backward: int, back: NDArray[np.int32], flags: NDArray[np.uint8]) -> bool:
-    """Whether all rows that a window has before its anchor are live."""
+    """Whether all rows of a window before its anchor are live."""
     slots = len(flags)
     key = anchor
     for _ in range(backward):

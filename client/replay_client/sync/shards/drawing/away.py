@@ -28,7 +28,7 @@ class AwayShard:
     """See the module."""
 
     def __init__(self, member: Member, *, is_replaced: bool = False) -> None:
-        """Start a thread that polls the server. If ``is_replaced``, the server has lost the table: start no thread."""
+        """Start a thread that polls the server, unless ``is_replaced``: the server has lost the table."""
         self.member = member
         self.is_replaced = is_replaced
         """Whether the server has lost the table for good."""
@@ -44,7 +44,7 @@ class AwayShard:
             self._thread.start()
 
     def hold(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:
-        """Hold updates: keys int64[n] in the shard, and float64[n]. For duplicate keys, the last priority counts."""
+        """Hold updates: local keys int64[n] and priorities float64[n]. For duplicate keys, the last priority counts."""
         for key, priority in zip(keys.tolist(), priorities.tolist(), strict=True):
             if key in self._held or len(self._held) < MOST_HELD:
                 self._held[key] = priority

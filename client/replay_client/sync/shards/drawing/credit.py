@@ -18,7 +18,7 @@ _LONGEST_S: Final = 0.02
 
 
 class Credit:
-    """See the module. The next request to a shard carries its charge, and the reply says how much was granted."""
+    """See the module. The next request to a shard carries its charged samples; the reply says how many were granted."""
 
     def __init__(self, name: str, limit: RateLimit, streams: Mapping[int, ShardStream]) -> None:
         """``limit`` is the rate limit of one shard of the table ``name``; ``streams`` lead to all shards, by id."""
@@ -52,11 +52,11 @@ class Credit:
         return self.held >= rows or self._limit.samples_per_insert is None
 
     def charge(self, rows: int, *, whole: bool) -> bool:
-        """Charge the samples that ``rows`` rows still lack, as far as the shards' last states allow.
+        """Charge the samples that are still missing for ``rows`` rows, as far as the shards' last states allow.
 
         Args:
             rows: number of rows in flight or about to be requested.
-            whole: whether to charge nothing unless all of it is allowed.
+            whole: whether to charge either all missing samples or none.
 
         Returns:
             With ``whole``, whether all missing samples are charged; otherwise, whether this call charged any. Always

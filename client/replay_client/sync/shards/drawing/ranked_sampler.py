@@ -1,8 +1,8 @@
 """Draws batches by rank from a distributed table by exact rejection sampling; see `replay_client._shards.ranked_step`.
 
-Each batch takes three round trips to the shards. Batches in flight are in different phases, and their questions share
-messages. With a prefetch of 4 or more, each `next()` thus sends one message to each shard, and does not wait for the
-replies to these messages.
+Each batch takes three round trips to the shards. Each message to a shard carries questions of several batches in
+flight, some of which are ahead of others. So with a prefetch of 4 or more, each `next()` sends one message to each
+shard, and does not wait for the replies to these messages.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RankedSampler(ShardedSampler):
         super()._request()
 
     def _pursue(self, step: Step) -> None:
-        """Begin another round of a step if none is running, and wait for one reply that the step needs."""
+        """Wait for one reply to a step's questions. If no question is unanswered, begin the step's next round first."""
         assert isinstance(step, RankedStep)
         if not step.asked:
             self._begin_round(step)
@@ -74,7 +74,7 @@ class RankedSampler(ShardedSampler):
             self._put(question.step.answered(shard_id, question, answer))
 
     def _redraw(self, step: Step, shard_id: int) -> None:
-        """Restart a step without a shard that is away, because all ranks have changed."""
+        """Restart an incomplete step without this shard, because the loss of the shard changes all ranks."""
         assert isinstance(step, RankedStep)
         if not step.is_complete:
             step.restart()

@@ -42,7 +42,7 @@ class RankedStream(ShardStream):
     def put(self, question: Question) -> None:
         """Add a question to the next message.
 
-        A message can fetch rows for only one question. If one already waits, the waiting questions are sent first.
+        A message can fetch rows for only one question. If this is the second one, the waiting questions are sent first.
         """
         if len(question.keys) and any(len(other.keys) for other in self._questions):
             self.ask_for(None)

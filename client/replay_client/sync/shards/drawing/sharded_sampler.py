@@ -206,7 +206,7 @@ class ShardedSampler(Sampler):
             self._request()
 
     def update_priorities(self, batch_or_keys: BatchOrKeys, priorities: ArrayLike) -> None:
-        """Update priorities; see `Sampler.update_priorities`. For each shard that is away, up to 65,536 are held.
+        """Update priorities; see `Sampler.update_priorities`. For a shard that is away, up to 65,536 updates are held.
 
         Raises:
             InvalidArgumentError: the keys or the priorities are invalid.
@@ -299,7 +299,7 @@ class ShardedSampler(Sampler):
         return stream
 
     def _learn_states(self, shard_ids: Iterable[int]) -> None:
-        """Process the pending replies of each of these shards, up to its next reply with a batch."""
+        """Process the pending replies of these shards; for each shard, stop before the first reply with a batch."""
         for shard_id in list(shard_ids):
             while (stream := self._streams.get(shard_id)) and stream.is_asked and not stream.next_is_batch:
                 self._receive_from(shard_id)
@@ -503,7 +503,7 @@ class ShardedSampler(Sampler):
             self._redraw(step, shard_id)
 
     def _lose(self, shard_id: int, error: ReplayError) -> None:
-        """Draw only from the other shards from now on, even the rows that were already requested from this one."""
+        """Stop drawing from this shard. Rows that were already requested from it are drawn from the other shards."""
         log.warning("%s is away, so its rows are not drawn: %s", self._members[shard_id], error)
         is_replaced = not isinstance(error, ServerUnavailableError)
         away = self._away[shard_id] = AwayShard(self._members[shard_id], is_replaced=is_replaced)

@@ -100,7 +100,7 @@ class Fleet:
         """Return the newest map that any server has, if any.
 
         Raises:
-            ServerUnavailableError: no server is reachable. Only then are the calls retried.
+            ServerUnavailableError: no server is reachable, even after retries. If any answers, no call is retried.
         """
         try:
             return _newest(self._ask(at_once=True))
@@ -259,10 +259,10 @@ class Fleet:
         return new
 
     def _check_tables(self, addresses: Sequence[str]) -> None:
-        """Check that each table that this client may see on these servers can get shards on all of them.
+        """Check that all tables on these servers can get shards on each of them; skip tables hidden from this client.
 
         Raises:
-            InvalidArgumentError: a table cannot get them.
+            InvalidArgumentError: a table cannot.
         """
         with suppress(PermissionDeniedError):
             links = {number: self.link(address) for number, address in enumerate(addresses)}

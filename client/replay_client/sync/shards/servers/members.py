@@ -184,9 +184,10 @@ def check_alike(members: Sequence[Member]) -> None:
 
 
 def _check_undropped(members: Sequence[Member], dropped: Sequence[Shard]) -> None:
-    """Check that a table has no rows if it lacks shards with which it was created.
+    """Check that none of a table's shards was dropped.
 
-    If it has rows, these shards were dropped. If it has none, they may never have been created on their servers.
+    ``dropped`` are the shards that the table lacks, although it was created with them. If the table has rows, these
+    shards were dropped. If it has none, they may never have been created on their servers.
 
     Raises:
         InvalidArgumentError: the table has rows, although it lacks such shards.

@@ -22,7 +22,7 @@ REPORT_S: Final = 1.0
 
 
 class Teller(Protocol):
-    """Tells the servers of a table what was heard of its shards. `Roster` implements this."""
+    """Reports the last known states of a table's shards to its servers. `Roster` implements this."""
 
     def tell(self, reports: Mapping[int, ShardReport]) -> None:
         """Tell each server what was heard of the others' shards."""

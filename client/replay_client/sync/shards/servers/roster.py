@@ -67,7 +67,7 @@ class Roster:
         threading.Thread(target=self.tell, args=({shard_id: report},), name="replay-report", daemon=True).start()
 
     def report_soon(self, shard_id: int, report: ShardReport) -> None:
-        """Report the state of a shard to the other servers, together with all that is heard in the next second."""
+        """Report the state of a shard to the other servers, together with all other reports of the next second."""
         self._fleet.reports.add(self, shard_id, report)
 
     def tell(self, reports: Mapping[int, ShardReport]) -> None:

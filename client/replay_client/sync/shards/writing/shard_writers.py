@@ -1,12 +1,12 @@
-"""The writers of a `ShardedWriter`, one for each shard, while servers are added, go away and are given up.
+"""Manages the writers of a `ShardedWriter`, one for each shard, as servers are added, go away or are given up.
 
     writers = ShardWriters(roster, options, reconnect_timeout_s, random)
     shard = writers.choose()                # of two random shards, the emptier one
     writers[shard].append(...)
     writers.follow()                        # uses new shards, and moves unacknowledged rows of lost ones
 
-A shard that is no longer in the map is given up. Its unacknowledged rows are inserted into another shard as new rows.
-This does not duplicate rows, because the lost server never returns with this shard.
+If a shard is no longer in the map, its writer is given up, and the unacknowledged rows are inserted into another shard
+as new rows. This does not duplicate rows, because the lost server never returns with its shard.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ class ShardWriters:
     def _tell(self) -> None:
         """Tell each server how many rows were inserted into the other shards.
 
-        If one of these is given up later, this writer may be the only one that knows how many rows it had.
+        If a shard is given up later, this writer may be the only one that knows how many rows that shard had.
         """
         heard = {shard_id: writer.inserted for shard_id, writer in self._by_id.items()}
         self._roster.tell({id: report_of(self._opened[id], inserted) for id, inserted in heard.items() if inserted})

@@ -1,8 +1,9 @@
 """Writes rows of actors to a distributed table. Each episode goes to the emptier of two random shards.
 
-If a server goes away, its unacknowledged rows wait, and are sent again when it returns. Meanwhile, new episodes go to
-the other shards. In a table of steps, the current episode is abandoned, and a new one continues it in another shard.
-In other tables, rows of an episode need not be together, so streams also switch shards every `ROWS_PER_SHARD` rows.
+If a server goes away, the writer keeps the rows that the server has not acknowledged, and sends them again when it
+returns. Meanwhile, new episodes go to the other shards. In a table of steps, a stream whose server goes away abandons
+its episode there, and stores the following steps in another shard as a new episode. In other tables, rows of an episode
+need not be together. There, a stream switches shards after every `ROWS_PER_SHARD` rows, even if no server is away.
 If an operator gives up the server, its unacknowledged rows are inserted into another shard.
 """
 
@@ -132,11 +133,11 @@ class ShardedWriter(Writer):
         priorities: ArrayLike | None = None,
         **columns: Any,
     ) -> None:
-        """Append a copy of one row to each stream; see `Writer.append_all`.
+        """Append one row to each stream; see `Writer.append_all`.
 
         Raises:
             InvalidArgumentError: the rows do not match the table or the streams. No row was appended.
-            ReplayError: an earlier row could not be sent. Rows of streams in other shards may have been appended.
+            ReplayError: an earlier row could not be sent. The rows of some streams may have been appended.
         """
         self._check()
         values = merged(rows, columns)
@@ -207,11 +208,11 @@ class ShardedWriter(Writer):
         return self
 
     def current(self, stream: int) -> WriterStream:
-        """Return the stream of a shard's writer to which a stream of this writer currently appends."""
+        """Return the stream that gets a stream's rows at present: the one of the same number in its shard's writer."""
         return self._writers[int(self._shard[stream])][stream]
 
     def append_row(self, stream: int, values: Mapping[str, Any], priority: float | None) -> None:
-        """Append a row to a stream. If its server goes away, switch it to another shard."""
+        """Append a row to a stream. If the server goes away, switch the stream to another shard first."""
         self._check()
         while True:
             self._before_row(stream)
