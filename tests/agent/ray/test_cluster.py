@@ -191,9 +191,7 @@ def test_actors_that_fit_no_single_node_are_reported(
     busy = ray.remote(num_cpus=3)(lambda: time.sleep(600))
     refs = [busy.remote() for _ in range(3)]
     wait_until(lambda: ray.available_resources().get("CPU", 0) <= 3, "each node has one free CPU")
-    pool = RayActorPool(
-        1, "none", "127.0.0.1:1", tmp_path, reconnect_timeout_s=1.0, cpus=2.0, placement_timeout_s=0.5
-    )
+    pool = RayActorPool(1, "none", "127.0.0.1:1", tmp_path, reconnect_timeout_s=1.0, cpus=2.0, placement_timeout_s=0.5)
 
     def is_reported() -> bool:
         pool.supervise()
