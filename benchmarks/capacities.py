@@ -66,7 +66,7 @@ def _name(backend: str, capacity: int) -> str:
 
 
 def _ratio(times: Sequence[float], others: Sequence[float]) -> str:
-    """Return the ratio of two contestants' median times, with the smallest and largest ratio of a round."""
+    """Return the ratio of two contestants' median times. The smallest and largest ratio of single rounds follow."""
     by_round = [time / other for time, other in zip(times, others, strict=True)]
     median = statistics.median(times) / statistics.median(others)
     return f"{median:.2f} ({min(by_round):.2f} to {max(by_round):.2f})"

@@ -349,7 +349,7 @@ def main(
     """Measure one subject.
 
     Args:
-        what: learner steps of a workload, or another subject. ``memory`` needs 10 GB.
+        what: subject; the name of a workload means its learner steps. ``memory`` needs 10 GB.
         peers: folder into which benchmarks/peers/install.sh has installed the peers.
         rounds: measurements of each contestant.
         window_s: seconds of a measurement.

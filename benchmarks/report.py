@@ -74,7 +74,7 @@ def machine() -> str:
 
 
 def write_document(path: Path, sections: Sequence[Section]) -> None:
-    """Write sections to a page such as docs/benchmarks.md, with a picture of step times next to it."""
+    """Write sections to a page such as docs/benchmarks.md, and a picture of step times to the same folder."""
     picture = path.with_suffix(".png")
     draw_steps({section.title: section.times_us for section in sections if section.times_us}, picture)
     intro = [

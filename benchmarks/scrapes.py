@@ -89,7 +89,7 @@ def main(
 
     Args:
         workload: what the learner draws.
-        tables: number of tables; the others have learners that are idle.
+        tables: number of tables. One is measured; each of the others has an idle learner.
         rounds: number of windows of each kind, at least 2.
         seconds: length of a window.
     """

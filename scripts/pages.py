@@ -119,7 +119,7 @@ class Page:
         self._output = ""
 
     def run(self) -> Iterator[tuple[Block, str]]:
-        """Run block by block, and yield the outcome of each.
+        """Run the page block by block, and yield each block's outcome.
 
         Raises:
             BlockError: a block did not do what the page says.
@@ -185,7 +185,7 @@ class Page:
         return process
 
     def start(self, block: Block, output: int) -> Process:
-        """Start a block as a program that writes to the descriptor ``output``."""
+        """Start a block of code as a program. Its output goes to the file descriptor ``output``."""
         if block.language == "python":
             command = [sys.executable, "-c", block.text]
         else:

@@ -185,7 +185,7 @@ class Steps:
 
     @cached_property
     def carried(self) -> Mapping[str, Column]:
-        """Stored columns that a reply needs for all columns of a batch: sampled ones, and sources of derived ones."""
+        """Stored columns that a reply contains: the sampled columns, and the sources of derived columns."""
         return self.carried_for(self.sampled)
 
     @cached_property

@@ -62,7 +62,7 @@ class Caller:
         return grant is None or grant.allows_on_all(one_of)
 
     def check_on_all(self, one_of: Right, what: str = "all tables") -> None:
-        """Require one of these rights on all tables, including future ones; refusals name ``what``.
+        """Require one of these rights on all tables, including future ones. A refusal mentions ``what``.
 
         Raises:
             RequestError: PERMISSION_DENIED.

@@ -160,7 +160,10 @@ class RankIndex(PriorityIndex):
         return Drawn(*self._drawn(fractions)[:2])
 
     def draw_ranks(self, fractions: Floats) -> tuple[Integers, Integers]:
-        """Return the keys and ranks (from 1), int64[n] each, of the rows at these fractions of the total mass."""
+        """Return the keys and the ranks, int64[n] each, of the rows at these fractions of the total mass.
+
+        Ranks start at 1.
+        """
         keys, _, ranks = self._drawn(fractions)
         return keys, ranks + 1
 

@@ -232,7 +232,7 @@ class TableDirectory:
     def sync(self, point: SyncPoint) -> None:
         """Sync all files, then store the sync point. May run in any thread while the table is in use.
 
-        If nothing was inserted since the last sync, files that only inserts change are skipped.
+        If nothing was inserted since the last sync, skip the files that only an insert changes.
 
         Raises:
             OSError: the sync failed. The last sync point stays valid; call `store_anew` before the next sync.

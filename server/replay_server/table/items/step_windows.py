@@ -110,7 +110,7 @@ class StepWindows(Items):
         self._newest.clear()
 
     def windows(self, anchors: NDArray[np.int64]) -> Windows:
-        """Return the windows of drawable anchors. anchors: int64[batch], their keys."""
+        """Return the windows of anchors that can be drawn. The argument is their keys, int64[batch]."""
         return Windows(*link_kernels.windows_of(self._links, anchors, self._shape.forward, self._shape.backward))
 
     def rebuild(self, live: LiveRows, links: NDArray[np.uint64]) -> NDArray[np.bool_]:
