@@ -79,10 +79,7 @@ def make_network(actions: int) -> nn.Module:
 
 
 def td_errors(network: nn.Module, target: nn.Module, batch: Any) -> torch.Tensor:
-    """Return the TD errors of n-step Double DQN, float32[b].
-
-    The discount is gamma**k after k steps, and 0 after a terminal state.
-    """
+    """Return the TD errors of n-step Double DQN, float32[b]. Discounts are gamma**k, or 0 after a terminal state."""
     next_obs = batch["next_obs"] / 255.0
     with torch.no_grad():
         best = network(next_obs).argmax(1, keepdim=True)
