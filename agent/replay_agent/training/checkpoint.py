@@ -1,14 +1,15 @@
 """Writes and reads checkpoints: directories with tensors in safetensors format and all other state as JSON.
 
-A checkpoint is written under a temporary name and then renamed, so every checkpoint with a final name is complete. All
-its numbers are finite; this is checked when it is written and again when it is read.
+A checkpoint is written under a temporary name and then renamed, so every checkpoint with a final name is complete. An
+earlier checkpoint of the same step is renamed, not removed, until the new one has its name: a run can be killed at any
+time, and always has a complete checkpoint. All its numbers are finite; this is checked when it is written and again
+when it is read.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 FORMAT_VERSION = 1
 PREFIX = "step-"
 PARTIAL_SUFFIX = ".partial"
+# Suffix of a checkpoint while another one of the same step takes its name.
+REPLACED_SUFFIX = ".replaced"
 # Suffix of an unusable checkpoint, which is kept for diagnosis but never loaded again.
 UNUSABLE_SUFFIX = ".unusable"
 STATE_FILE = "state.json"
@@ -86,17 +89,22 @@ def save_checkpoint(
         save_file(on_cpu, (partial / name).with_suffix(TENSOR_SUFFIX))
     document = {"format": FORMAT_VERSION, "updates": learner.updates, "run": dict(state)}
     (partial / STATE_FILE).write_text(json.dumps(document, allow_nan=False))
-    shutil.rmtree(final, ignore_errors=True)
-    os.replace(partial, final)
+    replaced = final.with_suffix(REPLACED_SUFFIX)
+    if final.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
+        final.rename(replaced)
+    partial.rename(final)
+    shutil.rmtree(replaced, ignore_errors=True)
     for old in checkpoints(directory)[:-keep]:
         shutil.rmtree(old)
     return final
 
 
 def checkpoints(directory: Path) -> list[Path]:
-    """Return all complete checkpoints, oldest first."""
+    """Return all complete checkpoints, oldest first. One that was replaced may be damaged if its successor is there."""
     found = directory.glob(f"{PREFIX}*") if directory.is_dir() else []
-    return sorted(path for path in found if path.suffix not in (PARTIAL_SUFFIX, UNUSABLE_SUFFIX))
+    complete = (path for path in found if path.suffix not in (PARTIAL_SUFFIX, UNUSABLE_SUFFIX))
+    return sorted(complete, key=lambda path: (path.stem, path.suffix != REPLACED_SUFFIX))
 
 
 def load_latest(directory: Path, learner: Learner[Any, Any]) -> Checkpoint:

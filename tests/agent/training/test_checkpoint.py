@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,36 @@ def test_a_checkpoint_that_was_cut_off_is_not_seen(tmp_path: Path) -> None:
     save(tmp_path, 5, learner)
     (tmp_path / "step-000000000006.partial").mkdir()
     assert [path.name for path in checkpoints(tmp_path)] == ["step-000000000005"]
+
+
+@pytest.mark.parametrize("operation", range(5))
+def test_a_kill_while_the_same_step_is_saved_again_leaves_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: int
+) -> None:
+    save(tmp_path, 0, make_learner(1))
+    left = iter(range(operation))
+    rename, rmtree = Path.rename, shutil.rmtree
+
+    def rename_or_die(path: Path, target: Path) -> Path:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    def rmtree_or_die(path: Path, ignore_errors: bool = False) -> None:
+        if next(left, None) is None:
+            (path / "state.json").unlink(missing_ok=True)
+            raise KeyboardInterrupt
+        rmtree(path, ignore_errors)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", rename_or_die)
+        patch.setattr(shutil, "rmtree", rmtree_or_die)
+        with pytest.raises(KeyboardInterrupt):
+            save(tmp_path, 0, make_learner(2))
+    load_latest(tmp_path, make_learner(3))
+    save(tmp_path, 0, make_learner(4))
+    load_latest(tmp_path, make_learner(5))
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-000000000000"]
 
 
 def test_nothing_in_a_checkpoint_is_pickled(tmp_path: Path) -> None:
