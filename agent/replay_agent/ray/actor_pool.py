@@ -24,7 +24,7 @@ from replay_agent.processes.actor_pool import (
 )
 from replay_agent.processes.own_access import find_access
 from replay_agent.ray.names import NAMESPACE, map_name
-from replay_agent.ray.placement import START_TIMEOUT_S, not_placed, shortage
+from replay_agent.ray.placement import Placement, PlacementError
 from replay_agent.ray.weights_relay import WeightsRelay
 from replay_agent.settings.actor_settings import ActorSettings
 
@@ -125,10 +125,7 @@ class RayActorPool:
         self._service, self._learner, self._access = service, learner, access
         self._reconnect_timeout_s = reconnect_timeout_s
         self._cpus = cpus
-        self._placement_timeout_s = placement_timeout_s
-        self._began_at = time.monotonic()
-        self._expects_places = True
-        self._is_reported = False
+        self._placement: Placement | None = Placement(count, "actors", {"CPU": cpus}, placement_timeout_s)
         self._relays: dict[str, Any] = {}
         self._slots = [_Slot(number) for number in range(count)]
         self.restarts = 0
@@ -193,24 +190,15 @@ class RayActorPool:
             slot.acting = slot.actor.act.remote(self._relay(node))
 
     def _expect_places(self) -> None:
-        """Raise if initial actors cannot be placed in time. Restarted actors may wait for nodes to come back.
-
-        If the cluster has free resources, the actors may be starting, or no single node has room. Then log a warning,
-        and raise `START_TIMEOUT_S` later.
-        """
-        if not self._expects_places:
-            return
+        """Raise if initial actors cannot be placed in time. Restarted actors may wait for nodes to come back."""
         waiting = sum(slot.placed is not None for slot in self._slots)
-        self._expects_places = waiting > 0
-        waited_s, each = time.monotonic() - self._began_at, {"CPU": self._cpus}
-        if not waiting or waited_s < self._placement_timeout_s:
-            return
-        report = not_placed(waiting, len(self._slots), "actors", each, waited_s)
-        if shortage(each) or waited_s >= self._placement_timeout_s + START_TIMEOUT_S:
-            raise ActorsFailError(report)
-        if not self._is_reported:
-            log.warning("%s; still waiting", report)
-            self._is_reported = True
+        if not waiting:
+            self._placement = None
+        if self._placement is not None:
+            try:
+                self._placement.check(waiting)
+            except PlacementError as error:
+                raise ActorsFailError(str(error)) from None
 
     def _relay(self, node: str) -> Any:
         """Return the relay of a node. The relay is started for the node's first actor."""

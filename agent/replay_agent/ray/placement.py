@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import ray
 
+log = logging.getLogger(__name__)
+
 START_TIMEOUT_S: Final = 300.0
-"""Time limit for processes to start on nodes that have room for them."""
+"""Additional time if the cluster has free resources: processes start slowly on a busy machine."""
 _POLL_S: Final = 0.5
 
 
@@ -40,39 +43,77 @@ def wait_for_room(demand: Mapping[str, float], timeout_s: float) -> None:
         time.sleep(_POLL_S)
 
 
+class Placement:
+    """Time limits for actors that Ray was asked to start."""
+
+    def __init__(self, count: int, what: str, each: Mapping[str, float], timeout_s: float) -> None:
+        """Start the time.
+
+        Args:
+            count: number of actors.
+            what: name for the actors in messages.
+            each: resources that each actor reserves.
+            timeout_s: seconds to wait for free resources.
+        """
+        self._count, self._what, self._each, self._timeout_s = count, what, each, timeout_s
+        self._began_at = time.monotonic()
+        self._is_reported = False
+
+    def check(self, waiting: int) -> None:
+        """Log a warning, once, or raise if actors have waited for too long.
+
+        Args:
+            waiting: number of actors that Ray has not placed yet.
+
+        Raises:
+            PlacementError: the cluster is short of a resource, or `START_TIMEOUT_S` has passed since the warning.
+        """
+        waited_s = time.monotonic() - self._began_at
+        if not waiting or waited_s < self._timeout_s:
+            return
+        if shortage(self._each):
+            raise PlacementError(self._report(waiting, self._timeout_s))
+        if waited_s >= self._timeout_s + START_TIMEOUT_S:
+            raise PlacementError(self._report(waiting, self._timeout_s + START_TIMEOUT_S))
+        if not self._is_reported:
+            log.warning("%s; still waiting", self._report(waiting, self._timeout_s))
+            self._is_reported = True
+
+    def _report(self, waiting: int, timeout_s: float) -> str:
+        """Say how many actors were not placed, and which resource is short, if any."""
+        there, free = ray.cluster_resources(), ray.available_resources()
+        short = shortage(self._each)
+        figures = ", ".join(
+            f"{amount:g} {name} ({free.get(name, 0):g} of {there.get(name, 0):g} free)"
+            for name, amount in self._each.items()
+        )
+        reason = (
+            f"short of {', '.join(short)}" if short else "no single node has enough, or their processes start slowly"
+        )
+        late = f"{waiting} of {self._count} {self._what} were not placed within {timeout_s:g} s"
+        return f"{late}: {reason}; each needs {figures}"
+
+
 def wait_until_placed(refs: Sequence[Any], what: str, each: Mapping[str, float], timeout_s: float) -> None:
     """Wait until actors have answered their first call.
 
     Args:
         refs: one pending call per actor.
-        what: name for the actors in the message.
+        what: name for the actors in messages.
         each: resources that each actor reserves.
-        timeout_s: time limit in seconds.
+        timeout_s: seconds to wait for free resources.
 
     Raises:
         PlacementError: some actors did not answer in time.
     """
-    _, waiting = ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s)
-    if waiting and shortage(each):
-        raise PlacementError(not_placed(len(waiting), len(refs), what, each, timeout_s))
-    # There is room for these actors, so their processes are starting, which takes long on a busy machine.
-    _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=START_TIMEOUT_S) if waiting else ([], [])
-    if waiting:
-        raise PlacementError(not_placed(len(waiting), len(refs), what, each, timeout_s + START_TIMEOUT_S))
+    placement = Placement(len(refs), what, each, timeout_s)
+    waiting = list(refs)
+    while waiting:
+        _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=_POLL_S)
+        placement.check(len(waiting))
 
 
 def shortage(each: Mapping[str, float]) -> list[str]:
     """Return the resources of which one actor needs more than is free in the whole cluster."""
     free = ray.available_resources()
     return [name for name, amount in each.items() if free.get(name, 0) < amount]
-
-
-def not_placed(waiting: int, count: int, what: str, each: Mapping[str, float], timeout_s: float) -> str:
-    """Return a message that says how many actors were not placed, and which resource is short, if any."""
-    there, free = ray.cluster_resources(), ray.available_resources()
-    short = shortage(each)
-    figures = ", ".join(
-        f"{amount:g} {name} ({free.get(name, 0):g} of {there.get(name, 0):g} free)" for name, amount in each.items()
-    )
-    reason = f"short of {', '.join(short)}" if short else "no single node has enough, or their processes do not start"
-    return f"{waiting} of {count} {what} were not placed within {timeout_s:.0f} s: {reason}; each needs {figures}"

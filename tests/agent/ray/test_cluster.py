@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.exceptions import RayError
 from replay_agent.commands.replay_train import main as replay_train
+from replay_agent.processes.actor_pool import ActorsFailError
 from replay_agent.ray import PlacementError, ServiceError, connect, start, stop
 from replay_agent.ray.actor_pool import RayActorPool
 from replay_agent.ray.keeper import KeeperReport
@@ -172,36 +174,49 @@ def test_a_shard_whose_storage_is_gone_is_given_up_and_replaced(connected: None,
     stop("local")
 
 
+@contextmanager
+def busy_nodes(cpus: int) -> Iterator[None]:
+    """Reserve so many CPUs of each node."""
+    refs = [ray.remote(num_cpus=cpus)(lambda: time.sleep(600)).remote() for _ in range(3)]
+    try:
+        wait_until(lambda: ray.available_resources().get("CPU", 0) <= 12 - 3 * cpus, "the nodes are busy")
+        yield
+    finally:
+        for ref in refs:
+            ray.cancel(ref, force=True)
+        wait_until(lambda: ray.available_resources().get("CPU", 0) > 11, "the cluster is free again")
+
+
 def test_what_has_no_room_is_said_with_the_resource_that_is_short(connected: None, tmp_path: Path) -> None:
     with pytest.raises(PlacementError, match=r"expected 50 CPU \(the cluster has 12\)"):
         start("large", shards=50, folder=tmp_path, placement_timeout_s=0.5)
-    busy = ray.remote(num_cpus=4)(lambda: time.sleep(600))
-    refs = [busy.remote() for _ in range(3)]
-    wait_until(lambda: ray.available_resources().get("CPU", 0) <= 1, "the cluster is busy")
-    with pytest.raises(PlacementError, match=r"of 3 servers were not placed within 2 s: short of CPU"):
+    with busy_nodes(4), pytest.raises(PlacementError, match=r"of 3 servers were not placed within 2 s: short of CPU"):
         start("large", shards=3, folder=tmp_path, placement_timeout_s=2.0)
-    for ref in refs:
-        ray.cancel(ref, force=True)
-    wait_until(lambda: ray.available_resources().get("CPU", 0) > 11, "the cluster is free again")
 
 
-def test_actors_that_fit_no_single_node_are_reported(
-    connected: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_actors_that_fit_no_single_node_are_reported_and_given_up(
+    connected: None, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    busy = ray.remote(num_cpus=3)(lambda: time.sleep(600))
-    refs = [busy.remote() for _ in range(3)]
-    wait_until(lambda: ray.available_resources().get("CPU", 0) <= 3, "each node has one free CPU")
-    pool = RayActorPool(1, "none", "127.0.0.1:1", tmp_path, reconnect_timeout_s=1.0, cpus=2.0, placement_timeout_s=0.5)
+    def placed(cpus: float) -> Any:
+        return ray.remote(num_cpus=cpus)(lambda: True).remote()
 
-    def is_reported() -> bool:
+    with busy_nodes(3):  # one CPU of each node is free
+        too_large = placed(2)
+        pool = RayActorPool(
+            1, "none", "127.0.0.1:1", tmp_path, reconnect_timeout_s=1.0, cpus=2.0, placement_timeout_s=0.0
+        )
+        assert ray.get(placed(1), timeout=PATIENCE_S)  # what fits is placed in the meantime
+        assert not ray.wait([too_large], timeout=0)[0]
         pool.supervise()
-        return "1 of 1 actors were not placed within 1 s: no single node has enough" in caplog.text
-
-    wait_until(is_reported, "the pool reports its actor")
-    pool.close()
-    for ref in refs:
-        ray.cancel(ref, force=True)
-    wait_until(lambda: ray.available_resources().get("CPU", 0) > 11, "the cluster is free again")
+        pool.supervise()
+        reports = [record.message for record in caplog.records if "no single node has enough" in record.message]
+        assert len(reports) == 1
+        assert reports[0].startswith("1 of 1 actors were not placed within 0 s")
+        monkeypatch.setattr("replay_agent.ray.placement.START_TIMEOUT_S", 0.0)
+        with pytest.raises(ActorsFailError, match="no single node has enough"):
+            pool.supervise()
+        pool.close()
+    assert ray.get(too_large, timeout=PATIENCE_S)  # it fits now
 
 
 def test_a_run_ends_well_though_a_server_and_the_learner_are_killed(
