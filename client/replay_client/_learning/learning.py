@@ -150,6 +150,11 @@ class Learning:
         return self._add(0 if draw is None else 1, draw, wants_state=True, ranks=ranks)
 
     @property
+    def is_near(self) -> bool:
+        """Whether the server is on this host, and rows are copied from its files."""
+        return self._reader.mapped is not None
+
+    @property
     def has_kept(self) -> bool:
         """Whether anything is kept for the next request: updates, a charge, or the other shards' largest priority."""
         return bool(self._keys) or bool(self.charge) or self.others_largest != self._others_largest_sent

@@ -1,4 +1,4 @@
-"""Copies many rows with several threads.
+"""Copies rows: how to copy each in one piece, and many rows with several threads.
 
 A single thread cannot saturate the memory bandwidth, and a batch of image sequences can have tens of megabytes.
 """
@@ -12,10 +12,16 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+from replay_proto.framing import Array, flat_rows
 
 _THREADS: Final = min(4, os.cpu_count() or 1)
 _BYTES_EACH: Final = 4 << 20
 """Minimum bytes that each thread copies. That takes 0.5 ms, ten times as long as starting the thread."""
+
+
+def in_long_rows(column: Array) -> Array:
+    """View ``dtype[n, *shape]`` with at most two dimensions, so that `take` copies each row in one piece."""
+    return column if column.ndim <= 2 else flat_rows(column)
 
 
 def copy_rows(source: NDArray[np.uint8], rows: NDArray[np.int64], into: NDArray[np.uint8]) -> None:

@@ -22,6 +22,7 @@ from replay_proto.framing import Array, flat_rows
 from replay_proto.layout import HEADER_FILE, HEADER_WORDS, WRITE_HORIZON, column_file
 from replay_proto.v1 import replay_pb2
 
+from replay_client._rows.copying import in_long_rows
 from replay_client.results.description import TableDescription
 
 
@@ -40,7 +41,7 @@ class MappedRows:
         self._columns: dict[str, Array] = {}
         for index, (name, column) in enumerate(table.schema.items()):
             data = _mapped(folder / column_file(index), table.slots * column.row_bytes)
-            self._columns[name] = _in_long_rows(data.view(column.dtype).reshape(table.slots, *column.shape))
+            self._columns[name] = in_long_rows(data.view(column.dtype).reshape(table.slots, *column.shape))
 
     def gather(self, keys: NDArray[np.int64], columns: Mapping[str, Array]) -> bool:
         """Copy rows.
@@ -55,7 +56,7 @@ class MappedRows:
         slots = self.slots_of(keys)
         for name, values in columns.items():
             # With any mode but "raise", take() writes directly to its output; all slots are in range.
-            self._columns[name].take(slots, axis=0, out=_in_long_rows(values), mode="clip")
+            self._columns[name].take(slots, axis=0, out=in_long_rows(values), mode="clip")
         return self.are_whole(keys)
 
     def slots_of(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -70,11 +71,6 @@ class MappedRows:
     def are_whole(self, keys: NDArray[np.int64]) -> bool:
         """Whether no insert has overwritten any of these rows yet. If so, copies made before this call are intact."""
         return not len(keys) or int(keys.min()) + self._slots >= int(self._header[WRITE_HORIZON])
-
-
-def _in_long_rows(column: Array) -> Array:
-    """View ``dtype[n, *shape]`` with at most two dimensions, so that `take` copies each row in one piece."""
-    return column if column.ndim <= 2 else flat_rows(column)
 
 
 def _mapped(path: Path, size: int) -> NDArray[np.uint8]:

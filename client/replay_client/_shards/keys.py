@@ -6,6 +6,7 @@ keys of a lost shard never refer to other rows. Shard 0 has the same keys as a t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -33,6 +34,25 @@ def shard_ids(keys: NDArray[np.int64]) -> NDArray[np.int64]:
 def local_keys(keys: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return each row's key in its shard, int64[n]."""
     return keys & np.int64(MOST_LOCAL)
+
+
+def by_shard(
+    keys: NDArray[np.int64], values: NDArray[np.float64]
+) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.float64]]]:
+    """Divide keys, int64[n], and the value of each, float64[n], among the shards, in their order.
+
+    Yields:
+        The id of a shard, its local keys, and their values. The id of a negative key, which no row has, is negative.
+    """
+    # Sorting two bytes per key is faster, because NumPy then uses a radix sort.
+    order = np.argsort(shard_ids(keys).astype(np.uint16), kind="stable")
+    keys, values = keys[order], values[order]
+    ids = shard_ids(keys)
+    ends = [*(np.flatnonzero(ids[1:] != ids[:-1]) + 1).tolist(), len(ids)] if len(ids) else []
+    start = 0
+    for end in ends:
+        yield int(ids[start]), local_keys(keys[start:end]), values[start:end]
+        start = end
 
 
 def live_keys(shard_id: int, table: TableDescription) -> range:

@@ -1,7 +1,7 @@
 """Two-level draws: first shards by their mass, then rows in each shard.
 
     chances = shard_chances(masses, drawable)                       # q
-    counts = rows_by_shard(chances, 256, "stratified", random)      # n: rows to draw in each shard
+    counts = rows_by_shard(chances, 256, "stratified", random)[0]   # n: rows to draw in each shard
     probability = chances[shard] * probability_in_shard             # P = q * p
 
 Masses may have changed since the last replies, but `P` is always the probability with which a row was actually drawn.
@@ -35,39 +35,50 @@ def shard_chances(masses: NDArray[np.float64], drawable: NDArray[np.int64]) -> N
 
 
 def rows_by_shard(
-    chances: NDArray[np.float64], batch_size: int, mode: DrawMode, random: np.random.Generator
+    chances: NDArray[np.float64], batch_size: int, mode: DrawMode, random: np.random.Generator, *, batches: int = 1
 ) -> NDArray[np.int64]:
-    """Choose how many rows of a batch to draw in each shard, int64[shards].
+    """Choose how many rows of each batch to draw in each shard, int64[batches, shards].
 
     In the mode "stratified", the shards' masses lie side by side on a line, which is cut into ``batch_size`` equal
     parts. One point is chosen in each part, as in a single table (Schaul et al. 2016, section 3.3). In the mode
     "independent", the numbers are a multinomial draw.
     """
     if mode == "independent":
-        return random.multinomial(batch_size, chances)
-    points = (np.arange(batch_size) + random.random(batch_size)) / batch_size
+        return random.multinomial(batch_size, chances, size=batches)
+    # A part of the line that lies in one shard needs no point. In a part with a boundary between two shards, the point
+    # may lie on either side of it. Loops, because NumPy would take longer for so few numbers.
     ends = np.cumsum(chances)
-    # Sums may round to less than 1. Points beyond the sum go to the last shard with any mass.
-    last = int(np.flatnonzero(chances)[-1])
-    shards = np.minimum(np.searchsorted(ends, points, side="right"), last)
-    return np.bincount(shards, minlength=len(chances)).astype(np.int64)
+    ends[int(np.flatnonzero(chances)[-1]) :] = 1.0  # their sum may round to less
+    boundaries = [divmod(end * batch_size, 1.0) for end in ends[:-1].tolist()]
+    counts: list[list[int]] = []
+    for points in random.random((batches, len(boundaries))).tolist():
+        counts.append([])
+        before, last_part, shared = 0, -1.0, 0.0
+        for (part, boundary), point in zip(boundaries, points, strict=True):
+            shared = point if part != last_part else shared  # several boundaries in the same part
+            below = int(part) + (shared < boundary)
+            counts[-1].append(below - before)
+            before, last_part = below, part
+        counts[-1].append(batch_size - before)
+    return np.array(counts, np.int64)
 
 
-def shards_of_rows(
-    chances: NDArray[np.float64], batches: int, batch_size: int, mode: DrawMode, random: np.random.Generator
-) -> NDArray[np.intp]:
-    """Choose the shard in which to draw each row of several batches, intp[batches, batch_size], like `rows_by_shard`.
+def shuffled_places(counts: NDArray[np.int64], random: np.random.Generator) -> NDArray[np.intp]:
+    """Choose the places of each batch's rows among the rows of all batches, intp[batches, batch_size].
 
-    The rows of each batch are in random order.
+    The rows of all batches lie shard after shard. Each batch has ``counts[batch, shard]`` rows of a shard, and has all
+    its rows in random order.
     """
-    points = random.random((batches, batch_size))
-    if mode == "stratified":
-        for row in points:
-            row += random.permutation(batch_size)
-        points /= batch_size
-    last = int(np.flatnonzero(chances)[-1])
-    shards: NDArray[np.intp] = np.minimum(np.searchsorted(np.cumsum(chances), points, side="right"), last)
-    return shards
+    of_shards = counts.sum(axis=0)
+    places = np.arange(int(of_shards.sum()))
+    starts = (np.cumsum(of_shards) - of_shards).tolist()
+    runs = []
+    for of_batch in counts.tolist():
+        for shard, count in enumerate(of_batch):
+            runs.append(places[starts[shard] : starts[shard] + count])
+            starts[shard] += count
+    shuffled: NDArray[np.intp] = random.permuted(np.concatenate(runs).reshape(len(counts), -1), axis=1)
+    return shuffled
 
 
 def joined_weights(probabilities: NDArray[np.float64], reference: float | None, beta: float) -> NDArray[np.float32]:

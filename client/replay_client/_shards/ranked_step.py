@@ -16,7 +16,7 @@ q was computed, the ratio differs between shards. A second rejection then compen
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Final
@@ -27,7 +27,7 @@ from replay_proto.v1 import replay_pb2
 
 from replay_client._shards.mass import rows_by_shard
 from replay_client._shards.power_sums import power_sum
-from replay_client._shards.step import Step
+from replay_client._shards.step import Part, Step
 from replay_client.batch import Batch
 
 _LEAST_PROBABILITY: Final = float(np.finfo(np.float64).tiny)
@@ -103,6 +103,9 @@ class RankedStep(Step):
     _proposed: dict[int, _Proposed] = field(default_factory=dict)
     _accepted: dict[int, NDArray[np.float64]] = field(default_factory=dict)  # probabilities of the rows to fetch
 
+    def __post_init__(self) -> None:
+        self.places = self.random.permutation(self.draw.batch_size)[np.newaxis]
+
     @property
     def is_complete(self) -> bool:
         """Whether all rows have arrived."""
@@ -111,14 +114,7 @@ class RankedStep(Step):
     @property
     def missing(self) -> int:
         """Number of rows that have not arrived."""
-        return self.draw.batch_size - sum(batch.batch_size for _, batch in self.parts)
-
-    def placed(self, random: np.random.Generator) -> Iterator[tuple[int, Batch, NDArray[np.intp]]]:
-        """Yield each part's shard, rows, and their places in the batch, intp[n]. The places are assigned at random."""
-        order, start = random.permutation(self.draw.batch_size), 0
-        for shard_id, batch in self.parts:
-            yield shard_id, batch, order[start : start + batch.batch_size]
-            start += batch.batch_size
+        return self.draw.batch_size - (self.parts[-1].rows.stop if self.parts else 0)
 
     def begin_round(self, chances: dict[int, float], states: dict[int, replay_pb2.TableState]) -> dict[int, Question]:
         """Begin another round, and return the questions of its first phase.
@@ -135,7 +131,7 @@ class RankedStep(Step):
         acceptance = min(1.0, self._total() / together) if together > 0 else 1.0
         spread = math.sqrt(self.missing * (1.0 - acceptance))
         proposals = math.ceil((self.missing + _SPREADS * spread) / acceptance)
-        counts = rows_by_shard(np.array(list(chances.values())), proposals, "independent", self.random)
+        counts = rows_by_shard(np.array(list(chances.values())), proposals, "independent", self.random)[0]
         drawn = zip(chances, counts.tolist(), strict=True)
         return self._ask({shard_id: Question(self, draws=count) for shard_id, count in drawn if count})
 
@@ -162,9 +158,9 @@ class RankedStep(Step):
             self._fetched(shard_id, question.keys, answer.batch)
         return {} if self._open else self._next_phase()
 
-    def probabilities(self, shard_id: int, part: Batch) -> NDArray[np.float64]:
-        """Return the probabilities in the whole table, float64[n], of rows that have arrived from a shard."""
-        return part.probabilities
+    def probabilities(self, part: Part) -> NDArray[np.float64]:
+        """Return the probabilities of a part's rows in the whole table, float64[n]."""
+        return part.batch.probabilities
 
     def smallest_probability(self) -> float:
         """Return the probability of the last rank."""
@@ -247,4 +243,5 @@ class RankedStep(Step):
         probabilities = self._accepted[shard_id]
         if batch.batch_size < len(keys):
             probabilities = probabilities[np.isin(keys, batch.row_keys)]
-        self.parts.append((shard_id, replace(batch, probabilities=probabilities)))
+        start = self.draw.batch_size - self.missing
+        self._add(shard_id, slice(start, start + batch.batch_size), replace(batch, probabilities=probabilities))

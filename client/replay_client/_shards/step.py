@@ -1,18 +1,42 @@
-"""A step draws one or more batches of a distributed table together, and collects their parts from the shards."""
+"""A step draws one or more batches of a distributed table together, and collects their parts from the shards.
+
+The rows of all parts lie in one piece of memory, shard after shard. Each reply is written to its place there.
+`replay_client._shards.bundle` then copies the rows of each batch in random order.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from replay_proto.framing import Array
 from replay_proto.v1 import replay_pb2
 
-from replay_client._shards.mass import shards_of_rows
+from replay_client._learning.answers import Blank
+from replay_client._shards.mass import rows_by_shard, shuffled_places
 from replay_client.batch import Batch
 from replay_client.draws import DrawMode
+from replay_client.errors import InternalServerError
+
+
+class Part(NamedTuple):
+    """Rows of a step that have arrived in one reply."""
+
+    shard_id: int
+    rows: slice
+    """Their place in the step's columns."""
+    batch: Batch
+
+
+class RowRequest(NamedTuple):
+    """What a step requests from a shard."""
+
+    shard_id: int
+    row_count: int
 
 
 @dataclass(eq=False)
@@ -25,50 +49,70 @@ class Step:
     """The probability with which each shard was chosen, by id."""
     smallest: Mapping[int, float]
     """The smallest probability in each shard before the draw, by id."""
+    columns: Mapping[str, Array] = field(default_factory=dict)
+    """Memory for the rows of all batches, by column."""
     asked: dict[int, int] = field(default_factory=dict)
     """Number of rows requested from each shard that have not arrived, by id."""
-    parts: list[tuple[int, Batch]] = field(default_factory=list)
-    """Rows that have arrived, each part with the id of its shard."""
+    parts: list[Part] = field(default_factory=list)
+    """Rows that have arrived."""
     batches: int = 1
     """Number of batches."""
-    _asked_places: dict[int, deque[NDArray[np.intp]]] = field(default_factory=dict)
-    _places: list[NDArray[np.intp]] = field(default_factory=list)  # of the parts
+    places: NDArray[np.intp] = field(default_factory=lambda: np.empty((0, 0), np.intp))
+    """intp[batches, batch_size]: the place of each batch's rows in `columns`."""
+    _expected: dict[int, deque[slice]] = field(default_factory=dict)  # the places of requested rows, by shard
+    _lent: dict[int, dict[str, Array]] = field(default_factory=dict)  # the latest result of `lend`, by shard
 
     @property
     def is_complete(self) -> bool:
         """Whether all rows have arrived."""
         return not self.asked
 
-    def ask(self, random: np.random.Generator, places: NDArray[np.intp] | None = None) -> dict[int, int]:
-        """Choose the shards of all rows, or only of those at ``places``. Return how many rows to draw in each shard."""
-        ids, chances = list(self.chances), np.array(list(self.chances.values()))
-        mode: DrawMode = "independent" if self.draw.draw_mode == replay_pb2.DRAW_MODE_INDEPENDENT else "stratified"
-        if places is None:
-            owners = shards_of_rows(chances, self.batches, self.draw.batch_size, mode, random).ravel()
-        else:
-            owners = shards_of_rows(chances, 1, len(places), mode, random)[0]
-        counts = {}
-        for index, shard_id in enumerate(ids):
-            mine = np.flatnonzero(owners == index)
-            if len(mine):
-                counts[shard_id] = len(mine)
-                self.asked[shard_id] = self.asked.get(shard_id, 0) + len(mine)
-                self._asked_places.setdefault(shard_id, deque()).append(mine if places is None else places[mine])
-        return counts
+    def ask(self, random: np.random.Generator) -> list[RowRequest]:
+        """Choose the shards of all rows. Return what to request from each shard."""
+        counts = self._divided(self.draw.batch_size, random, self.batches)
+        self.places = shuffled_places(counts, random)
+        return self._expect(0, counts.sum(axis=0))
 
-    def placed(self, random: np.random.Generator) -> Iterator[tuple[int, Batch, NDArray[np.intp]]]:
-        """Yield each part's shard, rows, and their places in the batches, intp[n]."""
-        for (shard_id, batch), places in zip(self.parts, self._places, strict=True):
-            yield shard_id, batch, places
+    def ask_again(self, random: np.random.Generator, missing: Iterable[slice]) -> list[RowRequest]:
+        """Choose shards again for the rows that `without` returned."""
+        requests = []
+        for rows in missing:
+            requests += self._expect(rows.start, self._divided(rows.stop - rows.start, random)[0])
+        return requests
 
-    def probabilities(self, shard_id: int, part: Batch) -> NDArray[np.float64]:
-        """Return the probabilities in the whole table, float64[n], of rows that have arrived from a shard."""
-        return part.probabilities * self.chances[shard_id]
+    def lend(self, shard_id: int, row_count: int) -> dict[str, Array] | None:
+        """Return the memory for the next reply of a shard; None if the reply does not have the requested rows."""
+        expected = self._expected.get(shard_id)
+        if not expected or expected[0].stop - expected[0].start != row_count:
+            return None
+        rows = expected[0]
+        columns = self._lent[shard_id] = {name: column[rows] for name, column in self.columns.items()}
+        return columns
+
+    def arrived(self, shard_id: int, batch: Batch) -> None:
+        """Add rows of a shard, unless it has been discarded.
+
+        Raises:
+            InternalServerError: the server sent another number of rows than was requested.
+        """
+        if shard_id not in self.chances:
+            return
+        rows = self._expected[shard_id].popleft()
+        if batch.batch_size != rows.stop - rows.start:
+            raise InternalServerError(f"the server sent {batch.batch_size} rows instead of {rows.stop - rows.start}")
+        self._add(shard_id, rows, batch)
+        self.asked[shard_id] -= batch.batch_size
+        if not self.asked[shard_id]:
+            del self.asked[shard_id]
+
+    def probabilities(self, part: Part) -> NDArray[np.float64]:
+        """Return the probabilities of a part's rows in the whole table, float64[n]."""
+        return part.batch.probabilities * self.chances[part.shard_id]
 
     def smallest_probability(self) -> float:
         """Return the smallest probability in the whole table; 0 if it is not known."""
         smallest = dict(self.smallest)
-        smallest.update((shard_id, part.smallest_probability) for shard_id, part in self.parts)
+        smallest.update((part.shard_id, part.batch.smallest_probability) for part in self.parts)
         of_shards = (chance * smallest[shard_id] for shard_id, chance in self.chances.items())
         return min((value for value in of_shards if value > 0), default=0.0)
 
@@ -76,33 +120,56 @@ class Step:
         """Return the mass of all rows, from the states of the shards."""
         return sum(state.total_mass for state in states)
 
-    def without(self, shard_id: int) -> NDArray[np.intp]:
-        """Discard a shard, and return the places, intp[n], whose rows must be drawn from the other shards instead.
+    def without(self, shard_id: int) -> list[slice]:
+        """Discard a shard, and return the rows that must be drawn from the other shards instead.
 
         The chances of the other shards increase, as if this shard could not have been chosen.
         """
         if shard_id not in self.chances:
-            return np.empty(0, np.intp)
+            return []
         self.asked.pop(shard_id, None)
-        missing = [np.empty(0, np.intp), *self._asked_places.pop(shard_id, ())]
-        kept = []
-        for part, places in zip(self.parts, self._places, strict=True):
-            if part[0] == shard_id:
-                missing.append(places)
-            else:
-                kept.append((part, places))
-        self.parts, self._places = [part for part, _ in kept], [places for _, places in kept]
+        missing = [*self._expected.pop(shard_id, ()), *(part.rows for part in self.parts if part.shard_id == shard_id)]
+        self.parts = [part for part in self.parts if part.shard_id != shard_id]
         del self.chances[shard_id]
         total = sum(self.chances.values())
         self.chances = {shard: chance / total for shard, chance in self.chances.items()} if total > 0 else {}
-        return np.concatenate(missing)
+        return missing
 
-    def arrived(self, shard_id: int, batch: Batch) -> None:
-        """Add rows of a shard, unless it has been discarded."""
-        if shard_id not in self.chances:
-            return
-        self.parts.append((shard_id, batch))
-        self._places.append(self._asked_places[shard_id].popleft())
-        self.asked[shard_id] -= batch.batch_size
-        if not self.asked[shard_id]:
-            del self.asked[shard_id]
+    def _divided(self, row_count: int, random: np.random.Generator, batches: int = 1) -> NDArray[np.int64]:
+        """Divide the rows of each batch among the shards, int64[batches, shards]."""
+        mode: DrawMode = "independent" if self.draw.draw_mode == replay_pb2.DRAW_MODE_INDEPENDENT else "stratified"
+        return rows_by_shard(np.array(list(self.chances.values())), row_count, mode, random, batches=batches)
+
+    def _expect(self, start: int, counts: NDArray[np.int64]) -> list[RowRequest]:
+        """Expect ``counts[shard]`` rows of each shard, from the place ``start``."""
+        requests = []
+        for shard_id, count in zip(self.chances, counts.tolist(), strict=True):
+            if count:
+                self.asked[shard_id] = self.asked.get(shard_id, 0) + count
+                self._expected.setdefault(shard_id, deque()).append(slice(start, start + count))
+                requests.append(RowRequest(shard_id, count))
+                start += count
+        return requests
+
+    def _add(self, shard_id: int, rows: slice, batch: Batch) -> None:
+        """Add a part, and copy its rows to their place unless they are there already."""
+        if batch.columns is not self._lent.pop(shard_id, None):
+            for name, column in self.columns.items():
+                np.copyto(column[rows], batch.columns[name])
+        self.parts.append(Part(shard_id, rows, batch))
+
+
+class PartMemory:
+    """Provides the memory for the replies of one shard: that of the steps to which they belong."""
+
+    def __init__(self, shard_id: int, spare: Blank) -> None:
+        """``spare`` provides the memory for replies that do not have the requested rows."""
+        self._shard_id = shard_id
+        self._spare = spare
+        self.steps: Final[deque[Step]] = deque()
+        """The steps of the requests without a reply."""
+
+    def __call__(self, row_count: int) -> dict[str, Array]:
+        """Return uninitialized columns for the next reply; see `ColumnBuffers.blank`."""
+        lent = self.steps[0].lend(self._shard_id, row_count) if self.steps else None
+        return self._spare(row_count) if lent is None else lent

@@ -494,7 +494,7 @@ class Table(TableHandle):
         names: tuple[str, ...] | None,
         *,
         blank: Blank | None,
-        kind: type[Sampler] = Sampler,
+        kind: Callable[..., Sampler] = Sampler,
         prefetch: Prefetch,
         reconnect_timeout_s: float | None,
         **draw: Any,
@@ -504,7 +504,7 @@ class Table(TableHandle):
         Args:
             names: columns of its batches; None: all.
             blank: provides the memory for its batches; None: the sampler does.
-            kind: the class of the sampler.
+            kind: creates the sampler.
             prefetch: as for `sampler`.
             reconnect_timeout_s: as for `sampler`.
             **draw: the options of `TableOperations.draw`.

@@ -62,13 +62,14 @@ def drawn(
         def __init__(self, step: Step, *arguments: object) -> None:
             super().__init__(step, *arguments)  # type: ignore[arg-type]
             used = np.array([step.chances.get(shard_id, 0.0) for shard_id in range(3)])
-            masses = {shard_id: part.total_mass for shard_id, part in step.parts}
+            masses = {part.shard_id: part.batch.total_mass for part in step.parts}
             exact = np.array([masses.get(shard_id, 0.0) for shard_id in range(3)])
             if len(masses) == 3:
                 distances.append(float(abs(used - exact / exact.sum()).sum() / 2))
-            np.add.at(counts, [shard_id for shard_id, _ in step.parts], [part.batch_size for _, part in step.parts])
-            expected[:] += BATCH * used
-            spread[:] += BATCH * used * (1 - used)
+            for part in step.parts:
+                counts[part.shard_id] += part.batch.batch_size
+            expected[:] += BATCH * step.batches * used
+            spread[:] += BATCH * step.batches * used * (1 - used)
 
     monkeypatch.setattr(sharded_sampler, "Bundle", Watched)
     is_over = threading.Event()

@@ -95,7 +95,7 @@ def expected_of(shards: list[SortedShard], alpha: float) -> dict[tuple[int, int]
 
 def p_value(step: RankedStep, expected: dict[tuple[int, int], float]) -> float:
     counts = dict.fromkeys(expected, 0)
-    for shard, part in step.parts:
+    for shard, _, part in step.parts:
         for key, count in zip(*np.unique(part.row_keys, return_counts=True), strict=True):
             counts[shard, int(key)] += int(count)
     exact = np.array(list(expected.values())) * step.draw.batch_size
@@ -119,7 +119,7 @@ def test_accepted_rows_have_the_probability_of_their_rank(shards: list[SortedSha
     expected = expected_of(shards, alpha)
     step, _ = draw(shards, 300_000, alpha, chances_of(shards))
     assert p_value(step, expected) > 0.001
-    for shard, part in step.parts:
+    for shard, _, part in step.parts:
         exact = [expected[shard, key] for key in part.row_keys.tolist()]
         np.testing.assert_allclose(part.probabilities, exact, rtol=1e-12)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -28,6 +28,7 @@ from replay_client._shards.keys import global_keys, live_keys, local_keys, shard
 from replay_client._shards.limits import joined_refusal
 from replay_client._shards.merged_description import merged_description
 from replay_client._shards.merged_inspection import merged_inspection
+from replay_client._shards.step import PartMemory
 from replay_client._transport.data_path import DataPath
 from replay_client._transport.time_limits import time_limit
 from replay_client._writing.writing import MAX_BLOCKS_IN_FLIGHT, WriterOptions
@@ -331,7 +332,7 @@ class ShardedTable(Table):
         names: tuple[str, ...] | None,
         *,
         blank: Blank | None,
-        kind: type[Sampler] = Sampler,
+        kind: Callable[..., Sampler] = Sampler,
         prefetch: Prefetch,
         reconnect_timeout_s: float | None,
         **draw: Any,
@@ -341,11 +342,14 @@ class ShardedTable(Table):
         everywhere = self.batch_columns
         chosen = {name: column for name, column in everywhere.items() if names is None or name in names}
 
+        buffers = ColumnBuffers(chosen)
+
         def open_stream(member: Member) -> ShardStream:
+            memory = PartMemory(member.id, buffers.blank)
             stream = member.table.part_sampler(
                 names,
-                blank=None,
-                kind=RankedStream if by_rank else ShardStream,
+                blank=memory,
+                kind=partial(RankedStream if by_rank else ShardStream, memory=memory),
                 prefetch=1,
                 reconnect_timeout_s=AWAY_AFTER_S,
                 **draw,
@@ -358,7 +362,7 @@ class ShardedTable(Table):
             self._roster,
             open_stream,
             self._operations.draw(**draw, reader=self._operations.batch_reader(names)),
-            ColumnBuffers(chosen),
+            buffers,
             blank,
             prefetch=prefetch,
             reconnect_timeout_s=time_limit("reconnect_timeout_s", reconnect_timeout_s, self._connection.timeout_s),

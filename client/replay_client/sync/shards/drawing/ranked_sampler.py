@@ -50,7 +50,8 @@ class RankedSampler(ShardedSampler):
         return 1
 
     def _begin_step(self, batches: int) -> None:
-        step = RankedStep(self._draw, {}, {}, alpha=self._alpha, random=self._random)
+        columns = self._buffers.blank(self._draw.batch_size)
+        step = RankedStep(self._draw, {}, {}, columns, alpha=self._alpha, random=self._random)
         self._begin_round(step)
         self._steps.append(step)
 

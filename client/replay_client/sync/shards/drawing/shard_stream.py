@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from replay_proto.v1 import replay_pb2
 
-from replay_client._shards.step import Step
+from replay_client._shards.step import PartMemory, Step
 from replay_client.batch import Batch
 from replay_client.errors import TableEmptyError
 from replay_client.sync.sampler import Sampler
@@ -20,16 +19,22 @@ from replay_client.sync.sampler import Sampler
 class ShardStream(Sampler):
     """See the module. For use in one thread."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(self, *arguments: Any, memory: PartMemory, **options: Any) -> None:
+        """See `Sampler`. ``memory`` is where the stream's batches are."""
         super().__init__(*arguments, **options)
         self.state_at = -1e9
         """When the latest state arrived, on the clock `time.monotonic`."""
-        self._steps: deque[Step] = deque()  # of the batches in flight
+        self._steps = memory.steps
 
     @property
     def state(self) -> replay_pb2.TableState:
         """The latest state of the table."""
         return self._learning.state or replay_pb2.TableState()
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the server is on this host, and the stream copies rows from its files."""
+        return self._learning.is_near
 
     @property
     def has_kept(self) -> bool:

@@ -12,12 +12,11 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from replay_proto.framing import Array
 from replay_proto.v1 import replay_pb2
 
 from replay_client._learning.answers import Blank
@@ -28,9 +27,9 @@ from replay_client._rows.buffers import ColumnBuffers
 from replay_client._rows.checks import checked_keys, checked_priorities
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._shards.bundle import Bundle
-from replay_client._shards.keys import local_keys, shard_ids
+from replay_client._shards.keys import by_shard
 from replay_client._shards.mass import shard_chances
-from replay_client._shards.step import Step
+from replay_client._shards.step import RowRequest, Step
 from replay_client.batch import Batch
 from replay_client.draws import Prefetch, with_beta
 from replay_client.errors import (
@@ -59,10 +58,10 @@ _POLL_S: Final = 0.02
 _MOST_KEPT: Final = 64
 """Maximum number of calls of `update_priorities` whose updates wait for the next request."""
 _FEWEST_BUNDLED: Final = 8
-"""Minimum `prefetch` with which one message requests several batches."""
+"""Minimum `prefetch` with which one message requests several batches, unless all servers are on this host."""
 _BUNDLE_ROWS: Final = 1 << 13
 _BUNDLE_BYTES: Final = 1 << 20
-"""Maximum rows and bytes of several batches in one message. They are copied once more: larger ones gain little."""
+"""Maximum rows and bytes of several batches in one message. Larger ones gain little."""
 GONE: Final = (ServerUnavailableError, TableReplacedError, TableNotFoundError)
 
 
@@ -109,7 +108,6 @@ class ShardedSampler(Sampler):
         self._one_caller = OneCaller("sampler")
         self._steps: deque[Step] = deque()
         self._bundle: Bundle | None = None  # the batches of the oldest complete step
-        self._scratch: dict[str, Array] = {}  # memory for bundles of several batches
         self._streams: dict[int, ShardStream] = {}
         limit = self._seen[0].description.rate_limit
         self._credit = None if limit is None else Credit(self._name, limit, self._streams)
@@ -252,37 +250,32 @@ class ShardedSampler(Sampler):
     def _request(self) -> None:
         self._check_usable()
         self._follow()
-        self._distribute()
         self._welcome_back()
-        for shard_id, stream in list(self._streams.items()):
-            while shard_id in self._streams and stream.is_asked and not stream.next_is_batch:
-                self._receive_from(shard_id)
-        self._tell_largest()
         together = self._together()
-        has_begun = together == 1
+        is_due = together == 1 or self.prefetch - self.in_flight >= together
+        if is_due:
+            self._learn_states(self._streams)
+            self._distribute()
+            self._tell_largest()
         while (missing := self.prefetch - self.in_flight) >= together and self._may_begin():
             self._begin_step(min(missing, together))
-            has_begun = True
-        self._ask_idle(are_updates_sent=has_begun)
+        self._ask_idle(are_updates_sent=is_due)
 
     def _distribute(self) -> None:
         """Pass updates on to the shards of their rows."""
         if not self._kept:
             return
-        keys, values = (np.concatenate(parts) for parts in zip(*self._kept, strict=True))
+        keys, values = self._kept[0]
+        if len(self._kept) > 1:
+            keys, values = (np.concatenate(parts) for parts in zip(*self._kept, strict=True))
         self._kept.clear()
-        owners = shard_ids(keys)
-        left = len(keys)
-        for shard_id in self._members:
-            mine = np.flatnonzero(owners == shard_id)
-            if not len(mine):
-                continue
-            left -= len(mine)
+        for shard_id, local, priorities in by_shard(keys, values):
             if shard_id in self._streams:
-                self._streams[shard_id].keep(local_keys(keys[mine]), values[mine])
+                self._streams[shard_id].keep(local, priorities)
+            elif shard_id in self._away:
+                self._away[shard_id].hold(local, priorities)
             else:
-                self._away[shard_id].hold(local_keys(keys[mine]), values[mine])
-        self._counted[1] += left
+                self._counted[1] += len(local)
 
     def _begin(self) -> None:
         """Open all streams, and wait for the states of the shards."""
@@ -385,11 +378,14 @@ class ShardedSampler(Sampler):
         self._receive_from(next(iter(step.asked)))
 
     def _together(self) -> int:
-        """Return how many batches to request in one message: several if `prefetch` is large and batches are small."""
-        if self.prefetch < _FEWEST_BUNDLED or self._credit is not None:
+        """Return how many batches to request in one message, so that those in flight still hide the time of a reply."""
+        if self._credit is not None:
             return 1  # a rate limiter allows them one by one
         most = min(_BUNDLE_ROWS // self._draw.batch_size, _BUNDLE_BYTES // max(1, self._batch_bytes))
-        return max(1, min(self.prefetch // 2, most))
+        if all(stream.is_near for stream in self._streams.values()):
+            # The servers share the learner's cores, and each message interrupts it.
+            return max(1, min(self.prefetch * 3 // 4, most))
+        return 1 if self.prefetch < _FEWEST_BUNDLED else max(1, min(self.prefetch // 2, most))
 
     def _begin_step(self, batches: int) -> None:
         """Request more batches.
@@ -401,13 +397,13 @@ class ShardedSampler(Sampler):
         """
         chances = self._drawable_chances()
         smallest = {shard_id: self._streams[shard_id].state.smallest_probability for shard_id in chances}
-        step = Step(self._draw, chances, smallest, batches=batches)
+        columns = self._buffers.blank(self._draw.batch_size * batches)
+        step = Step(self._draw, chances, smallest, columns, batches=batches)
         self._steps.append(step)
         self._request_rows(step, step.ask(self._random))
 
-    def _request_rows(self, step: Step, counts: Mapping[int, int]) -> None:
-        """Request rows for a step; ``counts`` are the numbers of rows by the id of the shard."""
-        for shard_id, count in counts.items():
+    def _request_rows(self, step: Step, requests: Iterable[RowRequest]) -> None:
+        for shard_id, count in requests:
             draw = replay_pb2.Draw()
             draw.CopyFrom(step.draw)
             draw.batch_size, draw.wait_s, draw.beta = count, 0.0, 0.0  # `Bundle` computes the weights
@@ -531,9 +527,9 @@ class ShardedSampler(Sampler):
         if step not in self._steps:
             return
         missing = step.without(shard_id)
-        if step.chances and len(missing):
-            self._request_rows(step, step.ask(self._random, missing))
-        elif not step.chances:
+        if step.chances:
+            self._request_rows(step, step.ask_again(self._random, missing))
+        else:
             self._steps.remove(step)
 
     def _welcome_back(self) -> None:
@@ -571,17 +567,6 @@ class ShardedSampler(Sampler):
     def _next_batch(self) -> Batch:
         """Return the oldest batch. Its rows must have arrived."""
         if not self._left:
-            step = self._steps.popleft()
-            rows = step.draw.batch_size * step.batches
-            columns = self._blank(rows) if step.batches == 1 else self._scratch_of(rows)
-            states = [stream.state for stream in self._streams.values()]
-            self._bundle = Bundle(step, states, columns, self._random)
-            if step.batches == 1:
-                return self._bundle.take(columns)
+            self._bundle = Bundle(self._steps.popleft(), [stream.state for stream in self._streams.values()])
         assert self._bundle is not None
         return self._bundle.take(self._blank(self._draw.batch_size))
-
-    def _scratch_of(self, rows: int) -> dict[str, Array]:
-        if any(len(column) < rows for column in self._scratch.values()) or not self._scratch:
-            self._scratch = self._buffers.blank(rows)
-        return {name: column[:rows] for name, column in self._scratch.items()}
