@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from replay_proto.frames import Content
 from replay_proto.framing import Array, Carried, column_views, split_message
 from replay_proto.schema import Column, Schema
-from replay_proto.steps import Steps, WindowShape
+from replay_proto.steps import Steps
 from replay_proto.v1 import replay_pb2
 
 from replay_client._rows.buffers import ColumnBuffers
@@ -196,7 +196,7 @@ class _WindowReader:
         """
         row_count = len(message.window_keys) // _KEY_BYTES
         _check_size(rows, row_count, self.row_bytes(message))
-        windows = _windows(message, np.arange(row_count), self._shape, starts_apart=True)
+        windows = Windows(message, np.arange(row_count), self._shape, starts_apart=True)
         views = column_views(self._carried.columns, rows, row_count, windows=len(windows))
         columns = self._blank(len(windows))
         self._expansion.write(windows, {name: as_bytes(view) for name, view in views.items()}, columns)
@@ -206,7 +206,7 @@ class _WindowReader:
         """Build the columns from the mapped files. Return None if inserts overwrote rows during the copy."""
         assert self._mapped is not None
         keys = np.frombuffer(message.window_keys, "<i8")
-        windows = _windows(message, self._mapped.slots_of(keys), self._shape)
+        windows = Windows(message, self._mapped.slots_of(keys), self._shape)
         columns = self._blank(len(windows))
         self._expansion.write(windows, self._mapped.as_bytes, columns)
         return columns if self._mapped.are_whole(keys) else None
@@ -239,18 +239,6 @@ def joined_rows(parts: Sequence[Rows]) -> Rows:
         steps=np.concatenate([part.steps for part in parts if part.steps is not None]) if has_steps else None,
         ends=np.concatenate([part.ends for part in parts if part.ends is not None]) if has_steps else None,
     )
-
-
-def _windows(
-    message: replay_pb2.Batch, rows: NDArray[np.int64], shape: WindowShape, *, starts_apart: bool = False
-) -> Windows:
-    before, after = np.frombuffer(message.before, "<i4"), np.frombuffer(message.after, "<i4")
-    ends = np.frombuffer(message.ends, "u1")
-    if len(before) == len(after) == len(ends) == len(message.keys) // _KEY_BYTES:
-        windows = Windows(before, after, ends, rows, shape, starts_apart=starts_apart)
-        if windows.row_count == len(rows):
-            return windows
-    raise InternalServerError(f"the server sent windows that do not match their {len(rows)} rows")
 
 
 def _check_size(rows: memoryview, row_count: int, due_bytes: int) -> None:

@@ -118,7 +118,9 @@ def _discount(item: Transitions) -> Recipe:
     powers = np.array([item.gamma**steps for steps in range(item.n_step + 1)], np.float32)
 
     def write(windows: Windows, _: Mapping[str, RowBytes], column: Array) -> None:
-        np.copyto(column, powers[windows.after] * ~windows.is_terminated)
+        powers.take(windows.after, out=column, mode="clip")
+        if windows.is_any_terminated:
+            column[windows.is_terminated] = 0.0
 
     return write
 

@@ -1,6 +1,6 @@
 """Finds the rows from which the columns of a batch are built, in the windows that were drawn.
 
-    windows = Windows(before, after, ends, np.arange(r), steps.window)
+    windows = Windows(message, np.arange(r), steps.window)
     places = windows.places(Layout(stacked=4))      # the last four rows up to each anchor
     source.take(places.rows, axis=0, out=column)
     column[places.padded] = 0
@@ -12,8 +12,8 @@ Positions without a row, before or after the episode, are padded.
 
 from __future__ import annotations
 
-from functools import cached_property
-from typing import NamedTuple
+from functools import cached_property, lru_cache
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -21,7 +21,11 @@ from numpy.typing import NDArray
 from replay_proto.steps import WindowShape
 from replay_proto.v1 import replay_pb2
 
+from replay_client.errors import InternalServerError
+
 Indices = NDArray[np.int64]
+
+_KEY_BYTES: Final = 8
 
 
 class Layout(NamedTuple):
@@ -55,42 +59,42 @@ class Windows:
     """The windows of one batch of b items."""
 
     def __init__(
-        self,
-        before: NDArray[np.int32],
-        after: NDArray[np.int32],
-        ends: NDArray[np.uint8],
-        rows: Indices,
-        shape: WindowShape,
-        *,
-        starts_apart: bool = False,
+        self, message: replay_pb2.Batch, rows: Indices, shape: WindowShape, *, starts_apart: bool = False
     ) -> None:
-        """Describe the windows.
+        """Read the windows of a batch.
 
         Args:
-            before: int32[b], number of rows before each anchor.
-            after: int32[b], number of rows after each anchor.
-            ends: uint8[b], the `EpisodeEnd` of the last row of each window.
+            message: the batch.
             rows: int64[r], index of each row of the windows in the stored columns.
             shape: shape of a whole window. The beginning or end of an episode makes windows shorter.
             starts_apart: whether columns with ``at="start"`` are stored separately, with one value per window.
+
+        Raises:
+            InternalServerError: the windows do not match the rows.
         """
-        self.after = after
-        """int32[b]: number of rows after each anchor."""
-        self.before = before
-        """int32[b]: number of rows before each anchor."""
-        self._ends = ends
+        self._ends = message.ends
         self._rows = rows
         self._shape = shape
         self._starts_apart = starts_apart
         self._places: dict[Layout, Places] = {}
-        self.row_count = int((before + after).sum()) + len(after)
-        """Number of rows of all windows together."""
-        width = shape.backward + 1 + shape.forward
-        self._grid = rows.reshape(-1, width) if self.row_count == len(after) * width == len(rows) else None
-        """int64[b, width]: the rows of each window, if all windows are whole; otherwise None."""
+        self._grid: Indices | None = None
+        """int64[b, rows]: the rows of each window, if all windows are whole; otherwise None."""
+        # Most batches have only whole windows, and comparing bytes is faster than creating arrays.
+        lengths = message.before, message.after, len(message.keys), len(rows)
+        if lengths == _lengths_of_whole(len(self), shape):
+            self._grid = rows.reshape(-1, shape.rows)
+        self.before: NDArray[np.int32] = np.frombuffer(message.before, "<i4")
+        """int32[b]: number of rows before each anchor."""
+        self.after: NDArray[np.int32] = np.frombuffer(message.after, "<i4")
+        """int32[b]: number of rows after each anchor."""
+        if self._grid is None and (
+            not len(self.before) == len(self.after) == len(self) == len(message.keys) // _KEY_BYTES
+            or int((self.before + self.after).sum()) + len(self) != len(rows)
+        ):
+            raise InternalServerError(f"the server sent windows that do not match their {len(rows)} rows")
 
     def __len__(self) -> int:
-        return len(self.after)
+        return len(self._ends)
 
     @property
     def are_whole(self) -> bool:
@@ -112,14 +116,19 @@ class Windows:
     @property
     def is_closed(self) -> NDArray[np.bool_]:
         """bool[b]: whether the last row closes the episode."""
-        is_closed: NDArray[np.bool_] = self._ends != replay_pb2.EPISODE_END_UNSPECIFIED
+        is_closed: NDArray[np.bool_] = np.frombuffer(self._ends, "u1") != replay_pb2.EPISODE_END_UNSPECIFIED
         return is_closed
 
     @property
     def is_terminated(self) -> NDArray[np.bool_]:
         """bool[b]: whether the last row closes the episode with a terminal state."""
-        is_terminated: NDArray[np.bool_] = self._ends == replay_pb2.EPISODE_END_TERMINATED
+        is_terminated: NDArray[np.bool_] = np.frombuffer(self._ends, "u1") == replay_pb2.EPISODE_END_TERMINATED
         return is_terminated
+
+    @property
+    def is_any_terminated(self) -> bool:
+        """Whether `is_terminated` is True for any window."""
+        return replay_pb2.EPISODE_END_TERMINATED in self._ends
 
     def first_rows(self, before: int) -> Indices:
         """Return the indices, int64[b], of the rows from which columns with ``at="start"`` take their values.
@@ -181,3 +190,10 @@ class Windows:
         is_padded = padded is not None and bool(padded.any())
         flags = np.broadcast_to(padded, rows.shape).ravel() if padded is not None and is_padded else None
         return Places(self._rows.take(rows.ravel()), flags)
+
+
+@lru_cache
+def _lengths_of_whole(count: int, shape: WindowShape) -> tuple[bytes, bytes, int, int]:
+    """Return what a message with only whole windows has: `before`, `after`, bytes of keys, and number of rows."""
+    before, after = (np.full(count, rows, "<i4").tobytes() for rows in (shape.backward, shape.forward))
+    return before, after, count * _KEY_BYTES, count * shape.rows
