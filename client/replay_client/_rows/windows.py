@@ -77,21 +77,18 @@ class Windows:
         self._shape = shape
         self._starts_apart = starts_apart
         self._places: dict[Layout, Places] = {}
-        self._grid: Indices | None = None
-        """int64[b, rows]: the rows of each window, if all windows are whole; otherwise None."""
-        # Most batches have only whole windows, and comparing bytes is faster than creating arrays.
-        lengths = message.before, message.after, len(message.keys), len(rows)
-        if lengths == _lengths_of_whole(len(self), shape):
-            self._grid = rows.reshape(-1, shape.rows)
         self.before: NDArray[np.int32] = np.frombuffer(message.before, "<i4")
         """int32[b]: number of rows before each anchor."""
         self.after: NDArray[np.int32] = np.frombuffer(message.after, "<i4")
         """int32[b]: number of rows after each anchor."""
-        if self._grid is None and (
-            not len(self.before) == len(self.after) == len(self) == len(message.keys) // _KEY_BYTES
-            or int((self.before + self.after).sum()) + len(self) != len(rows)
-        ):
-            raise InternalServerError(f"the server sent windows that do not match their {len(rows)} rows")
+        self._grid: Indices | None = None
+        """int64[b, rows]: the rows of each window, if all windows are whole; otherwise None."""
+        # Most batches have only whole windows, and comparing bytes is much faster than adding numbers.
+        lengths = message.before, message.after, len(message.keys), len(rows)
+        if lengths == _lengths_of_whole(len(self), shape):
+            self._grid = rows.reshape(-1, shape.rows)
+        else:
+            self._check(len(message.keys) // _KEY_BYTES)
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -160,6 +157,11 @@ class Windows:
         if found is None:
             found = self._places[layout] = self._placed(layout)
         return found
+
+    def _check(self, items: int) -> None:
+        are_complete = len(self.before) == len(self.after) == len(self) == items
+        if not are_complete or int((self.before + self.after).sum()) + len(self) != len(self._rows):
+            raise InternalServerError(f"the server sent windows that do not match their {len(self._rows)} rows")
 
     def _placed(self, layout: Layout) -> Places:
         if self._grid is not None:
