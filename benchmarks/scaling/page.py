@@ -21,14 +21,15 @@ def rewrite(page: str, costs: Costs, measured: Sequence[Measured]) -> str:
     _, _, after = rest.partition(END)
     parts = (
         _costs(costs),
-        "360 actors that insert 12,500 rows of 56.5 KB per second, and a learner that draws 19 batches of 512, as\n"
-        "in Ape-X (Horgan et al., 2018), with 2 million rows, on machines with 10 Gbit/s and 64 GB. Shares that\n"
-        "each server uses:\n",
+        "As an example, take the fleet of Ape-X (Horgan et al., 2018): 360 actors insert 12,500 rows of 56.5 KB per\n"
+        "second, and the learner draws 19 batches of 512 rows per second. The table has 2 million rows. Each machine\n"
+        "has 64 GB of memory and a network of 10 Gbit/s. Each server then uses these fractions of its resources:\n",
         _ape_x(costs),
-        "Servers that other fleets need, and the shares with one server less:\n",
+        "Other fleets need the following numbers of servers. The last three columns are the fractions that each\n"
+        "server would use if there were one server less:\n",
         _needed(costs),
-        "The simulation below uses the same times. One real server, next to writers of 35 rows per second and a\n"
-        "learner of 50 steps per second:\n",
+        "The simulation below uses the same times. For comparison, here is a real server. Each writer inserts 35 rows\n"
+        "per second, and the learner does 50 steps per second:\n",
         _reality(costs, measured),
     )
     return f"{before}{BEGIN}{chr(10).join(parts)}{END}{after}"
