@@ -18,6 +18,7 @@ from typing import Final, get_args
 from replay_client._operations import server as operations
 from replay_client._shards.dividing import check_divisible
 from replay_client._shards.keys import MOST_ID
+from replay_client._transport.address import address_order
 from replay_client._transport.server_link import ServerLink
 from replay_client.errors import (
     InvalidArgumentError,
@@ -82,7 +83,7 @@ class Fleet:
             _check_servers(found)
             newest = _newest(found)
             if newest is None:
-                return self._create(sorted(found))
+                return self._create(sorted(found, key=address_order))
             lacking = self._lacking(newest, found)
             if not lacking:
                 self._bring_up_to_date(newest, found)
@@ -117,7 +118,7 @@ class Fleet:
         """
         unreachable: ReplayError | None = None
         is_first = True
-        for address in sorted(shard.address for shard in new.in_use):
+        for address in sorted((shard.address for shard in new.in_use), key=address_order):
             connection = self.link(address).connection
             try:
                 current = connection.run(operations.get_shards(timeout_s=ASK_S)).map
@@ -150,13 +151,13 @@ class Fleet:
         _check_servers(found)
         current = _newest(found)
         if current is None:
-            return self._create(sorted(addresses))
+            return self._create(sorted(addresses, key=address_order))
         missing = [shard for shard in current.in_use if shard.address not in addresses]
         if missing:
             expected = f"{missing[0].address} also; `replay shards lost {missing[0].id}` if it is gone for good"
             raise InvalidArgumentError.of_field("addresses", expected, ",".join(addresses))
         known = {shard.address for shard in current.in_use}
-        new = [address for address in sorted(addresses) if address not in known]
+        new = [address for address in sorted(addresses, key=address_order) if address not in known]
         first_id = current.shards[-1].id + 1
         if first_id + len(new) - 1 > MOST_ID:
             raise InvalidArgumentError.of_field("addresses", f"fewer new servers: ids end at {MOST_ID}", str(len(new)))
