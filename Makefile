@@ -49,7 +49,7 @@ test-chart: $(VENV)/.imported  ## The Helm chart, rendered by Helm.
 # Figures appear in the output of the tests.
 integrations: $(VENV)/.imported  ## Train to the end with other libraries, several learners and R2D2; other long tests. Takes half an hour.
 	$(INSTALL) $(BIN)/python $(PINNED) ray
-	$(BIN)/pytest -m long --capture=no tests/integrations tests/examples tests/agent/r2d2 tests/client $(ARGS)
+	$(BIN)/pytest -m long --capture=no tests/integrations tests/examples tests/agent tests/client $(ARGS)
 	$(BIN)/pytest --capture=no tests/agent/ray/test_cluster.py $(ARGS)
 
 coverage: $(VENV)/.imported  ## All tests, and which lines they run; takes a quarter longer.

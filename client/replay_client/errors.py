@@ -232,7 +232,11 @@ def from_rpc_error(error: grpc.RpcError, address: str) -> ReplayError:
     info = _error_info(status)
     if info is None:
         return _of_transport(error.code(), error.details() or "", address)
-    return _typed(error.code(), error.details() or "", info)
+    refusal = _typed(error.code(), error.details() or "", info)
+    if isinstance(refusal, PermissionError):  # the user changes the tokens of this server, or those of the client
+        refusal.message = f"the replay server at {address} refused the call: {refusal.message}"
+        refusal.args = (refusal.message,)
+    return refusal
 
 
 def from_status(status: status_pb2.Status) -> ReplayError:

@@ -42,15 +42,19 @@ def test_three_servers_differ_only_in_volume_and_port() -> None:
     assert found["server"] == found["server-2"] == found["server-3"]
 
 
-def test_every_client_waits_for_three_servers_and_knows_them() -> None:
+def test_every_client_knows_three_servers_and_the_trainer_waits_for_them() -> None:
     one, three = services(ONE), services(THREE)
     assert set(three) - set(one) == set(SERVERS[1:])
     addresses = ",".join(f"{name}:50051" for name in SERVERS)
     for name, variable in (("trainer", "TRAIN_SERVER"), ("actor", "ACTOR_SERVER"), ("client", "SERVER")):
         assert one[name]["environment"][f"REPLAY_{variable}"] == "server:50051"
         assert three[name]["environment"][f"REPLAY_{variable}"] == addresses
-    for name in ("trainer", "client"):
-        assert sorted(three[name]["depends_on"]) == SERVERS
+    assert sorted(three["trainer"]["depends_on"]) == SERVERS
+
+
+@pytest.mark.parametrize("files", [ONE, THREE])
+def test_a_command_starts_no_server_that_has_stopped(files: tuple[str, ...]) -> None:
+    assert "depends_on" not in services(files)["client"]
 
 
 def test_prometheus_asks_the_servers_that_there_are() -> None:

@@ -16,6 +16,7 @@ _TCP: Final = re.compile(
 _UNIX: Final = re.compile(r"unix:\S+")
 _EXPECTED: Final = "host:port, such as localhost:50051 or [::1]:50051"
 _THIS_HOST: Final = re.compile(r"localhost|127(?:\.[0-9]+){3}|::1")
+_NUMBER: Final = re.compile(r"([0-9]+)")
 _LISTENS_S: Final = 0.5
 _LAST_PORT: Final = (1 << 16) - 1
 
@@ -45,6 +46,14 @@ def checked_addresses(addresses: object) -> list[str]:
         expected = "a list of different addresses, such as ['host-a:50051', 'host-b:50051']"
         raise InvalidArgumentError.of_field("addresses", expected, repr(addresses))
     return checked
+
+
+def address_order(address: str) -> tuple[tuple[str | int, ...], int]:
+    """Return a sort key: ``server:50051`` comes before ``server-2:50051``, and that before ``server-10:50051``."""
+    found = _TCP.fullmatch(address)
+    host, port = (address, 0) if found is None else (found["v6"] or found["host"], int(found["port"]))
+    parts = _NUMBER.split(host)  # text and digits in turn, beginning with text
+    return tuple(int(part) if number % 2 else part for number, part in enumerate(parts)), port
 
 
 def listens(address: str) -> bool:

@@ -107,9 +107,10 @@ class FirstContact:
         if not listens:
             return refusal
         # A server binds its port before it restores its tables.
+        tls = "has no TLS, or a certificate that REPLAY_TLS_CA does not trust" if self._is_tls else "requires TLS"
         return _unreached(
             f"{self._address} yet. If one is still starting there, retry or increase wait_for_server_s; "
-            "otherwise another program is using the port",
+            f"otherwise it {tls}, or another program is using the port",
             refusal.metadata["detail"],
         )
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from replay_client import InvalidArgumentError, ReplayClient, ServerUnavailableError, Table
-from replay_client._transport.address import checked_address
+from replay_client._transport.address import address_order, checked_address
 
 from tests.client.conftest import COLUMNS
 from tests.client.numbered import rows
@@ -167,3 +167,10 @@ def test_a_socket_that_is_not_there_is_named(tmp_path: Path) -> None:
         pytest.raises(ServerUnavailableError, match=f"no replay server answers at unix:{tmp_path}/none"),
     ):
         client.tables()
+
+
+def test_addresses_are_sorted_by_host_and_then_by_port() -> None:
+    names = ["server:9", "server:50051", "server-2:9", "server-10:50051"]
+    numbers = ["10.0.0.2:1", "10.0.0.10:1", "unix:/tmp/a"]
+    for ordered in (names, numbers):
+        assert sorted(reversed(ordered), key=address_order) == ordered

@@ -17,6 +17,7 @@ from replay_client.sync.shards.writing.sharded_writer import ShardedWriter
 
 from tests.client.shards.conftest import COLUMNS, shards_of
 from tests.client.shards.test_sharded_draws import rows
+from tests.client.test_cli import run
 from tests.support.deadlines import wait_until
 from tests.support.server_process import ServerProcess
 
@@ -89,6 +90,65 @@ def test_learners_and_actors_follow_from_two_servers_to_three_and_back(
             is_over.set()
         appended = actor.result()
     assert numbers_of(table).tolist() == list(range(appended))
+
+
+def test_a_server_is_added_and_another_retired_while_four_actors_write(
+    servers: list[ServerProcess], reach: Reach
+) -> None:
+    table = make(reach(servers[:2]), capacity=1200)
+    table.insert(rows(np.array([-1])))
+    leaving = shards_of(table)[0]
+    is_over = threading.Event()
+
+    def act(seed: int) -> int:
+        number = 0
+        with make(reach(servers[:2]), capacity=1200).writer(streams=2) as writer:
+            while not is_over.is_set():
+                for _ in range(1 + seed):
+                    numbers = 4 * (number + np.arange(2)) + seed
+                    writer.append_all(number=numbers, obs=np.zeros((2, 3)))
+                    number += 2
+                writer.end_episodes(np.ones(2, bool))
+                writer.flush()
+        return number
+
+    with ThreadPoolExecutor(5) as pool, table.sampler(64, beta=0.4, prefetch=3) as sampler:
+        actors = [pool.submit(act, seed) for seed in range(4)]
+
+        def step() -> set[int]:
+            batch = next(sampler)
+            sampler.update_priorities(batch, np.ones(64))
+            return owners_drawn(batch)
+
+        def change(*arguments: str) -> None:
+            """Run a command while the learner goes on."""
+            running = pool.submit(run, "shards", *arguments, "-s", servers[2].address)
+            while not running.done():
+                step()
+            assert running.result().returncode == 0, running.result().stderr
+
+        try:
+            wait_until(lambda: step() == {0, 1}, "both are drawn")
+            reach(servers[:2]).set_shards([server.address for server in servers])
+            wait_until(lambda: step() == {0, 1, 2}, "the new one is drawn")
+            change("drain", "0")
+            change("retire", "0", "--wait")
+            inserted = leaving.describe().inserted
+            evicted = leaving.read(np.arange(inserted))["number"]
+            servers[0].kill()
+            wait_until(lambda: step() == {1, 2}, "the retired one is forgotten")
+            assert set().union(*(step() for _ in range(50))) == {1, 2}
+            assert not any(actor.done() for actor in actors)
+        finally:
+            is_over.set()
+        appended = sum(actor.result() for actor in actors)
+    left = shards_of(reach(servers[2:]).table("t"))
+    assert sorted(left) == [1, 2]
+    assert inserted + sum(shard.describe().inserted for shard in left.values()) == appended + 1
+    numbers = np.concatenate([shard.read(np.arange(shard.describe().inserted))["number"] for shard in left.values()])
+    assert len(np.unique(numbers)) == len(numbers) == 1200
+    for seed in range(4):
+        assert numbers[numbers % 4 == seed].min() > evicted[evicted % 4 == seed].max()
 
 
 def test_rows_that_a_lost_server_has_not_acknowledged_are_inserted_elsewhere(

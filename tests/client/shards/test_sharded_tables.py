@@ -110,6 +110,41 @@ def test_many_writers_fill_the_shards_evenly(servers: list[ServerProcess], reach
     assert max(sizes) / np.mean(sizes) <= 1.05
 
 
+def test_writers_fill_a_server_no_more_than_others_while_its_replies_are_late(
+    servers: list[ServerProcess], reach: Reach
+) -> None:
+    table = make(reach(servers), capacity=300_000)
+    writers = [table.writer() for _ in range(16)]
+    stopped = psutil.Process(servers[1].pid)
+    stopped.suspend()
+    try:
+        for _ in range(12):
+            for writer in writers:
+                for number in range(20):
+                    writer.append(number=number, obs=np.zeros(3))
+                writer.end_episode()
+    finally:
+        stopped.resume()
+    for writer in writers:
+        writer.close()
+    sizes = [shard.size for shard in shards_of(table).values()]
+    assert sum(sizes) == 16 * 12 * 20
+    assert max(sizes) / np.mean(sizes) <= 1.1
+
+
+def test_streams_that_begin_together_are_dealt_evenly(servers: list[ServerProcess], reach: Reach) -> None:
+    table = make(reach(servers), capacity=300_000)
+    writers = [table.writer(streams=16) for _ in range(4)]
+    for number in range(30):  # all streams are in their first episode
+        for writer in writers:
+            writer.append_all(number=np.full(16, number), obs=np.zeros((16, 3)))
+    for writer in writers:
+        writer.close()
+    sizes = [shard.size for shard in shards_of(table).values()]
+    assert sum(sizes) == 64 * 30
+    assert max(sizes) / np.mean(sizes) <= 1.1
+
+
 def test_episodes_go_to_the_emptier_of_two_shards(servers: list[ServerProcess], reach: Reach) -> None:
     client = reach(servers)
     shards_of(make(client))[1].insert(rows(np.arange(200)))

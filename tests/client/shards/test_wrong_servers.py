@@ -172,6 +172,30 @@ def test_an_older_map_and_ids_that_were_used_are_refused(servers: list[ServerPro
     assert [(shard.id, shard.state) for shard in added.shards[2:]] == [(2, "retired"), (3, "active")]
 
 
+def test_a_server_that_was_given_up_returns_only_without_its_rows(
+    start_server: Callable[..., ServerProcess], tmp_path: Path, reach: Reach
+) -> None:
+    servers = in_order(start_server("--data-dir", str(tmp_path / f"data-{number}")) for number in range(3))
+    addresses = [server.address for server in servers]
+    table = make(reach(servers))
+    for shard in shards_of(table).values():
+        shard.insert(rows(np.arange(10)))
+    client = reach(servers[:1])
+    servers[1].kill()
+    client.mark_shard(1, state="lost")
+    servers[1].restart()
+    before = client.shards()
+    with pytest.raises(InvalidArgumentError, match=f"an empty --data-dir, got {addresses[1]} with 10 rows of table 't'"):
+        client.set_shards(addresses)
+    assert client.shards() == before
+    assert len(client.table("t")) == 20
+    servers[1].kill()
+    servers[1].flags = (*servers[1].flags, "--data-dir", str(tmp_path / "new"))
+    servers[1].restart()
+    assert client.set_shards(addresses).in_use[-1].id == 3
+    assert len(client.table("t")) == 20
+
+
 def test_asyncio_refuses_shards_rather_than_show_a_part(servers: list[ServerProcess], reach: Reach) -> None:
     make(reach(servers)).insert(rows(np.arange(30)))
     everywhere = ", ".join(server.address for server in servers)

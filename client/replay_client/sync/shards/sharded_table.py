@@ -94,7 +94,6 @@ class ShardedTable(Table):
         self._roster = roster
         self._random = np.random.default_rng(description.seed)
         self._latest: dict[int, TableDescription] = {}  # of each shard
-        self._inserted: dict[int, int] = {}  # rows ever inserted into each shard, if this table has inserted any
         self._away_until: dict[int, float] = {}  # until when inserts leave out shards whose servers were away
 
     @property
@@ -458,7 +457,7 @@ class ShardedTable(Table):
 
     def _heard(self, member: Member, inserted: int) -> None:
         """Remember how many rows were ever inserted into a shard, for `_fill`, and report it to the other servers."""
-        self._inserted[member.id] = max(inserted, self._inserted.get(member.id, 0))
+        self._roster.fills.heard(member.id, inserted)
         self._roster.report_soon(member.id, report_of(member.description, inserted))
 
     def _by_fill(self) -> list[Member]:
@@ -468,4 +467,5 @@ class ShardedTable(Table):
         return [*sorted(order[:2], key=self._fill), *order[2:]]
 
     def _fill(self, member: Member) -> int:
-        return min(self._inserted.get(member.id, member.description.inserted), member.description.capacity)
+        rows = max(self._roster.fills.rows(member.id), member.description.inserted)
+        return min(rows, member.description.capacity)

@@ -18,6 +18,7 @@ from typing import Final, get_args
 from replay_client._operations import server as operations
 from replay_client._shards.dividing import check_divisible
 from replay_client._shards.keys import MOST_ID
+from replay_client._transport.address import address_order
 from replay_client._transport.server_link import ServerLink
 from replay_client.errors import (
     InvalidArgumentError,
@@ -82,7 +83,7 @@ class Fleet:
             _check_servers(found)
             newest = _newest(found)
             if newest is None:
-                return self._create(sorted(found))
+                return self._create(sorted(found, key=address_order))
             lacking = self._lacking(newest, found)
             if not lacking:
                 self._bring_up_to_date(newest, found)
@@ -117,7 +118,7 @@ class Fleet:
         """
         unreachable: ReplayError | None = None
         is_first = True
-        for address in sorted(shard.address for shard in new.in_use):
+        for address in sorted((shard.address for shard in new.in_use), key=address_order):
             connection = self.link(address).connection
             try:
                 current = connection.run(operations.get_shards(timeout_s=ASK_S)).map
@@ -142,7 +143,8 @@ class Fleet:
         """Make these the servers of the service. Known servers keep their ids; new servers get new ids.
 
         Raises:
-            InvalidArgumentError: a server in use is missing, or a table cannot be distributed over them.
+            InvalidArgumentError: a server in use is missing, a table cannot be distributed over them, or a new server
+                still has rows of a shard that was given up.
         """
         for address in addresses:
             self.link(address)
@@ -150,17 +152,17 @@ class Fleet:
         _check_servers(found)
         current = _newest(found)
         if current is None:
-            return self._create(sorted(addresses))
+            return self._create(sorted(addresses, key=address_order))
         missing = [shard for shard in current.in_use if shard.address not in addresses]
         if missing:
             expected = f"{missing[0].address} also; `replay shards lost {missing[0].id}` if it is gone for good"
             raise InvalidArgumentError.of_field("addresses", expected, ",".join(addresses))
         known = {shard.address for shard in current.in_use}
-        new = [address for address in sorted(addresses) if address not in known]
+        new = [address for address in sorted(addresses, key=address_order) if address not in known]
         first_id = current.shards[-1].id + 1
         if first_id + len(new) - 1 > MOST_ID:
             raise InvalidArgumentError.of_field("addresses", f"fewer new servers: ids end at {MOST_ID}", str(len(new)))
-        self._check_tables(addresses)
+        self._check_tables(addresses, formerly=[address for address in new if found[address].map is not None])
         added = tuple(Shard(first_id + number, address, "active") for number, address in enumerate(new))
         changed = replace(current, version=current.version + 1, shards=(*current.shards, *added))
         self.change(changed)
@@ -258,17 +260,24 @@ class Fleet:
             raise
         return new
 
-    def _check_tables(self, addresses: Sequence[str]) -> None:
+    def _check_tables(self, addresses: Sequence[str], *, formerly: Sequence[str] = ()) -> None:
         """Check that all tables on these servers can get shards on each of them; skip tables hidden from this client.
 
+        Servers that were ``formerly`` in the map must have no rows: clients have inserted some of them elsewhere, and
+        counted the others as lost.
+
         Raises:
-            InvalidArgumentError: a table cannot.
+            InvalidArgumentError: a table cannot, or has such rows.
         """
         with suppress(PermissionDeniedError):
             links = {number: self.link(address) for number, address in enumerate(addresses)}
             for number, (tables, _) in ask_all(links, operations.list_tables).items():
                 for table in tables:
                     check_divisible(table, addresses[number])
+                    if table.size and addresses[number] in formerly:
+                        expected = "new servers without rows of a shard that was given up: use an empty --data-dir"
+                        got = f"{addresses[number]} with {table.size:,} rows of table {table.name!r}"
+                        raise InvalidArgumentError.of_field("addresses", expected, got)
 
     def _bring_up_to_date(self, newest: ShardMap, found: dict[str, ServerShards]) -> None:
         """Send the map to servers that were away when it changed, if this client may."""

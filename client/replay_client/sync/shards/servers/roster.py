@@ -23,6 +23,7 @@ from replay_client.errors import ReplayError
 from replay_client.results.shards import ShardMap
 from replay_client.results.stats import ShardReport
 from replay_client.sync.shards.servers.asking import ASK_S
+from replay_client.sync.shards.servers.fills import Fills
 from replay_client.sync.shards.servers.fleet import Fleet
 from replay_client.sync.shards.servers.member import Member
 from replay_client.sync.shards.servers.members import opened
@@ -42,6 +43,8 @@ class Roster:
         """``shards`` is the shard map. ``members`` are its shards that could be opened for this table; at least one."""
         self.members = tuple(members)
         """The shards, ascending by id. Each change replaces the tuple."""
+        self.fills = Fills()
+        """How full the shards are."""
         self._map = shards
         self._fleet = fleet
         self._name = name

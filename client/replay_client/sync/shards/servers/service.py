@@ -5,6 +5,7 @@ from __future__ import annotations
 from replay_client._operations import server as operations
 from replay_client._shards.merged_description import merged_description
 from replay_client._shards.merged_stats import merged_stats, merged_table_stats
+from replay_client._transport.address import address_order
 from replay_client._transport.call import Operation
 from replay_client.errors import TableNotFoundError
 from replay_client.results.description import TableDescription
@@ -16,8 +17,8 @@ from replay_client.sync.shards.servers.fleet import Fleet
 
 def map_of(fleet: Fleet) -> ShardMap:
     """Return the newest map. If there is none yet, return a map of the given addresses, without sending it."""
-    given = tuple(Shard(number, address, "active") for number, address in enumerate(sorted(fleet.seeds)))
-    return fleet.current() or ShardMap(b"", 0, given)
+    given = enumerate(sorted(fleet.seeds, key=address_order))
+    return fleet.current() or ShardMap(b"", 0, tuple(Shard(number, address, "active") for number, address in given))
 
 
 def stats_of_all(fleet: Fleet, shards: ShardMap) -> Stats:

@@ -1,8 +1,9 @@
 """Manages the writers of a `ShardedWriter`, one for each shard, as servers are added, go away or are given up.
 
     writers = ShardWriters(roster, options, reconnect_timeout_s, random)
-    shard = writers.choose()                # of two random shards, the emptier one
+    shard = writers.choose()                # of two random shards, the emptier one; for a stream's next rows
     writers[shard].append(...)
+    shard = writers.choose(shard, 200)      # the stream has written 200 rows there, and needs another shard
     writers.follow()                        # uses new shards, and moves unacknowledged rows of lost ones
 
 If a shard is no longer in the map, its writer is given up, and the unacknowledged rows are inserted into another shard
@@ -15,6 +16,7 @@ import logging
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -65,10 +67,14 @@ class ShardWriters:
         self._opened: dict[int, TableDescription] = {}  # description of each shard when it was opened
         self._reported: dict[int, int] = {}  # rows ever inserted into each shard, as last reported
         self._given_up = 0  # rows that lost shards have acknowledged
+        self._streams: Counter[int] = Counter()  # number of streams that write to each shard
+        self._turns = 0  # how often a stream has left a shard
+        self._rows_of_turns = 0
         self._guard = threading.RLock()
         self._adapt()
         if not self._by_id:
             raise ServerUnavailableError(f"none of the servers of table {self._name!r} can be reached")
+        roster.fills.add(self)
 
     def __getitem__(self, shard_id: int) -> Writer:
         return self._by_id[shard_id]
@@ -118,8 +124,12 @@ class ShardWriters:
         if self.has_changed or self._orphans or time.monotonic() >= self._retry_at:
             self._adapt()
 
-    def choose(self) -> int:
-        """Return the emptier of two random shards that get new rows.
+    def choose(self, left: int | None = None, rows: int = 0) -> int:
+        """Return the emptier of two random shards that get new rows, for the next rows of a stream.
+
+        Args:
+            left: the shard that the stream leaves; None: the stream is new.
+            rows: number of rows that the stream has written there.
 
         Raises:
             ServerUnavailableError: all servers were unreachable for `reconnect_timeout_s`.
@@ -133,7 +143,25 @@ class ShardWriters:
                 raise ServerUnavailableError(f"none of the servers of table {self._name!r} can be reached")
             time.sleep(_POLL_S)
             self.follow()
-        return self._emptier(there)
+        with self._guard:
+            if left is not None:
+                self._streams[left] -= 1
+                self._turns += rows > 0
+                self._rows_of_turns += rows
+            chosen = self._emptier(there)
+            self._streams[chosen] += 1
+        return chosen
+
+    def inserted(self, shard_id: int) -> int:
+        """See `RowSource`."""
+        writer = self._by_id.get(shard_id)
+        return 0 if writer is None else writer.inserted
+
+    def coming(self, shard_id: int) -> int:
+        """See `RowSource`. Each stream of the shard is expected to write as many rows there as streams did so far."""
+        writer = self._by_id.get(shard_id)
+        per_stream = self._rows_of_turns / self._turns if self._turns else 1.0
+        return round(self._streams[shard_id] * per_stream) + (0 if writer is None else writer.in_flight)
 
     def flush(self, deadline: float) -> None:
         """Wait until all rows are acknowledged, including those for servers that are away.
@@ -160,6 +188,7 @@ class ShardWriters:
         """Close all writers without a flush, and report to each server how many rows the other shards had."""
         with ExitStack() as closing:  # closes all, even if one raises
             closing.callback(self._tell)
+            closing.callback(self._roster.fills.remove, self)
             for writer in self:
                 closing.callback(writer.abort)
 
@@ -250,5 +279,4 @@ class ShardWriters:
         return emptier
 
     def _fill(self, shard_id: int) -> int:
-        writer = self._by_id[shard_id]
-        return min(self._seen[0].description.capacity, writer.inserted + writer.in_flight)
+        return min(self._seen[0].description.capacity, self._roster.fills.rows(shard_id))

@@ -61,7 +61,7 @@ class ShardedWriter(Writer):
         self._sharded = [ShardedWriterStream(self, stream) for stream in range(options.streams)]
         self._is_closed = False
         for stream in range(options.streams):
-            self._choose(stream)
+            self._shard[stream] = self._writers.choose()
 
     @property
     def acknowledged(self) -> int:
@@ -271,7 +271,7 @@ class ShardedWriter(Writer):
 
     def _choose(self, stream: int) -> None:
         """Choose the shard of a stream's next rows; raises like `ShardWriters.choose`."""
-        self._shard[stream] = self._writers.choose()
+        self._shard[stream] = self._writers.choose(int(self._shard[stream]), int(self._rows[stream]))
         self._rows[stream] = 0
 
     def _due(self, stream: int) -> bool:
