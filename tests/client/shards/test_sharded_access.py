@@ -96,7 +96,11 @@ def test_only_a_token_with_admin_on_all_tables_creates_and_changes_the_map(
     assert enter(EVERYTHING).shards() is None
     enter(EVERYTHING).set_shards(addresses)
     table = make(enter(OWNER))
-    for change in (lambda: enter(OWNER).mark_shard(1, state="draining"), lambda: enter(LEARNER).set_shards(addresses)):
+    changes: list[Callable[[], object]] = [
+        lambda: enter(OWNER).mark_shard(1, state="draining"),
+        lambda: enter(LEARNER).set_shards(addresses),
+    ]
+    for change in changes:
         with pytest.raises(PermissionDeniedError, match="lacks the right admin on all tables"):
             change()
     assert [shard.state for shard in enter(LEARNER).shards().shards] == ["active"] * 3  # type: ignore[union-attr]

@@ -191,6 +191,8 @@ def test_servers_are_added_and_drained(servers: list[ServerProcess], reach: Reac
     shards = client.mark_shard(1, state="lost")
     assert [shard.state for shard in shards.shards] == ["draining", "lost", "active"]
     assert set(shard_ids(reach(servers[:1]).table("t").sample(64, beta=0.4).row_keys).tolist()) <= {0, 2}
+    servers[1].kill()
+    servers[1].restart()
     assert client.set_shards([server.address for server in servers]).shards[-1].id == 3
     with pytest.raises(InvalidArgumentError, match="shards lost"):
         client.set_shards([servers[0].address])

@@ -185,7 +185,9 @@ def test_a_server_that_was_given_up_returns_only_without_its_rows(
     client.mark_shard(1, state="lost")
     servers[1].restart()
     before = client.shards()
-    with pytest.raises(InvalidArgumentError, match=f"an empty --data-dir, got {addresses[1]} with 10 rows of table 't'"):
+    with pytest.raises(
+        InvalidArgumentError, match=f"an empty --data-dir, got {addresses[1]} with 10 rows of table 't'"
+    ):
         client.set_shards(addresses)
     assert client.shards() == before
     assert len(client.table("t")) == 20
