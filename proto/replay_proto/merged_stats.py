@@ -134,7 +134,7 @@ def added_bars(parts: Iterable[Iterable[Bar]]) -> list[tuple[int, int, int]]:
 
 
 def _merged_description(parts: Sequence[replay_pb2.TableDescription]) -> replay_pb2.TableDescription:
-    """Describe the whole table: the first part, with the sums of rows, slots, capacities and bounds of rate limiters."""
+    """Describe the whole table: the first part, with sums of rows, slots, capacities and rate limiters' bounds."""
     whole = replay_pb2.TableDescription()
     whole.CopyFrom(parts[0])
     for name in ("size", "inserted", "slots"):
