@@ -16,7 +16,7 @@ from replay_proto.access.tokens import Right
 from replay_server import __version__
 from replay_server.auth.caller import Caller
 from replay_server.checkpoint.store import Checkpoint, Checkpoints
-from replay_server.http.histograms import distributions_of
+from replay_server.http.histograms import REFRESH_S, distributions_of
 from replay_server.http.history import Counts, History, Meter
 from replay_server.http.page_figures import (
     checkpoint_figures,
@@ -39,9 +39,8 @@ MOST_PAGES: Final = 32
 """Maximum pages open at the same time."""
 _REST: Final = 50
 """Minimum time between two frames, as a multiple of a frame's CPU time; with many tables, frames are less frequent."""
-_DISTRIBUTIONS_S: Final = 5.0
 _CHECKPOINTS_S: Final = 10.0
-"""Minimum ages, in seconds, at which distributions and the list of checkpoints are read again."""
+"""Minimum age, in seconds, at which the list of checkpoints is read again."""
 
 
 class Frame:
@@ -162,10 +161,20 @@ class Feed:
     async def _publish(self) -> float:
         """Make a frame; return its CPU time in seconds. After each table, other calls can run."""
         self._list_checkpoints()
-        spent_s = 0.0
-        for service in self._services.open():
+        spent_s, tables, services = 0.0, {}, self._services.open()
+        for service in services:
             spent_s += await service.update(self._clients_of)
-        tables = {}
+        if any(service.tables is None for service in services):
+            tables, own_s = await self._own_tables()
+            spent_s += own_s
+        began = time.thread_time()
+        self._next.set_result(Frame(self._server(), tables, self._checkpoints))
+        self._next = asyncio.get_running_loop().create_future()
+        return spent_s + time.thread_time() - began
+
+    async def _own_tables(self) -> tuple[dict[str, str], float]:
+        """Return the JSON of this server's tables by name, and the CPU time in seconds."""
+        spent_s, tables = 0.0, {}
         made: dict[bytes, tuple[float, dict[str, Any]]] = {}
         async for table in self._view.catalog.in_turns():
             began = time.thread_time()
@@ -181,10 +190,7 @@ class Feed:
             )
             spent_s += time.thread_time() - began
         self._distributions = made
-        began = time.thread_time()
-        self._next.set_result(Frame(self._server(), tables, self._checkpoints))
-        self._next = asyncio.get_running_loop().create_future()
-        return spent_s + time.thread_time() - began
+        return tables, spent_s
 
     def _clients_of(self, name: str) -> Iterable[Client]:
         table = self._view.catalog.get(name)
@@ -193,7 +199,7 @@ class Feed:
     def _distribution(self, table: Table) -> tuple[float, dict[str, Any]]:
         now = time.monotonic()
         known = self._distributions.get(table.uid)
-        if known is not None and now - known[0] < _DISTRIBUTIONS_S:
+        if known is not None and now - known[0] < REFRESH_S:
             return known
         return now, distributions_of(table, self._random)
 

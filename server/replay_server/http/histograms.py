@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -16,6 +17,8 @@ from replay_server.table.table import Table
 
 FRACTIONS: Final = np.linspace(0.0, 1.0, 65).tolist()
 """Fractions of the quantiles that a histogram of several shards needs."""
+REFRESH_S: Final = 5.0
+"""Minimum age, in seconds, at which a table's histograms are computed again."""
 _BARS: Final = 32
 """Bars of a histogram."""
 _LOGARITHMIC: Final = 10.0
@@ -51,12 +54,16 @@ def distributions_of(table: Table, random: np.random.Generator) -> dict[str, Any
     )
 
 
-def mixed_distributions(whole: replay_pb2.TableStats, parts: list[replay_pb2.TableStats]) -> dict[str, Any]:
+def mixed_distributions(parts: Sequence[replay_pb2.TableStats]) -> dict[str, Any]:
     """Estimate the same histograms of a table on several servers from the quantiles of its shards."""
     priorities: list[Part] = [(quantiles_of(part.priorities), _drawable(part)) for part in parts]
     ages_s: list[Part] = [(quantiles_of(part.ages_s), part.table.size) for part in parts]
+    drawable = [part for part in parts if part.priorities]
     return _distributions(
-        _Sample(*spread(priorities)), _Sample(*spread(ages_s)), whole.smallest_priority, whole.largest_priority
+        _Sample(*spread(priorities)),
+        _Sample(*spread(ages_s)),
+        min((part.smallest_priority for part in drawable), default=0.0),
+        max((part.largest_priority for part in drawable), default=0.0),
     )
 
 

@@ -31,6 +31,8 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is missing: a
 StartServer = Callable[..., ServerProcess]
 WIDTHS = (400, 1600)
 PATIENCE_MS = 30_000
+UNKNOWN = "\N{EN DASH}"
+"""What the page shows for an unknown figure."""
 HOSTILE = (
     "<img src=x onerror=alert(1)>",
     "</h2><script>alert(1)</script>",
@@ -165,7 +167,8 @@ def test_the_page_says_who_waits_and_who_writes(
     learner.ask(draw=make_draw(8), update=make_update([0], [1.0]))
     page = open_page(server)
     page.wait(
-        "() => document.querySelector('[data-part=waits] li')?.textContent.startsWith('1 learner waits for rows: 7 of 10,')"
+        "sentence => document.querySelector('[data-part=waits] li')?.textContent.startsWith(sentence)",
+        "1 learner waits for rows: 7 of 10,",
     )
     gauge = page.text("[data-part=limiter]").split()
     assert gauge == ["Rate", "limiter", "difference", "14", "draws", "wait", "at", "10", "inserts", "wait", "at", "30"]
@@ -386,7 +389,7 @@ def test_a_killed_server_is_named_until_it_is_back(
         (problem,) = page.page.locator("#problems li").all_inner_texts()
         assert problem.startswith(f"shard 2 at {servers[2].address} has been away for ")
         assert page.text("[data-part=waits] li") == "64 % of the mass is away"  # 900 of 1400
-        assert shard_lines(page)[2] == ["2", servers[2].address, "away", *"–––––"]
+        assert shard_lines(page)[2] == ["2", servers[2].address, "away", *5 * [UNKNOWN]]
         table.sample(100, beta=0.4)
         page.wait_for_fact("drawn", "100")
         assert not page.page.evaluate("document.body.classList.contains('stale')")

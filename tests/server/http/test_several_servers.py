@@ -71,9 +71,12 @@ def test_the_page_of_any_server_shows_what_stats_says(servers: list[ServerProces
     table.update_priorities(batch, batch["x"] % 7 + 1.0)
     stats = client.stats().tables["t"]
     for server in servers:
+        before = client.stats().tables["t"].rates.inserted_per_s
         with events(server) as stream:
             figures = until(stream, lambda figures: rows_of(figures) == {"t": 600})
         (shown,) = figures["tables"]
+        # The rate falls while nothing is inserted.
+        assert before >= shown["inserted_per_s"] >= client.stats().tables["t"].rates.inserted_per_s
         assert {name: shown[name] for name in ("capacity", "inserted", "drawn", "updated", "stale", "bytes")} == {
             "capacity": 3000,
             "inserted": 600,
@@ -89,7 +92,6 @@ def test_the_page_of_any_server_shows_what_stats_says(servers: list[ServerProces
         assert sum(line["inserted_per_s"] for line in shown["shards"]) == pytest.approx(
             shown["inserted_per_s"], rel=1e-4
         )
-        assert shown["inserted_per_s"] == pytest.approx(client.stats().tables["t"].rates.inserted_per_s, rel=0.5)
         priorities = shown["priorities"]
         assert (priorities["least"], priorities["most"]) == (stats.smallest_priority, stats.largest_priority)
         assert sum(priorities["fractions"]) == pytest.approx(1.0, abs=1e-4)
@@ -329,7 +331,7 @@ def test_a_mixed_histogram_is_close_to_that_of_all_rows() -> None:
         )
         for each in values
     ]
-    mixed = mixed_distributions(replay_pb2.TableStats(smallest_priority=0.1, largest_priority=9.0), parts)
+    mixed = mixed_distributions(parts)
     assert mixed["ages_s"] is None
     shown, everything = mixed["priorities"], np.concatenate(values)
     assert shown["logarithmic"]

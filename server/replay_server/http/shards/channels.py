@@ -88,7 +88,9 @@ class Channels:
         ask = self._channel(address).unary_unary(
             _METHOD, replay_pb2.StatsRequest.SerializeToString, replay_pb2.StatsResponse.FromString
         )
-        metadata = () if token is None else (("authorization", f"Bearer {token}"),)
+        # No server of a service accepts another token, because gRPC's headers are printable ASCII.
+        is_sent = token is not None and token.isascii() and token.isprintable()
+        metadata = (("authorization", f"Bearer {token}"),) if is_sent else ()
         answer: replay_pb2.StatsResponse = await ask(_REQUEST, timeout=ASK_S, metadata=metadata)
         return answer
 

@@ -10,7 +10,7 @@ from typing import Any
 from replay_proto.merged_stats import merged_table_stats, shards_in_use
 from replay_proto.v1 import replay_pb2
 
-from replay_server.http.histograms import mixed_distributions
+from replay_server.http.histograms import REFRESH_S, mixed_distributions
 from replay_server.http.history import Counts, History
 from replay_server.http.page_figures import client_figures, table_figures, to_json
 from replay_server.http.shards.channels import Channels
@@ -51,6 +51,9 @@ class ServiceView:
         self._peers: dict[int, Peer] = {}  # by the id of the shard
         self._history = History()
         self._uids: dict[str, bytes] = {}  # uid of the whole table, by name
+        self._distributions: dict[
+            bytes, tuple[float, dict[str, Any]]
+        ] = {}  # histograms by uid, and when they were made
 
     @property
     def addresses(self) -> set[str]:
@@ -116,6 +119,7 @@ class ServiceView:
                 {
                     **self._whole(found, shards, peers),
                     "points": self._history.points(self._uids[name], 1),
+                    **self._distribution(self._uids[name], list(found.values())),
                     **client_figures(clients_of(name)),
                 }
             )
@@ -148,6 +152,14 @@ class ServiceView:
             for name, found in parts.items()
         }
         self._history.tick(rates)
+        self._distributions = {uid: made for uid, made in self._distributions.items() if uid in rates}
+
+    def _distribution(self, uid: bytes, parts: list[replay_pb2.TableStats]) -> dict[str, Any]:
+        now = time.monotonic()
+        known = self._distributions.get(uid)
+        if known is None or now - known[0] >= REFRESH_S:
+            known = self._distributions[uid] = now, mixed_distributions(parts)
+        return known[1]
 
     @staticmethod
     def _whole(
@@ -161,7 +173,6 @@ class ServiceView:
             **figures,
             "waits": [*sentences, *figures["waits"]],
             "shards": shard_lines(whole, parts, shards, peers),
-            **mixed_distributions(whole, list(parts.values())),
         }
 
 
