@@ -161,7 +161,8 @@ class Feed:
     async def _publish(self) -> float:
         """Make a frame; return its CPU time in seconds. After each table, other calls can run."""
         self._list_checkpoints()
-        spent_s, tables, services = 0.0, {}, self._services.open()
+        spent_s, services = 0.0, self._services.open()
+        tables: dict[str, str] = {}
         for service in services:
             spent_s += await service.update(self._clients_of)
         if any(service.tables is None for service in services):

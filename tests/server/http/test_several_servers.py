@@ -287,11 +287,9 @@ def test_a_server_with_tls_sends_no_token_in_clear_text(start_server: StartServe
         listening = threading.Thread(target=listen)
         listening.start()
         there = f"127.0.0.1:{listener.getsockname()[1]}"
-        shards = [
-            replay_pb2.Shard(id=id, address=address, state=replay_pb2.SHARD_STATE_ACTIVE)
-            for id, address in enumerate((f"localhost:{server.port}", there))
-        ]
-        set_map(server, replay_pb2.ShardMap(uid=bytes(16), version=1, shards=shards), tls)
+        credentials = grpc.composite_channel_credentials(tls.credentials(), grpc.access_token_call_credentials(OWNER))
+        with Caller(f"localhost:{server.port}", credentials=credentials) as caller:
+            set_map(caller, f"localhost:{server.port}", there)
         with events(server, basic(READER), browser_context(tls)) as stream:
             until(stream, lambda figures: len(figures["problems"]) > 0)
         listening.join()
@@ -299,11 +297,37 @@ def test_a_server_with_tls_sends_no_token_in_clear_text(start_server: StartServe
     assert READER.encode() not in heard[0]
 
 
-def set_map(server: ServerProcess, new: replay_pb2.ShardMap, tls: Tls) -> None:
+def set_map(caller: Caller, *servers: str, uid: bytes = bytes(16), version: int = 1) -> None:
     """Store a shard map."""
-    credentials = grpc.composite_channel_credentials(tls.credentials(), grpc.access_token_call_credentials(OWNER))
-    with Caller(f"localhost:{server.port}", credentials=credentials) as caller:
-        caller.stub.SetShards(replay_pb2.SetShardsRequest(map=new))
+    shards = [
+        replay_pb2.Shard(id=id, address=address, state=replay_pb2.SHARD_STATE_ACTIVE)
+        for id, address in enumerate(servers)
+    ]
+    new = replay_pb2.ShardMap(uid=uid, version=version, shards=shards)
+    caller.stub.SetShards(replay_pb2.SetShardsRequest(map=new))
+
+
+def test_the_newest_map_counts(servers: list[ServerProcess], call: Callable[[ServerProcess], Caller]) -> None:
+    first, second, _ = servers
+    set_map(call(first), first.address, second.address)
+    set_map(call(second), *(server.address for server in servers), version=2)
+    with events(first) as stream:
+        figures = until(stream, lambda figures: len(figures["servers"]) == 3)
+    assert [each["address"] for each in figures["servers"]] == [server.address for server in servers]
+
+
+def test_a_server_of_another_service_is_away(
+    servers: list[ServerProcess], call: Callable[[ServerProcess], Caller]
+) -> None:
+    ours, theirs, _ = servers
+    for server, name in ((ours, "ours"), (theirs, "theirs")):
+        call(server).create(name)
+    set_map(call(ours), ours.address, theirs.address)
+    set_map(call(theirs), theirs.address, uid=b"1" * 16)
+    with events(ours) as stream:
+        figures = until(stream, lambda figures: len(figures["problems"]) > 0)
+    assert "(it belongs to another service)" in figures["problems"][0]
+    assert rows_of(figures) == {"ours": 0}
 
 
 def test_quantiles_are_those_of_the_fractions(caller: Caller) -> None:

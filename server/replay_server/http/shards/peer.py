@@ -56,24 +56,32 @@ class Peer:
         self._meter = Meter(clock)
         self._asking: asyncio.Task[None] | None = None
 
-    def ask(self, token: str | None) -> None:
-        """Ask for new figures in the background, unless the last answer has not come yet."""
+    def ask(self, token: str | None, service_uid: bytes) -> None:
+        """Ask for new figures in the background, unless the last answer has not come yet.
+
+        Args:
+            token: the token to ask with; None: no token.
+            service_uid: uid of the shard map that the server must have.
+        """
         if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._ask(token))
+            self._asking = asyncio.create_task(self._ask(token, service_uid))
 
     def stop(self) -> None:
         """Stop asking."""
         if self._asking is not None:
             self._asking.cancel()
 
-    async def _ask(self, token: str | None) -> None:
+    async def _ask(self, token: str | None, service_uid: bytes) -> None:
         try:
             answer = await self._channels.stats(self.address, token)
         except grpc.aio.AioRpcError as error:
             self._is_away(_REFUSALS.get(error.code(), "no answer"), error.details() or error.code().name)
             return
-        if not answer.HasField("shards"):
-            self._is_away("it has lost its tables", "it has no shard map")
+        if answer.shards.uid != service_uid:
+            other = "it belongs to another service" if answer.HasField("shards") else "it has lost its tables"
+            self._is_away(
+                other, f"expected a shard map with uid {service_uid.hex()}, got {answer.shards.uid.hex() or 'none'}"
+            )
             return
         self.answer, self.away = answer, None
         self.tables = {table.table.config.name: table for table in answer.tables}

@@ -51,9 +51,7 @@ class ServiceView:
         self._peers: dict[int, Peer] = {}  # by the id of the shard
         self._history = History()
         self._uids: dict[str, bytes] = {}  # uid of the whole table, by name
-        self._distributions: dict[
-            bytes, tuple[float, dict[str, Any]]
-        ] = {}  # histograms by uid, and when they were made
+        self._distributions: dict[bytes, tuple[float, dict[str, Any]]] = {}  # by uid, with the time of their making
 
     @property
     def addresses(self) -> set[str]:
@@ -68,17 +66,21 @@ class ServiceView:
     def ask(self) -> None:
         """Ask all servers for new figures, in the background. If there is only one server, ask nobody."""
         shards = self._shards()
-        in_use = [] if shards is None else shards_in_use(shards)
         before, self._peers = self._peers, {}
-        for shard in in_use if len(in_use) > 1 else ():
+        if shards is not None and len(shards_in_use(shards)) > 1:
+            self._ask_all(shards, before)
+        for gone in before.values():
+            gone.stop()
+
+    def _ask_all(self, shards: replay_pb2.ShardMap, before: dict[int, Peer]) -> None:
+        """Ask all servers in use, and remove those from ``before`` that are still the same."""
+        for shard in shards_in_use(shards):
             known = before.get(shard.id)
             if known is not None and known.address == shard.address:
                 self._peers[shard.id] = before.pop(shard.id)
             else:
                 self._peers[shard.id] = Peer(self._channels, shard.address)
-            self._peers[shard.id].ask(self._token)
-        for gone in before.values():
-            gone.stop()
+            self._peers[shard.id].ask(self._token, shards.uid)
 
     def stop(self) -> None:
         """Stop asking, and forget the token and what the servers have answered, but keep the history."""
