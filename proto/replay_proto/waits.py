@@ -36,15 +36,17 @@ def wait_sentence(
     who = f"1 {words.caller} waits" if calls == 1 else f"{calls:,} {words.caller}s wait"
     progress = words.progress.format(have=have, needed=needed)
     left = f"no {words.cause} in the last {RECENT_S} s" if expected_s is None else _about(expected_s)
-    so_far = f" ({_rounded(waited_s)} so far)" if waited_s >= 1 else ""
+    so_far = f" ({duration_text(waited_s)} so far)" if waited_s >= 1 else ""
     return f"{who} for {words.what}: {progress}, {left}{so_far}"
 
 
 def _about(seconds: float) -> str:
-    return f"about {_rounded(seconds)}" if seconds >= 1 else "less than 1 s"
+    return f"about {duration_text(seconds)}" if seconds >= 1 else duration_text(seconds)
 
 
-def _rounded(seconds: float) -> str:
-    """Round a duration of at least one second to its largest unit; two units would suggest too much precision."""
+def duration_text(seconds: float) -> str:
+    """Round a duration to its largest unit; two units would suggest too much precision."""
+    if seconds < 1:
+        return "less than 1 s"
     size, unit = next((size, unit) for size, unit in _UNITS if seconds >= size)
     return f"{seconds / size:,.0f} {unit}"

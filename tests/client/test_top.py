@@ -28,6 +28,7 @@ from replay_client.cli.units import count_text, printable_text, shortened_text
 from replay_client.cli.watch import Trouble, looks
 from replay_client.results.shards import Shard, ShardMap
 from replay_client.results.stats import Stats, TableStats
+from replay_proto.v1 import replay_pb2
 from rich.console import Console
 from textual.containers import VerticalScroll
 from textual.pilot import Pilot
@@ -35,6 +36,7 @@ from textual.widgets import Static
 
 from tests.client.numbered import rows
 from tests.client.test_cli import COMMAND, environment, run
+from tests.support.caller import Caller
 from tests.support.deadlines import PATIENCE_S, wait_until
 from tests.support.server_process import ServerProcess
 
@@ -101,15 +103,26 @@ def text_of(pilot: Pilot[None], selector: str) -> str:
 
 
 @pytest.fixture
-def stats(client: ReplayClient, new_table: NewTable) -> Stats:
+def answer(server: ServerProcess, new_table: NewTable) -> replay_pb2.StatsResponse:
     """Statistics of three tables of different sizes, and of nothing else on the server."""
     for place, name in enumerate(NAMES):
         table = new_table(name=name, capacity=(40, 1000, 100_000)[place])
         table.insert(rows(range((30, 7, 11_000)[place])))
         table.sample((4, 900, 50)[place], beta=0.4)
-    seen = client.stats()
-    methods = {name: seen.server.methods[name] for name in ("CreateTable", "Insert", "Sample")}
-    return Stats(dataclasses.replace(seen.server, methods=methods), {name: seen.tables[name] for name in NAMES})
+    with Caller(server.address) as caller:
+        seen: replay_pb2.StatsResponse = caller.stub.Stats(replay_pb2.StatsRequest())
+    methods = [method for method in seen.server.methods if method.method in ("CreateTable", "Insert", "Sample")]
+    tables = [table for table in seen.tables if table.table.config.name in NAMES]
+    del seen.server.methods[:], seen.tables[:]
+    seen.server.methods.extend(methods)
+    seen.tables.extend(sorted(tables, key=lambda table: NAMES.index(table.table.config.name)))
+    return seen
+
+
+@pytest.fixture
+def stats(answer: replay_pb2.StatsResponse) -> Stats:
+    """The same as a client returns them."""
+    return Stats.from_proto(answer)
 
 
 def test_the_screen_shows_what_stats_says(stats: Stats) -> None:
@@ -426,14 +439,14 @@ def test_it_ends_at_ctrl_c(server: ServerProcess, table: Table, terminal: tuple[
     assert process.wait(PATIENCE_S) == 0
 
 
-def on_several_servers(stats: Stats, *there: int) -> Stats:
+def on_several_servers(answer: replay_pb2.StatsResponse, *there: int) -> Stats:
     """The same statistics from each of three servers that are there."""
     shards = tuple(Shard(number, f"host{number}:50051", "active") for number in range(3))
-    return merged_stats(ShardMap(bytes(16), 1, shards), dict.fromkeys(there, stats))
+    return merged_stats(ShardMap(bytes(16), 1, shards), dict.fromkeys(there, answer))
 
 
-def test_a_table_on_several_servers_is_one_with_its_shards_below(stats: Stats) -> None:
-    whole = on_several_servers(stats, 0, 2)
+def test_a_table_on_several_servers_is_one_with_its_shards_below(answer: replay_pb2.StatsResponse) -> None:
+    whole = on_several_servers(answer, 0, 2)
 
     async def steps(pilot: Pilot[None]) -> None:
         assert [cell.plain.split()[0] for cell in pilot.app.screen.query_one(TableList).get_row(NAMES[0])][1] == "60"
@@ -453,9 +466,9 @@ def test_a_table_on_several_servers_is_one_with_its_shards_below(stats: Stats) -
     Feed(whole).drive(steps)
 
 
-def test_a_server_that_goes_away_or_comes_back_is_no_rate(stats: Stats) -> None:
+def test_a_server_that_goes_away_or_comes_back_is_no_rate(answer: replay_pb2.StatsResponse) -> None:
     history = History()
     for seconds, there in enumerate([(0, 1, 2), (0, 1, 2), (0, 2), (0, 2), (0, 1, 2), (0, 1, 2)]):
-        server = dataclasses.replace(stats.server, uptime_s=100.0 + seconds, cpu_s=10.0 + seconds)
-        history.add(on_several_servers(dataclasses.replace(stats, server=server), *there))
+        answer.server.uptime_s, answer.server.cpu_s = 100.0 + seconds, 10.0 + seconds
+        history.add(on_several_servers(answer, *there))
     assert list(history.tables[NAMES[0]].inserted) == [0.0, 0.0, 0.0]

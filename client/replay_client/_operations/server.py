@@ -160,8 +160,13 @@ def inspect_table(name: str, uid: bytes, largest: int) -> Operation[Inspection]:
 
 def stats(table: str = "") -> Operation[Stats]:
     """Fetch statistics of a table, or of the server and all tables."""
+    return Stats.from_proto((yield from stats_message(table)))
+
+
+def stats_message(table: str = "") -> Operation[replay_pb2.StatsResponse]:
+    """Fetch the message with these statistics."""
     answer = yield Call("Stats", replay_pb2.StatsRequest(table=table).SerializeToString())
-    return Stats.from_proto(replay_pb2.StatsResponse.FromString(bytes(answer)))
+    return replay_pb2.StatsResponse.FromString(bytes(answer))
 
 
 def checkpoint(

@@ -13,13 +13,14 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+from replay_proto.merged_stats import added_bars
 
 from replay_client._shards.keys import global_keys
 from replay_client._shards.mass import shard_chances
 from replay_client._shards.merged_description import merged_description
-from replay_client._shards.merged_stats import merged_bars
 from replay_client._shards.power_sums import power_sum
 from replay_client.results.inspection import Inspection, LargestRows
+from replay_client.results.stats import TimesSampled
 
 Floats = NDArray[np.float64]
 
@@ -52,7 +53,7 @@ def merged_inspection(shards: Mapping[int, Inspection], largest: int, away: Iter
         probabilities=probabilities,
         largest=top,
         ages_s=_merged_ages(parts),
-        times_sampled=merged_bars([part.times_sampled for part in parts]),
+        times_sampled=tuple(TimesSampled(*bar) for bar in added_bars(part.times_sampled for part in parts)),
         is_mixed=len(parts) > 1,
         shards_away=tuple(away),
     )

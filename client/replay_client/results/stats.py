@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from replay_proto.merged_stats import quantiles_of
 from replay_proto.v1 import replay_pb2
 from replay_proto.waits import wait_sentence
 
@@ -49,6 +50,13 @@ class ServerStats:
     """CPU time used, in seconds."""
     methods: Mapping[str, MethodStats]
     """Methods that were called, by name."""
+
+    @classmethod
+    def from_proto(cls, message: replay_pb2.ServerStats) -> ServerStats:
+        """Convert a message."""
+        return mirrored(
+            cls, message, methods={method.method: mirrored(MethodStats, method) for method in message.methods}
+        )
 
 
 @dataclass(frozen=True)
@@ -241,8 +249,8 @@ class TableStats:
             message,
             table=TableDescription.from_proto(message.table),
             rates=mirrored(Rates, message.rates),
-            priorities={quantile.fraction: quantile.value for quantile in message.priorities},
-            ages_s={quantile.fraction: quantile.value for quantile in message.ages_s},
+            priorities=quantiles_of(message.priorities),
+            ages_s=quantiles_of(message.ages_s),
             times_sampled=tuple(mirrored(TimesSampled, bar) for bar in message.times_sampled),
             rate_limiter=mirrored(LimiterStats, message.rate_limiter) if message.HasField("rate_limiter") else None,
             waits=tuple(_wait(wait) for wait in message.waits),
@@ -277,9 +285,8 @@ class Stats:
     @classmethod
     def from_proto(cls, message: replay_pb2.StatsResponse) -> Stats:
         """Convert a message."""
-        methods = {method.method: mirrored(MethodStats, method) for method in message.server.methods}
         return cls(
-            server=mirrored(ServerStats, message.server, methods=methods),
+            server=ServerStats.from_proto(message.server),
             tables={table.table.config.name: TableStats.from_proto(table) for table in message.tables},
             shards=ShardMap.from_proto(message.shards) if message.HasField("shards") else None,
         )

@@ -143,16 +143,26 @@ class Authenticator:
         """
         if self._tokens is None:
             return Caller(of_peer(peer))
-        try:
-            token = bearer_token([str(value) for name, value in metadata if name == _HEADER])
-        except ValueError as error:
-            raise errors.unauthenticated(str(error)) from None
+        token = self.token_of(metadata)
         if token is None:
             raise errors.unauthenticated("this server requires a token, and the call has none")
         digest = self._tokens.digest_of(token)
         if digest is None:
             raise errors.unauthenticated("the token of this call is unknown to this server")
         return TokenHolder(self._tokens, digest, self._revocations)
+
+    def token_of(self, metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
+        """Return the token in ``metadata``; None if there is none, or no token is required.
+
+        Raises:
+            RequestError: UNAUTHENTICATED if the token has another format.
+        """
+        if self._tokens is None:
+            return None
+        try:
+            return bearer_token([str(value) for name, value in metadata if name == _HEADER])
+        except ValueError as error:
+            raise errors.unauthenticated(str(error)) from None
 
     def _check(self, digest: bytes) -> None:
         if self._tokens is not None:

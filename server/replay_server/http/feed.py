@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 from uuid import uuid4
@@ -16,16 +16,21 @@ from replay_proto.access.tokens import Right
 from replay_server import __version__
 from replay_server.auth.caller import Caller
 from replay_server.checkpoint.store import Checkpoint, Checkpoints
-from replay_server.http.history import History
+from replay_server.http.histograms import REFRESH_S, distributions_of
+from replay_server.http.history import Counts, History, Meter
 from replay_server.http.page_figures import (
     checkpoint_figures,
-    distributions_of,
+    client_figures,
     method_figures,
-    shard_figures,
     table_figures,
     to_json,
 )
+from replay_server.http.shards.channels import Channels, PeerTls
+from replay_server.http.shards.service_view import ServiceView
+from replay_server.http.shards.service_views import ServiceViews
 from replay_server.http.snapshot import View
+from replay_server.rpc.handlers.stats import table_stats
+from replay_server.table.figures.clients import Client
 from replay_server.table.table import Table
 
 PERIOD_S: Final = 1.0
@@ -34,9 +39,8 @@ MOST_PAGES: Final = 32
 """Maximum pages open at the same time."""
 _REST: Final = 50
 """Minimum time between two frames, as a multiple of a frame's CPU time; with many tables, frames are less frequent."""
-_DISTRIBUTIONS_S: Final = 5.0
 _CHECKPOINTS_S: Final = 10.0
-"""Minimum ages, in seconds, at which distributions and the list of checkpoints are read again."""
+"""Minimum age, in seconds, at which the list of checkpoints is read again."""
 
 
 class Frame:
@@ -48,35 +52,53 @@ class Frame:
         self._server = server
         self._tables = tables  # JSON by name
         self._checkpoints = checkpoints
-        self._events: dict[tuple[bool, tuple[str, ...]], bytes] = {}
+        self._events: dict[tuple[ServiceView | None, bool, tuple[str, ...]], bytes] = {}
 
-    def event_for(self, caller: Caller) -> bytes:
-        """Return the event for a reader. Readers with the same rights get the same bytes object.
+    def event_for(self, caller: Caller, service: ServiceView) -> bytes:
+        """Return the event for a reader. Readers with the same token get the same bytes object.
+
+        If there is only one server, or none has answered, the event shows the tables of this server, and readers with
+        the same rights get the same bytes object.
 
         Raises:
             RequestError: UNAUTHENTICATED or PERMISSION_DENIED, as for Stats.
         """
         caller.check(Right.READ)
-        names = tuple(name for name in self._tables if caller.may(Right.READ, name))
-        key = caller.may_on_all(Right.ADMIN), names
+        tables = self._tables if service.tables is None else service.tables
+        names = tuple(name for name in tables if caller.may(Right.READ, name))
+        key = service if service.servers else None, caller.may_on_all(Right.ADMIN), names
         if key not in self._events:
-            self._events[key] = self._event(*key)
+            head = {
+                **self._server,
+                "servers": service.servers,
+                "problems": service.problems,
+                "checkpoints": self._checkpoints if key[1] else None,
+            }
+            shown = ",".join(tables[name] for name in names)
+            self._events[key] = f'data: {to_json(head)[:-1]},"tables":[{shown}]}}\n\n'.encode()
         return self._events[key]
-
-    def _event(self, with_checkpoints: bool, names: tuple[str, ...]) -> bytes:
-        head = to_json({**self._server, "checkpoints": self._checkpoints if with_checkpoints else None})
-        tables = ",".join(self._tables[name] for name in names)
-        return f'data: {head[:-1]},"tables":[{tables}]}}\n\n'.encode()
 
 
 class Feed:
     """Makes frames and keeps the history."""
 
-    def __init__(self, view: View, checkpoints: Checkpoints | None) -> None:
-        """Show a server; ``checkpoints`` is None if they are disabled."""
+    def __init__(self, view: View, checkpoints: Checkpoints | None, tls: PeerTls | None = None) -> None:
+        """Show a server, and the service that it is part of.
+
+        Args:
+            view: the server.
+            checkpoints: its checkpoints; None if they are disabled.
+            tls: files for connections to other servers; None: no TLS.
+
+        Raises:
+            UnusableFileError: one of these files cannot be used.
+        """
         self.pages = 0
         """Number of open pages."""
         self._view = view
+        self._channels = Channels(tls)
+        self._services = ServiceViews(view.catalog.shards, self._channels)
+        self._meter = Meter()
         self._history = History()
         self._store = checkpoints
         self._checkpoints: list[dict[str, Any]] | None = None
@@ -95,53 +117,90 @@ class Feed:
         return self._next
 
     @contextmanager
-    def one_more(self) -> Iterator[None]:
-        """Count a page as open inside the block."""
+    def one_more(self, token: str | None) -> Iterator[ServiceView]:
+        """Count a page as open inside the block, and yield what the holder of its token may see of the service."""
         self.pages += 1
         try:
-            yield
+            with self._services.page(token) as service:
+                yield service
         finally:
             self.pages -= 1
 
-    def history_of(self, name: str) -> dict[str, list[float]]:
+    def history_of(self, name: str, token: str | None) -> dict[str, list[float]]:
         """Return the rates of a table over the last ten minutes; see `History.points`.
 
         Raises:
             RequestError: TABLE_NOT_FOUND.
         """
-        return self._history.points(self._view.catalog.find(name))
+        service = self._services.of(token)
+        points = None if service is None else service.points(name)
+        return points or self._history.points(self._view.catalog.find(name).uid)
 
     async def run(self) -> None:
         """Record the history, and make frames while pages are open, until cancelled."""
         while True:
             began = time.monotonic()
-            self._history.tick(self._view.catalog)
+            self._record()
+            self._services.ask()
             spent_s = await self._publish() if self.pages else 0.0
             await asyncio.sleep(max(PERIOD_S, _REST * spent_s) - (time.monotonic() - began))
+
+    async def close(self) -> None:
+        """Disconnect from other servers."""
+        await self._channels.close()
+
+    def _record(self) -> None:
+        """Record the rates of all tables since the last call, and let their clients record their counts."""
+        tables = list(self._view.catalog)
+        counts = {each.uid: Counts(each.inserted, each.figures.draws, each.figures.updates) for each in tables}
+        rates = self._meter.rates(counts)
+        self._history.tick({uid: rates.get(uid) for uid in counts})
+        for client in (client for table in tables for client in table.figures.clients):
+            client.mark()
 
     async def _publish(self) -> float:
         """Make a frame; return its CPU time in seconds. After each table, other calls can run."""
         self._list_checkpoints()
-        spent_s = 0.0
-        tables = {}
-        made: dict[bytes, tuple[float, dict[str, Any]]] = {}
-        async for table in self._view.catalog.in_turns():
-            began = time.thread_time()
-            made[table.uid] = self._distribution(table)
-            tables[table.name] = to_json(
-                table_figures(self._view.of_table(table), self._history.points(table, 1), made[table.uid][1])
-            )
-            spent_s += time.thread_time() - began
-        self._distributions = made
+        spent_s, services = 0.0, self._services.open()
+        tables: dict[str, str] = {}
+        for service in services:
+            spent_s += await service.update(self._clients_of)
+        if any(service.tables is None for service in services):
+            tables, own_s = await self._own_tables()
+            spent_s += own_s
         began = time.thread_time()
         self._next.set_result(Frame(self._server(), tables, self._checkpoints))
         self._next = asyncio.get_running_loop().create_future()
         return spent_s + time.thread_time() - began
 
+    async def _own_tables(self) -> tuple[dict[str, str], float]:
+        """Return the JSON of this server's tables by name, and the CPU time in seconds."""
+        spent_s, tables = 0.0, {}
+        made: dict[bytes, tuple[float, dict[str, Any]]] = {}
+        async for table in self._view.catalog.in_turns():
+            began = time.thread_time()
+            made[table.uid] = self._distribution(table)
+            tables[table.name] = to_json(
+                {
+                    **table_figures(table_stats(table, self._view.catalog.waiters.waits(table))),
+                    "points": self._history.points(table.uid, 1),
+                    "shards": [],
+                    **client_figures(table.figures.clients),
+                    **made[table.uid][1],
+                }
+            )
+            spent_s += time.thread_time() - began
+        self._distributions = made
+        return tables, spent_s
+
+    def _clients_of(self, name: str) -> Iterable[Client]:
+        table = self._view.catalog.get(name)
+        return () if table is None else table.figures.clients
+
     def _distribution(self, table: Table) -> tuple[float, dict[str, Any]]:
         now = time.monotonic()
         known = self._distributions.get(table.uid)
-        if known is not None and now - known[0] < _DISTRIBUTIONS_S:
+        if known is not None and now - known[0] < REFRESH_S:
             return known
         return now, distributions_of(table, self._random)
 
@@ -157,7 +216,6 @@ class Feed:
             "cpu_s": times.user + times.system,
             "resident_bytes": memory.rss,
             "storage": self._view.storage()._asdict(),
-            "shards": shard_figures(self._view.catalog.shards.current),
             "methods": [method_figures(name, endpoint) for name, endpoint in self._view.endpoints().items()],
         }
 

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import uvloop
 from replay_proto.access.certificates import RENEWAL_S, ServerCertificates
@@ -39,6 +39,9 @@ from replay_server.process.warming import WarmUpCancelledError, warm_up
 from replay_server.rpc.local_socket.listener import SOCKET_NAME
 from replay_server.storage.permissions import GROUP_UMASK, UMASK, keep_private, share_with_group
 from replay_server.storage.root import Root
+
+if TYPE_CHECKING:  # see `_http`
+    from replay_server.http.shards.channels import PeerTls
 
 T = TypeVar("T")
 
@@ -208,7 +211,7 @@ async def _http(
     from replay_server.http.routes import Routes
     from replay_server.http.serving import HttpServer
 
-    feed = Feed(view, checkpoints)
+    feed = Feed(view, checkpoints, _peer_tls(settings))
     readers = Readers(authenticator, on_this_host=settings.tokens is None and is_loopback(settings.http_host))
     page = LivePage(feed, readers, min(LONGEST_S, settings.max_connection_s))
     context = None if certificates is None else certificates.ssl_context()
@@ -223,6 +226,15 @@ async def _http(
     finally:
         making.cancel()
         await served.stop()
+        await feed.close()
+
+
+def _peer_tls(settings: ServerSettings) -> PeerTls | None:
+    from replay_server.http.shards.channels import PeerTls
+
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    return PeerTls(settings.tls_ca, settings.tls_cert, settings.tls_key)
 
 
 def _certificates(settings: ServerSettings) -> ServerCertificates | None:

@@ -232,8 +232,9 @@ class TableConfig:
         derived = {f"columns.{name}": repr(column) for name, column in self.steps.derived.items()}
         return {"steps": repr(self.steps.item), **derived}
 
-    def to_proto(self) -> replay_pb2.TableConfig:
-        """Convert to the protobuf message."""
+    @cached_property
+    def message(self) -> replay_pb2.TableConfig:
+        """The config as a protobuf message, which must not be changed: building it takes as long as reading figures."""
         return replay_pb2.TableConfig(
             name=self.name,
             columns=self.schema.to_proto() if self.steps is None else self.steps.columns_to_proto(),

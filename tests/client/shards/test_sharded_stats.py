@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from replay_client import ReplayClient, Table
-from replay_client._shards.merged_stats import merged_waits, mixed_quantiles
-from replay_client.results.stats import WaitStats
+from replay_proto.merged_stats import merged_table_stats
+from replay_proto.quantiles import mixed_quantiles
+from replay_proto.v1 import replay_pb2
 
 from tests.client.shards.conftest import COLUMNS, shards_of
 from tests.client.shards.test_sharded_draws import rows
@@ -75,11 +75,12 @@ def test_a_server_that_is_away_is_named(servers: list[ServerProcess], reach: Rea
 
 
 def test_calls_that_wait_in_different_shards_add_up() -> None:
-    here = WaitStats("inserts", calls=2, have=1, needed=5, waited_s=1.0, expected_s=2.0)
-    there = replace(here, calls=1, waited_s=3.0, expected_s=None)
-    assert merged_waits([here, there]) == (
-        WaitStats("inserts", calls=3, have=2, needed=10, waited_s=3.0, expected_s=None),
-    )
+    here = replay_pb2.WaitStats(waited_for="inserts", calls=2, have=1, needed=5, waited_s=1.0, expected_s=2.0)
+    there = replay_pb2.WaitStats(waited_for="inserts", calls=1, have=1, needed=5, waited_s=3.0)
+    parts = {shard_id: replay_pb2.TableStats(waits=[wait]) for shard_id, wait in enumerate((here, there))}
+    assert [*merged_table_stats(parts, replay_pb2.ShardMap()).waits] == [
+        replay_pb2.WaitStats(waited_for="inserts", calls=3, have=2, needed=10, waited_s=3.0),
+    ]
 
 
 def test_quantiles_of_a_mixture_are_close_to_those_of_all_rows() -> None:

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
+from replay_client import ReplayClient
 
 from tests.support.access import token_entry
 from tests.support.caller import Caller, LearnStream, WriteStream, make_draw, make_update
@@ -20,6 +22,7 @@ from tests.support.events import events
 from tests.support.flow import rate_limiter
 from tests.support.http_port import FLAGS, http_port
 from tests.support.server_process import ServerProcess
+from tests.support.service import ROWS, addresses, filled, start_service
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is missing: make test-page")
 CHROMIUM = shutil.which("chromium")
@@ -28,6 +31,8 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is missing: a
 StartServer = Callable[..., ServerProcess]
 WIDTHS = (400, 1600)
 PATIENCE_MS = 30_000
+UNKNOWN = "\N{EN DASH}"
+"""What the page shows for an unknown figure."""
 HOSTILE = (
     "<img src=x onerror=alert(1)>",
     "</h2><script>alert(1)</script>",
@@ -161,7 +166,10 @@ def test_the_page_says_who_waits_and_who_writes(
     writer.write([1, 2, 3], 1)
     learner.ask(draw=make_draw(8), update=make_update([0], [1.0]))
     page = open_page(server)
-    page.wait("() => document.querySelector('.waits li')?.textContent.startsWith('1 learner waits for rows: 7 of 10,')")
+    page.wait(
+        "sentence => document.querySelector('[data-part=waits] li')?.textContent.startsWith(sentence)",
+        "1 learner waits for rows: 7 of 10,",
+    )
     gauge = page.text("[data-part=limiter]").split()
     assert gauge == ["Rate", "limiter", "difference", "14", "draws", "wait", "at", "10", "inserts", "wait", "at", "30"]
     assert page.page.eval_on_selector(".gauge div", "mark => mark.style.left") == "20%"
@@ -169,7 +177,7 @@ def test_the_page_says_who_waits_and_who_writes(
     assert sorted(row.split("\t")[:2] for row in rows) == [["this host", "1 learner"], ["this host", "1 writer"]]
     limited.insert(range(3))
     started.result()
-    page.wait("() => document.querySelectorAll('.waits li').length === 0")
+    page.wait("() => document.querySelectorAll('[data-part=waits] li').length === 0")
     for stream in (writer, learner):
         stream.close()
     page.wait("() => document.querySelectorAll('details')[1].querySelector('[data-part=clients]').hidden")
@@ -260,10 +268,22 @@ def test_hostile_names_are_text(
         figures = stream.next()
     (honest,) = figures["tables"]
     client = {"role": "writer", "streams": 1, "rows_per_s": 1.0, "updates_per_s": 0.0}
+    rates = {"inserted_per_s": 1234.5, "drawn_per_s": 12345.6, "updated_per_s": None}
+    shard = {"id": 32767, "state": "draining", "rows": 12_345_678, "mass": 0.333, **rates}
     figures["tables"] = [
-        {**honest, "name": name, "backend": name, "waits": [name], "clients": [{**client, "caller": name}]}
+        {
+            **honest,
+            "name": name,
+            "backend": name,
+            "waits": [name],
+            "clients": [{**client, "caller": name}],
+            "shards": [{**shard, "address": name}],
+        }
         for name in HOSTILE
     ]
+    listed = {"id": 1, "state": "away", "uptime_s": 1.0, "resident_bytes": 1, "version": "0"}
+    figures["servers"] = [{**listed, "address": name} for name in HOSTILE]
+    figures["problems"] = list(HOSTILE)
     figures["checkpoints"] = [{"name": name, "taken_s": 0.0, "bytes": 1, "tables": 1} for name in HOSTILE]
     context = browser.new_context(viewport={"width": width, "height": 900})
     body = f"data: {json.dumps(figures)}\n\n"
@@ -271,7 +291,10 @@ def test_hostile_names_are_text(
     context.route("**/history?*", lambda route: route.fulfill(json=honest["points"]))
     page = Page(context.new_page(), f"http://localhost:{http_port(server)}/")
     page.wait("count => document.querySelectorAll('details').length === count", len(HOSTILE))
-    for selector in ("summary h2", ".waits li", "#checkpoints td:first-child", "[data-part=clients] td:first-child"):
+    for selector in (
+        *("summary h2", "[data-part=waits] li", "#checkpoints td:first-child", "[data-part=clients] td:first-child"),
+        *("#problems li", "#servers td:nth-child(2)", "[data-part=shards] td:nth-child(2)"),
+    ):
         shown = page.page.eval_on_selector_all(selector, "all => all.map(each => each.textContent)")
         # Cards beyond the first six are closed.
         assert shown in (list(HOSTILE), list(HOSTILE[:6]))
@@ -316,3 +339,98 @@ def test_the_page_fits_and_follows_the_color_scheme(
     brightness = sum(map(int, re.findall(r"\d+", color)[:3]))
     assert (brightness > 600) == (scheme == "light")
     assert (brightness < 150) == (scheme == "dark")
+
+
+def shard_lines(page: Page) -> list[list[str]]:
+    """The lines of the shards of the first table."""
+    lines: list[list[str]] = page.page.eval_on_selector_all(
+        "details:first-child [data-part=shards] tbody tr",
+        "rows => rows.map(row => [...row.children].map(cell => cell.textContent))",
+    )
+    return lines
+
+
+def test_every_server_shows_the_whole_table_and_its_shards(start_server: StartServer, open_page: OpenPage) -> None:
+    servers = start_service(start_server)
+    with ReplayClient(addresses(servers)) as client:
+        table = filled(client)
+        batch = table.sample(300, beta=0.4)
+        table.update_priorities(batch, batch["x"] % 7 + 1.0)
+        stats = client.stats().tables["t"]
+        for server in servers:
+            page = open_page(server)
+            page.wait_for_fact("rows", "600")
+            for name, count in (("inserted", 600), ("drawn", 300), ("updated", stats.updated)):
+                assert page.text(f"[data-fact={name}]") == str(count)
+            assert page.text("summary span") == "600 of 3,000 rows, sum_tree"
+            assert page.page.locator("details").count() == 1
+            assert [line[:4] for line in shard_lines(page)] == [
+                [str(number), each.address, "active", str(ROWS[number])] for number, each in enumerate(servers)
+            ]
+            assert sum(float(line[4].removesuffix(" %")) for line in shard_lines(page)) == pytest.approx(100, abs=0.5)
+            assert page.text("[data-part=priorities] figcaption").endswith(", estimated")
+            assert page.page.locator("[data-part=priorities] .bars div").count() == 32
+        table.insert({"x": np.arange(50)})
+        page.wait_for_fact("rows", "650")
+
+
+def test_a_killed_server_is_named_until_it_is_back(
+    start_server: StartServer, open_page: OpenPage, tmp_path: Path
+) -> None:
+    folders = iter(range(len(ROWS)))
+    servers = start_service(lambda *flags: start_server(*flags, "--data-dir", str(tmp_path / f"data-{next(folders)}")))
+    with ReplayClient(addresses(servers)) as client:
+        table = filled(client)
+        page = open_page(servers[0])
+        page.wait_for_fact("rows", "600")
+        assert page.page.locator("#problems li").count() == 0
+        servers[2].kill()
+        page.wait_for_fact("rows", "300")
+        (problem,) = page.page.locator("#problems li").all_inner_texts()
+        assert problem.startswith(f"shard 2 at {servers[2].address} has been away for ")
+        assert page.text("[data-part=waits] li") == "64 % of the mass is away"  # 900 of 1400
+        assert shard_lines(page)[2] == ["2", servers[2].address, "away", *5 * [UNKNOWN]]
+        table.sample(100, beta=0.4)
+        page.wait_for_fact("drawn", "100")
+        assert not page.page.evaluate("document.body.classList.contains('stale')")
+        servers[2].restart()
+        page.wait_for_fact("rows", "600")
+        assert page.page.locator("#problems li, [data-part=waits] li").count() == 0
+        assert shard_lines(page)[2][2:4] == ["active", "300"]
+
+
+def test_a_token_for_one_table_sees_the_shards_of_that_table(
+    start_server: StartServer, open_page: OpenPage, tmp_path: Path
+) -> None:
+    owner, reader = "owner-" + "x" * 20, "reader-" + "x" * 20
+    tokens = tmp_path / "tokens.toml"
+    entries = token_entry("owner", owner, ("read", "write", "admin")), token_entry("reader", reader, ["read"], ["mine"])
+    tokens.write_text("".join(entries))
+    servers = start_service(start_server, "--tokens", str(tokens))
+    with ReplayClient(addresses(servers), token=owner) as client:
+        for name in ("other", "mine"):
+            filled(client, name)
+    for token, names in ((owner, ["mine", "other"]), (reader, ["mine"])):
+        page = open_page(servers[1], http_credentials={"username": "me", "password": token})
+        page.wait_for_fact("rows", "600")
+        assert page.page.locator("summary h2").all_inner_texts() == names
+        assert len(shard_lines(page)) == 3
+        assert token not in page.page.content()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_shards_fit(start_server: StartServer, open_page: OpenPage, width: int, scheme: str) -> None:
+    servers = start_service(start_server)
+    with ReplayClient(addresses(servers)) as client:
+        filled(client)
+    servers[2].kill()
+    page = open_page(servers[0], width=width, color_scheme=scheme)
+    page.wait("() => document.querySelector('[data-part=shards] .away')")
+    assert page.page.evaluate("document.documentElement.scrollWidth") <= width
+    cells = page.page.eval_on_selector_all(
+        "[data-part=shards] td", "all => all.map(each => [each.scrollWidth - each.clientWidth, each.clientHeight])"
+    )
+    assert all(hidden <= 0 for hidden, _ in cells)
+    # An address or a number takes one line.
+    assert max(height for _, height in cells) < 40

@@ -69,9 +69,9 @@ def rate_limits(draw: st.DrawFn, capacity: int) -> RateLimit:
 
 @given(configs())
 def test_a_config_survives_the_contract_and_the_manifest(config: TableConfig) -> None:
-    assert TableConfig.from_proto(config.to_proto()) == config
+    assert TableConfig.from_proto(config.message) == config
     assert TableConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
-    assert config.difference(TableConfig.from_proto(config.to_proto())) is None
+    assert config.difference(TableConfig.from_proto(config.message)) is None
 
 
 def test_the_manifest_of_a_table_without_optional_columns_is_that_of_earlier_versions() -> None:
@@ -175,4 +175,4 @@ def test_a_stored_table_is_opened_even_if_it_never_reaches_its_min_size() -> Non
     stored = table(schema=steps.schema, steps=steps, rate_limit=RateLimit(100))
     assert TableConfig.from_json(stored.to_json()) == stored
     with pytest.raises(FieldError, match="min_size"):
-        TableConfig.from_proto(stored.to_proto())
+        TableConfig.from_proto(stored.message)

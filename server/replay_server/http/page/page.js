@@ -26,6 +26,28 @@ function fill(body, rows, tag = "td", classes = []) {
   );
 }
 
+/** Replace the items of a list of sentences. */
+function list(element, sentences) {
+  element.replaceChildren(
+    ...sentences.map((sentence) => {
+      const item = document.createElement("li");
+      item.textContent = sentence;
+      return item;
+    }),
+  );
+}
+
+/** A figure as text; a dash if it is unknown. */
+const known = (value, text) => (value === null ? "–" : text(value));
+
+/** Mark lines of servers that are away. */
+function markAway(element) {
+  for (const row of element.querySelectorAll("tbody tr")) row.classList.toggle("away", row.children[2].textContent === "away");
+}
+
+/** The first cells of a line about a server. */
+const serverCells = ({ id, address, state }) => [String(id), address, state];
+
 /** Request the rates of a table over the last ten minutes; null if the server refuses. */
 async function pointsOf(table) {
   const reply = await fetch(`history?table=${encodeURIComponent(table)}`);
@@ -73,13 +95,7 @@ class Card {
     this.figures = figures;
     this.points.append(figures.points);
     this.setText("summary", `${format.count(figures.rows)} of ${format.count(figures.capacity)} rows, ${figures.backend}`);
-    this.part("waits").replaceChildren(
-      ...figures.waits.map((sentence) => {
-        const item = document.createElement("li");
-        item.textContent = sentence;
-        return item;
-      }),
-    );
+    list(this.part("waits"), figures.waits);
     if (!this.element.open) return;
     this.plot ??= ratesPlot(this.part("plot"), this.points, (looked) => {
       this.looked = looked;
@@ -91,6 +107,7 @@ class Card {
     this.showDistributions();
     this.showLimiter();
     this.showClients();
+    this.showShards();
   }
 
   /** Show the rates at the cursor or, if there is none, those of the last minute. */
@@ -125,18 +142,19 @@ class Card {
   }
 
   showDistributions() {
-    const { priorities, ages_s: ages } = this.figures;
+    const { priorities, ages_s: ages, shards } = this.figures;
+    const how = shards.length ? ", estimated" : "";
     showHistogram(this.part("priorities"), priorities, format.priority);
     showHistogram(this.part("ages"), ages, format.duration);
     if (priorities) {
       const { least, median, most, zeros } = priorities;
       const [low, middle, high] = [least, median, most].map(format.priority);
       const none = zeros ? `, ${format.percent(zeros)} are 0` : "";
-      this.setText("priorities", least === most ? `all ${low}` : `${low} to ${high}, median ${middle}${none}`);
+      this.setText("priorities", least === most ? `all ${low}` : `${low} to ${high}, median ${middle}${none}${how}`);
     }
     if (ages) {
       const median = format.duration(ages.median);
-      this.setText("ages", ages.low === ages.high ? `all about ${median}` : `median ${median}`);
+      this.setText("ages", ages.low === ages.high ? `all about ${median}` : `median ${median}${how}`);
     }
   }
 
@@ -156,9 +174,10 @@ class Card {
   }
 
   showClients() {
-    const { clients, other_clients: others } = this.figures;
+    const { clients, other_clients: others, shards } = this.figures;
     this.part("clients").hidden = !clients.length;
-    this.setText("clients", others ? `and ${format.count(others)} more` : "");
+    const notes = [...(shards.length ? ["of this server"] : []), ...(others ? [`and ${format.count(others)} more`] : [])];
+    this.setText("clients", notes.join(", "));
     const rows = clients.map((client) => [
       client.caller,
       `${format.count(client.streams)} ${client.role}${client.streams === 1 ? "" : "s"}`,
@@ -166,6 +185,19 @@ class Card {
       client.role === "learner" ? format.number(client.updates_per_s) : "",
     ]);
     fill(this.part("clients").querySelector("tbody"), rows);
+  }
+
+  showShards() {
+    const shards = this.figures.shards;
+    this.part("shards").hidden = !shards.length;
+    const rows = shards.map((shard) => [
+      ...serverCells(shard),
+      known(shard.rows, format.count),
+      known(shard.mass, format.percent),
+      ...["inserted_per_s", "drawn_per_s", "updated_per_s"].map((name) => known(shard[name], format.number)),
+    ]);
+    fill(this.part("shards").querySelector("tbody"), rows);
+    markAway(this.part("shards"));
   }
 }
 
@@ -226,10 +258,16 @@ function showCalls(methods) {
   fill(byId("calls").querySelector("tbody"), rows, "td", ["", "", "", "", "wide", "wide", ""]);
 }
 
-function showShards(shards) {
-  byId("shards").hidden = !shards.length;
-  const rows = shards.map((shard) => [String(shard.id), shard.address, shard.state]);
-  fill(byId("shards").querySelector("tbody"), rows, "td", ["", "", ""]);
+function showServers(servers) {
+  byId("servers").hidden = !servers.length;
+  const rows = servers.map((server) => [
+    ...serverCells(server),
+    known(server.uptime_s, format.duration),
+    known(server.resident_bytes, format.bytes),
+    known(server.version, String),
+  ]);
+  fill(byId("servers").querySelector("tbody"), rows, "td", ["", "", "", "", "", "wide"]);
+  markAway(byId("servers"));
 }
 
 function showCheckpoints(checkpoints, now) {
@@ -261,7 +299,8 @@ function show(server) {
   showServer(server);
   showTables(server.tables);
   showCalls(server.methods);
-  showShards(server.shards);
+  list(byId("problems"), server.problems);
+  showServers(server.servers);
   showCheckpoints(server.checkpoints, server.at);
 }
 

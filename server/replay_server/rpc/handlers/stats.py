@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
+from typing import Final
 
 import numpy as np
 import psutil
 from replay_proto.access.tokens import Right
+from replay_proto.errors import FieldError
 from replay_proto.framing import Framed
 from replay_proto.v1 import replay_pb2
 
@@ -24,7 +27,9 @@ from replay_server.table.figures.rates import WINDOW_S
 from replay_server.table.limiter import LimiterGate
 from replay_server.table.table import Table
 
-_QUANTILES = (0.0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
+_FRACTIONS: Final = (0.0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
+"""Fractions of the quantiles, unless the request names others."""
+_MOST_FRACTIONS: Final = 129
 _MS_PER_S = 1000.0
 
 
@@ -40,11 +45,12 @@ class StatsHandler:
 
     async def stats(self, request: Framed[replay_pb2.StatsRequest], call: Call) -> bytes:
         """Report on the server, and on the named table or, if none is named, on all tables that the caller may read."""
+        fractions = _checked(request.head.fractions) or _FRACTIONS
         if request.head.table:
-            tables = [self._table(self._catalog.find(request.head.table))]
+            tables = [self._table(self._catalog.find(request.head.table), fractions)]
         else:
             may_read = partial(call.caller.may, Right.READ)
-            tables = [self._table(table) async for table in self._catalog.in_turns() if may_read(table.name)]
+            tables = [self._table(table, fractions) async for table in self._catalog.in_turns() if may_read(table.name)]
         return replay_pb2.StatsResponse(
             server=self._server(), tables=tables, shards=self._catalog.shards.to_proto()
         ).SerializeToString()
@@ -65,58 +71,77 @@ class StatsHandler:
             ],
         )
 
-    def _table(self, table: Table) -> replay_pb2.TableStats:
-        figures = table.figures.snapshot()
-        return replay_pb2.TableStats(
-            table=describe(table),
-            bytes=table.directory.reserved_bytes,
-            evicted=table.oldest,
-            sampled=figures.sampled,
-            updated=figures.updated,
-            stale=figures.stale,
-            repeated_inserts=figures.repeated_inserts,
-            rates=replay_pb2.Rates(
-                window_s=WINDOW_S,
-                inserted_per_s=figures.inserted_per_s,
-                sampled_per_s=figures.sampled_per_s,
-                updated_per_s=figures.updated_per_s,
-            ),
-            waiting=figures.waiting,
-            waiting_inserts=figures.waiting_inserts,
-            waited=figures.waited,
-            waits=[_wait(wait) for wait in self._catalog.waiters.waits(table)],
-            lost=table.directory.lost,
-            unsynced=table.directory.unsynced,
-            failed_syncs=figures.failed_syncs,
-            rate_limiter=_limiter(table),
-            steps=_steps(table),
-            sampled_same_host=figures.copied_by_clients,
-            overtaken=figures.overtaken_copies,
-            batches=figures.batches,
-            batches_ahead=figures.batches_ahead,
-            total_mass=table.total_mass,
-            largest_priority=table.largest_priority,
-            smallest_priority=table.smallest_priority,
-            priorities=self._priority_quantiles(table),
-            ages_s=_age_quantiles(table),
-            times_sampled=[
-                replay_pb2.TimesSampled(at_least=at_least, at_most=at_most, rows=rows)
-                for at_least, at_most, rows in figures.times_sampled
-            ],
-            reports=[
-                replay_pb2.ShardReport(shard_id=shard_id, **report._asdict())
-                for shard_id, report in table.reports.items()
-            ],
-        )
+    def _table(self, table: Table, fractions: Sequence[float]) -> replay_pb2.TableStats:
+        stats = table_stats(table, self._catalog.waiters.waits(table))
+        stats.priorities.extend(self._priority_quantiles(table, fractions))
+        stats.ages_s.extend(_age_quantiles(table, fractions))
+        return stats
 
-    def _priority_quantiles(self, table: Table) -> list[replay_pb2.Quantile]:
+    def _priority_quantiles(self, table: Table, fractions: Sequence[float]) -> list[replay_pb2.Quantile]:
         priorities = some_priorities(table, self._random)
         if not len(priorities):
             return []
-        values = np.quantile(priorities, _QUANTILES)
+        values = np.quantile(priorities, fractions)
         # Use the exact minimum and maximum.
-        values[0], values[-1] = table.smallest_priority, table.largest_priority
-        return _quantiles(values)
+        exact = {0.0: table.smallest_priority, 1.0: table.largest_priority}
+        return _quantiles(fractions, [exact.get(each, value) for each, value in zip(fractions, values, strict=True)])
+
+
+def table_stats(table: Table, waits: Iterable[Wait]) -> replay_pb2.TableStats:
+    """Return the statistics of a table, without quantiles, which cost more than everything else.
+
+    Args:
+        table: the table.
+        waits: the calls that wait for it.
+    """
+    figures = table.figures.snapshot()
+    return replay_pb2.TableStats(
+        table=describe(table),
+        bytes=table.directory.reserved_bytes,
+        evicted=table.oldest,
+        sampled=figures.sampled,
+        updated=figures.updated,
+        stale=figures.stale,
+        repeated_inserts=figures.repeated_inserts,
+        rates=replay_pb2.Rates(
+            window_s=WINDOW_S,
+            inserted_per_s=figures.inserted_per_s,
+            sampled_per_s=figures.sampled_per_s,
+            updated_per_s=figures.updated_per_s,
+        ),
+        waiting=figures.waiting,
+        waiting_inserts=figures.waiting_inserts,
+        waited=figures.waited,
+        waits=map(_wait, waits),
+        lost=table.directory.lost,
+        unsynced=table.directory.unsynced,
+        failed_syncs=figures.failed_syncs,
+        rate_limiter=_limiter(table),
+        steps=_steps(table),
+        sampled_same_host=figures.copied_by_clients,
+        overtaken=figures.overtaken_copies,
+        batches=figures.batches,
+        batches_ahead=figures.batches_ahead,
+        total_mass=table.total_mass,
+        largest_priority=table.largest_priority,
+        smallest_priority=table.smallest_priority,
+        times_sampled=[
+            replay_pb2.TimesSampled(at_least=at_least, at_most=at_most, rows=rows)
+            for at_least, at_most, rows in figures.times_sampled
+        ],
+        reports=[
+            replay_pb2.ShardReport(shard_id=shard_id, **report._asdict()) for shard_id, report in table.reports.items()
+        ],
+    )
+
+
+def _checked(fractions: Sequence[float]) -> Sequence[float]:
+    if len(fractions) > _MOST_FRACTIONS:
+        raise FieldError("fractions", f"at most {_MOST_FRACTIONS}", str(len(fractions)))
+    for before, fraction in pairwise([-1.0, *fractions]):
+        if not (0.0 <= fraction <= 1.0 and before < fraction):
+            raise FieldError("fractions", "ascending numbers from 0 to 1", f"{fraction} after {before}")
+    return fractions
 
 
 def _steps(table: Table) -> replay_pb2.StepStats | None:
@@ -143,15 +168,16 @@ def _wait(wait: Wait) -> replay_pb2.WaitStats:
     )
 
 
-def _age_quantiles(table: Table) -> list[replay_pb2.Quantile]:
+def _age_quantiles(table: Table, fractions: Sequence[float]) -> list[replay_pb2.Quantile]:
     if table.size == 0:
         return []
     newest = table.inserted - 1
-    return _quantiles(table.figures.age_s(newest - int(fraction * (table.size - 1))) for fraction in _QUANTILES)
+    ages_s = (table.figures.age_s(newest - int(fraction * (table.size - 1))) for fraction in fractions)
+    return _quantiles(fractions, ages_s)
 
 
-def _quantiles(values: Iterable[float]) -> list[replay_pb2.Quantile]:
-    pairs = zip(_QUANTILES, values, strict=True)
+def _quantiles(fractions: Sequence[float], values: Iterable[float]) -> list[replay_pb2.Quantile]:
+    pairs = zip(fractions, values, strict=True)
     return [replay_pb2.Quantile(fraction=fraction, value=value) for fraction, value in pairs]
 
 

@@ -20,7 +20,7 @@ from replay_server.table.table import Table
 def describe(table: Table, *, socket: Path | None = None) -> replay_pb2.TableDescription:
     """Describe a table. If there is a ``socket``, include its path and the table's directory for local clients."""
     return replay_pb2.TableDescription(
-        config=table.config.to_proto(),
+        config=table.config.message,
         uid=table.uid,
         size=table.size,
         inserted=table.inserted,

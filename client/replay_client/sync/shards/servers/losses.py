@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
+from replay_proto.merged_stats import newest_reports
+
 from replay_client._operations import server as operations
-from replay_client._shards.merged_stats import newest_reports
 from replay_client._transport.server_link import ServerLink
 from replay_client.errors import PermissionDeniedError
 from replay_client.results.shards import LostRows
@@ -37,7 +38,7 @@ def rows_lost_with(shard_id: int, links: Mapping[int, ServerLink]) -> tuple[Lost
             others.setdefault(name, []).append(table)
     lost = []
     for name, parts in sorted(others.items()):
-        last = newest_reports(parts).get(shard_id)
+        last = newest_reports(pair for part in parts for pair in part.reports.items()).get(shard_id)
         if own is not None and own.shards is not None and name in own.tables:  # the server still answers
             last = ShardReport(own.tables[name].inserted, own.tables[name].size, 0.0)
         if last is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from replay_proto.v1 import replay_pb2
+
 from replay_client._operations import server as operations
 from replay_client._shards.merged_description import merged_description
 from replay_client._shards.merged_stats import merged_stats, merged_table_stats
@@ -28,11 +30,12 @@ def stats_of_all(fleet: Fleet, shards: ShardMap) -> Stats:
         ServerUnavailableError: no server is reachable.
     """
     while True:
-        found = ask_all(fleet.links_of(shards), operations.stats)
-        known = {shard_id: stats for shard_id, stats in found.items() if stats.shards is not None} or found
-        newest = max((stats.shards for stats in known.values() if stats.shards), key=_version, default=shards)
+        found = ask_all(fleet.links_of(shards), operations.stats_message)
+        known = {shard_id: stats for shard_id, stats in found.items() if stats.HasField("shards")}
+        maps = (ShardMap.from_proto(stats.shards) for stats in known.values())
+        newest = max(maps, key=_version, default=shards)
         if newest.version <= shards.version:
-            return merged_stats(shards, known)
+            return merged_stats(shards, known or found)
         shards = newest
 
 
@@ -44,15 +47,15 @@ def table_stats_of_all(fleet: Fleet, shards: ShardMap, name: str) -> TableStats:
         TableNotFoundError: no server has the table.
     """
 
-    def of_shard() -> Operation[TableStats | TableNotFoundError]:
+    def of_shard() -> Operation[replay_pb2.TableStats | TableNotFoundError]:
         try:
-            stats = yield from operations.stats(name)
+            stats = yield from operations.stats_message(name)
         except TableNotFoundError as error:  # the server was added just now
             return error
-        return stats.tables[name]
+        return stats.tables[0]
 
     found = ask_all(fleet.links_of(shards), of_shard)
-    there = {shard_id: each for shard_id, each in found.items() if isinstance(each, TableStats)}
+    there = {shard_id: each for shard_id, each in found.items() if isinstance(each, replay_pb2.TableStats)}
     if not there:
         raise next(each for each in found.values() if isinstance(each, TableNotFoundError))
     return merged_table_stats(there, shards)

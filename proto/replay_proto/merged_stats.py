@@ -1,0 +1,190 @@
+"""Joins the statistics of a table's shards into those of the whole table.
+
+Counts, rates, masses and bars are added. Quantiles are estimates (`replay_proto.quantiles`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, Protocol, TypeVar
+
+from replay_proto.quantiles import mixed_quantiles
+from replay_proto.v1 import replay_pb2
+
+Counts = TypeVar("Counts", replay_pb2.StepStats, replay_pb2.LimiterStats)
+
+_SUMMED: Final = (
+    *("bytes", "evicted", "sampled", "updated", "stale", "unsynced", "failed_syncs", "repeated_inserts"),
+    *("waiting", "waiting_inserts", "waited", "total_mass", "sampled_same_host", "overtaken", "batches"),
+    "batches_ahead",
+)
+_IN_USE: Final = (replay_pb2.SHARD_STATE_ACTIVE, replay_pb2.SHARD_STATE_DRAINING)
+
+
+class Report(Protocol):
+    """What is known of a shard that was unreachable."""
+
+    @property
+    def inserted(self) -> int:
+        """Rows ever inserted into it."""
+
+
+class Bar(Protocol):
+    """A bar of a histogram of rows by number of draws."""
+
+    @property
+    def at_least(self) -> int:
+        """Lower bound."""
+
+    @property
+    def at_most(self) -> int:
+        """Upper bound."""
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+
+
+R = TypeVar("R", bound=Report)
+
+
+def shards_in_use(shards: replay_pb2.ShardMap) -> list[replay_pb2.Shard]:
+    """Return the shards that are neither lost nor retired."""
+    return [shard for shard in shards.shards if shard.state in _IN_USE]
+
+
+def merged_table_stats(
+    found: Mapping[int, replay_pb2.TableStats], shards: replay_pb2.ShardMap
+) -> replay_pb2.TableStats:
+    """Join the statistics of a table's shards. Of the reports about each shard, the newest is kept.
+
+    Args:
+        found: statistics of each shard by id, at least one.
+        shards: all servers.
+    """
+    parts = list(found.values())
+    reports = newest_reports((report.shard_id, report) for part in parts for report in part.reports)
+    drawable = [part for part in parts if part.priorities]
+    return replay_pb2.TableStats(
+        table=_merged_description([part.table for part in parts]),
+        **{name: sum(getattr(part, name) for part in parts) for name in _SUMMED},
+        lost=sum(part.lost for part in parts)
+        + sum(known_lost_rows(shard, parts, reports.get(shard.id)) for shard in shards.shards),
+        rates=_merged_rates([part.rates for part in parts]),
+        waits=_merged_waits([wait for part in parts for wait in part.waits]),
+        largest_priority=max(part.largest_priority for part in parts),
+        smallest_priority=min((part.smallest_priority for part in drawable), default=0.0),
+        priorities=_mixed([(part.priorities, part.table.size) for part in parts]),
+        ages_s=_mixed([(part.ages_s, part.table.size) for part in parts]),
+        times_sampled=[
+            replay_pb2.TimesSampled(at_least=at_least, at_most=at_most, rows=rows)
+            for at_least, at_most, rows in added_bars(part.times_sampled for part in parts)
+        ],
+        rate_limiter=_added([part.rate_limiter for part in parts if part.HasField("rate_limiter")]),
+        steps=_added([part.steps for part in parts if part.HasField("steps")]),
+        reports=reports.values(),
+    )
+
+
+def newest_reports(reports: Iterable[tuple[int, R]]) -> dict[int, R]:
+    """Return the newest report about each shard by id: the one with the most inserts.
+
+    Args:
+        reports: ids of shards, each with a report.
+    """
+    newest: dict[int, R] = {}
+    for shard_id, report in reports:
+        if shard_id not in newest or report.inserted > newest[shard_id].inserted:
+            newest[shard_id] = report
+    return newest
+
+
+def known_lost_rows(
+    shard: replay_pb2.Shard, parts: Sequence[replay_pb2.TableStats], report: replay_pb2.ShardReport | None
+) -> int:
+    """Count the rows of a table that were lost with a shard; 0 unless it is lost.
+
+    They are known from the shard map or a client's report, whichever has seen more inserts.
+
+    Args:
+        shard: the shard.
+        parts: statistics of the table's other shards.
+        report: the newest report about the shard.
+    """
+    if shard.state != replay_pb2.SHARD_STATE_LOST:
+        return 0
+    name, uids = parts[0].table.config.name, {part.table.uid for part in parts}
+    known = [each for each in shard.lost_rows if each.table == name and uids & set(each.table_uids)]
+    heard: list[replay_pb2.LostRows | replay_pb2.ShardReport] = [*known, *([] if report is None else [report])]
+    return max(heard, key=lambda each: each.inserted).size if heard else 0
+
+
+def quantiles_of(message: Iterable[replay_pb2.Quantile]) -> dict[float, float]:
+    """Return quantiles by fraction."""
+    return {quantile.fraction: quantile.value for quantile in message}
+
+
+def added_bars(parts: Iterable[Iterable[Bar]]) -> list[tuple[int, int, int]]:
+    """Add up histograms: return both bounds of each bar, and the rows of all bars with these bounds."""
+    rows: dict[tuple[int, int], int] = {}
+    for bar in (bar for bars in parts for bar in bars):
+        bounds = (bar.at_least, bar.at_most)
+        rows[bounds] = rows.get(bounds, 0) + bar.rows
+    return [(*bounds, count) for bounds, count in sorted(rows.items())]
+
+
+def _merged_description(parts: Sequence[replay_pb2.TableDescription]) -> replay_pb2.TableDescription:
+    """Describe the whole table: the first part, with sums of rows, slots, capacities and rate limiters' bounds."""
+    whole = replay_pb2.TableDescription()
+    whole.CopyFrom(parts[0])
+    for name in ("size", "inserted", "slots"):
+        setattr(whole, name, sum(getattr(part, name) for part in parts))
+    whole.config.capacity = sum(part.config.capacity for part in parts)
+    if whole.config.HasField("rate_limiter"):
+        limits = [part.config.rate_limiter for part in parts]
+        for name in ("min_size", "min_diff", "max_diff"):
+            setattr(whole.config.rate_limiter, name, sum(getattr(limit, name) for limit in limits))
+    whole.directory = whole.socket = ""
+    return whole
+
+
+def _merged_rates(parts: Sequence[replay_pb2.Rates]) -> replay_pb2.Rates:
+    return replay_pb2.Rates(
+        window_s=max(part.window_s for part in parts),
+        inserted_per_s=sum(part.inserted_per_s for part in parts),
+        sampled_per_s=sum(part.sampled_per_s for part in parts),
+        updated_per_s=sum(part.updated_per_s for part in parts),
+    )
+
+
+def _merged_waits(waits: Iterable[replay_pb2.WaitStats]) -> list[replay_pb2.WaitStats]:
+    """Join the shards' statistics of calls that wait for the same thing."""
+    by_what: dict[str, list[replay_pb2.WaitStats]] = {}
+    for wait in waits:
+        by_what.setdefault(wait.waited_for, []).append(wait)
+    return [_joined_waits(same) for same in by_what.values()]
+
+
+def _joined_waits(same: Sequence[replay_pb2.WaitStats]) -> replay_pb2.WaitStats:
+    all_expected = all(wait.HasField("expected_s") for wait in same)
+    return replay_pb2.WaitStats(
+        waited_for=same[0].waited_for,
+        calls=sum(wait.calls for wait in same),
+        have=sum(wait.have for wait in same),
+        needed=sum(wait.needed for wait in same),
+        waited_s=max(wait.waited_s for wait in same),
+        expected_s=max(wait.expected_s for wait in same) if all_expected else None,
+    )
+
+
+def _mixed(parts: Iterable[tuple[Iterable[replay_pb2.Quantile], int]]) -> list[replay_pb2.Quantile]:
+    mixed = mixed_quantiles([(quantiles_of(quantiles), size) for quantiles, size in parts])
+    return [replay_pb2.Quantile(fraction=fraction, value=value) for fraction, value in mixed.items()]
+
+
+def _added(parts: Sequence[Counts]) -> Counts | None:
+    """Add up all fields."""
+    if not parts:
+        return None
+    names = [field.name for field in parts[0].DESCRIPTOR.fields]
+    return type(parts[0])(**{name: sum(getattr(part, name) for part in parts) for name in names})

@@ -1,0 +1,1 @@
+"""Tables on several servers, as one reader of the live page may see them."""
