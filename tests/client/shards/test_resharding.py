@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from replay_client import Batch, Column, Next, ReplayClient, ReplayError, Stack, Table, TableReplacedError, Transitions
+from replay_client import Batch, Column, Next, ReplayClient, ReplayError, Stack, Table, Transitions
 from replay_server.resharding.command import run as reshard
 
 from tests.client.shards.conftest import COLUMNS, in_order, shards_of
@@ -154,9 +154,7 @@ def restored(parts: Sequence[str], addresses: Sequence[str], out: Path, start_se
     assert reshard([*parts, "--to", ",".join(addresses), "--out", str(out)]) == 0
     folders = sorted(out.iterdir(), key=lambda part: int(part.name.removeprefix("shard-")))
     ports = [int(address.rpartition(":")[2]) for address in addresses]
-    return [
-        start_server("--restore", str(folder), port=port) for folder, port in zip(folders, ports, strict=True)
-    ]
+    return [start_server("--restore", str(folder), port=port) for folder, port in zip(folders, ports, strict=True)]
 
 
 @pytest.mark.parametrize(("before", "count"), [("of_three", 2), ("of_three", 5), ("of_three", 1), ("of_one", 3)])
@@ -210,7 +208,11 @@ def check_steps(table: Table, old: Contents, said: str) -> None:
     can_be_drawn = set[int]()
     for number in old.drawable:
         stream, episode, step = old.rows[number].link[:3]
-        window = {by_link[stream, episode, each] for each in range(max(0, step - 1), step + 3) if (stream, episode, each) in by_link}
+        window = {
+            by_link[stream, episode, each]
+            for each in range(max(0, step - 1), step + 3)
+            if (stream, episode, each) in by_link
+        }
         if not window & evicted:
             can_be_drawn.add(number)
     assert new.drawable.keys() == can_be_drawn
@@ -227,16 +229,16 @@ def check_steps(table: Table, old: Contents, said: str) -> None:
     sizes = [len(order) for order in new.order.values()]
     assert max(sizes) - min(sizes) <= LONGEST
     batch = check_draws(table, new)
-    for number, pair, following in zip(batch["number"].tolist(), batch["pair"].tolist(), batch["next"].tolist(), strict=True):
+    for number, pair, following in zip(
+        batch["number"].tolist(), batch["pair"].tolist(), batch["next"].tolist(), strict=True
+    ):
         stream, episode, step = old.rows[number].link[:3]
         assert pair == [by_link.get((stream, episode, step - 1), 0), number]
         assert following == max(by_link.get((stream, episode, step + each), 0) for each in (1, 2))
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_tables_go_on(
-    of_three: Taken, count: int, start_server: Start, reach: Reach, tmp_path: Path
-) -> None:
+def test_tables_go_on(of_three: Taken, count: int, start_server: Start, reach: Reach, tmp_path: Path) -> None:
     client = reach(restored(of_three.parts, free_addresses(count), tmp_path / "out", start_server))
     table = client.create_table("sum_tree", columns=COLUMNS, capacity=CAPACITY, if_exists="open", alpha=0.7)
     assert (len(table), table.describe().inserted >= 900, table.stats().lost) == (900, True, 0)
@@ -244,7 +246,7 @@ def test_tables_go_on(
     first = table.insert(rows(np.arange(10_000, 10_100)))
     assert not np.isin(first, of_three.keys["sum_tree"]).any()
     with table.writer() as writer:
-        for number in range(11_000, 14_500):
+        for number in range(11_000, 21_000):  # at random, each shard gets more rows than its capacity
             writer.append(number=number, obs=np.zeros(3))
     live = np.concatenate([part["number"] for part in table.rows()])
     assert len(live) == len(table) == CAPACITY
@@ -260,9 +262,7 @@ def test_tables_go_on(
     assert (steps.sample(500, beta=0.4)["number"] >= 100_000).all()
 
 
-def test_programs_that_use_the_old_servers_are_refused(
-    start_server: Start, reach: Reach, tmp_path: Path
-) -> None:
+def test_programs_that_use_the_old_servers_are_refused(start_server: Start, reach: Reach, tmp_path: Path) -> None:
     """The new servers have the addresses of old ones, so that old writers and learners reach them."""
     servers = in_order(start_server("--checkpoint-dir", str(tmp_path / str(number))) for number in range(3))
     client = reach(servers, timeout_s=2.0)
@@ -286,8 +286,7 @@ def test_programs_that_use_the_old_servers_are_refused(
         with pytest.raises(ReplayError):
             writer.flush(timeout_s=2.0)
         with pytest.raises(ReplayError):
-            while True:
-                next(sampler)
+            list(sampler)
         with pytest.raises(ReplayError):
             table.insert(rows(np.arange(53, 54)))
         with pytest.raises(ReplayError):
@@ -297,3 +296,28 @@ def test_programs_that_use_the_old_servers_are_refused(
         found = contents(again.table("t"))
         assert sorted(found.rows) == list(range(51))
         assert {row.priority for row in found.rows.values()} == {1.0}
+
+
+def test_a_writer_that_began_without_a_server_does_not_go_over_to_the_new_ones(
+    start_server: Start, reach: Reach, tmp_path: Path
+) -> None:
+    """Such a writer looks for servers again and again. The new map has the same version as the old one."""
+    servers = in_order(start_server("--checkpoint-dir", str(tmp_path / str(number))) for number in range(3))
+    client = reach(servers)
+    client.create_table("t", columns=COLUMNS, capacity=CAPACITY).insert(rows(np.arange(50)))
+    made = client.checkpoint()
+    servers[2].kill()
+    table = reach(servers[:2], timeout_s=2.0).table("t")
+    writer = table.writer(reconnect_timeout_s=1.0)
+    try:
+        for server in servers[:2]:
+            server.kill()
+        addresses = [server.address for server in servers]
+        restored([part.directory for part in made.parts.values()], addresses, tmp_path / "out", start_server)
+        writer.append(number=50, obs=np.zeros(3))
+        with pytest.raises(ReplayError):
+            writer.flush(timeout_s=3.0)
+        assert len(reach(servers).table("t")) == 50
+        assert len(shards_of(table)) == 2
+    finally:
+        writer.abort()
