@@ -78,21 +78,23 @@ def write_parts(
 
 @contextmanager
 def _whole_or_absent(out: Path) -> Iterator[Path]:
-    """Create a folder under another name, and rename it to ``out`` if the block succeeds."""
+    """Create a folder for the block to fill, and move it to ``out`` if the block succeeds.
+
+    What killed runs have left behind is removed.
+    """
     out.parent.mkdir(parents=True, exist_ok=True)
     prefix = f"{_PARTIAL}{out.name}-"
     held_folders.sweep(out.parent, prefix)
-    folder, lock = held_folders.make(out.parent, prefix)
+    holder, lock = held_folders.make(out.parent, prefix)
     try:
-        yield folder
-        (folder / held_folders.LOCK).unlink()
-        sync_path(folder)
-        folder.rename(out)
+        unfinished = holder / out.name
+        unfinished.mkdir(mode=0o700)
+        yield unfinished
+        sync_path(unfinished)
+        unfinished.rename(out)
         sync_path(out.parent)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
     finally:
+        shutil.rmtree(holder, ignore_errors=True)
         os.close(lock)
 
 

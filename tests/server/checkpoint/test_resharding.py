@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from replay_proto.errors import FieldError
 from replay_proto.framing import Array
@@ -33,6 +33,7 @@ from replay_server.resharding import old_rows
 from replay_server.resharding.command import run
 from replay_server.resharding.dividing import new_states
 from replay_server.resharding.merging import pieces
+from replay_server.storage.runs import GOES_ON, TERMINATED
 from replay_server.storage.shard_map import Shard, ShardMap
 from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import TableDirectory
@@ -170,14 +171,15 @@ def test_shards_are_merged_in_proportion_to_their_sizes(sizes: list[int], at_onc
     assert merged == sorted(rows, key=lambda each: ((each[1] + 0.5) / sizes[each[0]], each[0]))
 
 
-RUNS = st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 4), st.integers(1, 6), st.sampled_from(ENDS))
-"""Stream, episode, first step, number of rows, end."""
+RUNS = st.tuples(st.integers(0, 1), st.integers(0, 2), st.integers(0, 4), st.integers(1, 6), st.sampled_from(ENDS))
+"""Stream, episode, how the run begins (0: with step 0; 1: with a gap; otherwise: where the episode is), rows, end."""
 
 
 @settings(max_examples=examples(15))
 @given(
     parts=st.lists(st.lists(RUNS, max_size=10), min_size=2, max_size=3), new=st.integers(1, 4), piece=st.integers(1, 20)
 )
+@example(parts=[[(0, 1, 0, 3, GOES_ON), (0, 0, 0, 5, TERMINATED), (0, 1, 2, 3, GOES_ON)], []], new=2, piece=20)
 def test_the_same_windows_can_be_drawn(parts: list[list[tuple[int, ...]]], new: int, piece: int) -> None:
     """Streams may return to earlier episodes, skip steps, or end: all that a server accepts after a restart."""
     shards = replace_shards(len(parts))
@@ -221,8 +223,10 @@ def part_of_steps(folder: Path, number: int, config: TableConfig, runs: Sequence
     """A part of a table of steps with those of the runs that the server accepts, opened anew before each."""
     config = config if not number else replace(config, whole_uid=WHOLE_UID)
     table = table_in(folder / "tables" / str(number), config, uid=None if number else WHOLE_UID)
-    random = np.random.default_rng(number)
-    for stream, episode, first_step, count, end in runs:
+    random, next_steps = np.random.default_rng(number), dict[tuple[int, int], int]()
+    for stream, episode, begin, count, end in runs:
+        first_step = next_steps.get((stream, episode), 0) + (begin == 1) if begin else 0
+        next_steps[stream, episode] = first_step + count
         values = {"value": np.arange(table.inserted, table.inserted + count) + 1000 * number}
         run_of_rows = runs_of((stream + 10 * number, episode, first_step, count, end))
         with suppress(FieldError):
@@ -429,7 +433,7 @@ def test_a_stream_in_two_parts_is_refused(tmp_path: Path, capsys: pytest.Capture
     """Its rows would come between each other."""
     shards = replace_shards(2)
     config = TableConfig("t", STEPS.schema, 90, steps=STEPS, whole_capacity=180, whole_shards=shards.ids)
-    runs = [[(10, 0, 0, 5, 0)], [(0, 0, 5, 5, 0)]]
+    runs = [[(10, 0, 0, 5, 0)], [(0, 0, 0, 5, 0)]]
     tables = [part_of_steps(tmp_path, number, config, runs[number]) for number in range(2)]
     parts = [write_part(tmp_path / str(number), table, shards=shards.map) for number, table in enumerate(tables)]
     assert reshard(parts, tmp_path / "out") == 1
