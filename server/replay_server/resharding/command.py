@@ -22,8 +22,12 @@ _FAILURE = 1
 
 
 def _check_addresses(_: type, addresses: str) -> None:
-    for address in addresses.split(","):
+    for address in _split(addresses):
         check_address(address)
+
+
+def _split(addresses: str) -> list[str]:
+    return [address.strip() for address in addresses.split(",")]
 
 
 Parts = Annotated[tuple[Path, ...], Parameter(help="The folder of each server's part of the checkpoint.")]
@@ -34,9 +38,9 @@ Partial = Annotated[bool, Parameter(negative="", help="Give up the rows of parts
 
 def reshard(parts: Parts, /, *, to: To, out: Out, partial: Partial = False) -> None:
     """Reshard; see `app`."""
-    addresses = to.split(",")
-    if out.exists() or out.is_symlink():
-        raise ReshardError(f"--out: expected a folder that does not exist, got {out}")
+    addresses = _split(to)
+    if out.exists() or not out.parent.is_dir():
+        raise ReshardError(f"--out: expected a new folder in an existing one, got {out}")
     old = read_parts(parts, partial=partial)
     if old.shards is None and len(addresses) == 1:
         raise ReshardError(f"{parts[0]} is of one server already: any server can restore it")
@@ -50,7 +54,11 @@ def reshard(parts: Parts, /, *, to: To, out: Out, partial: Partial = False) -> N
     rows = sum(table.old.size for table in tables)
     print(f"writing {len(tables)} tables, {rows:,} rows", flush=True)
     taken_s = min(each.manifest.taken_s for each in old.parts)
-    _report(tables, addresses, write_parts(out, ids, shards, tables, taken_s))
+    try:
+        folders = write_parts(out, old.name, ids, shards, tables, taken_s)
+    except OSError as error:
+        raise ReshardError(f"--out: {out} cannot be written: {error}") from error
+    _report(tables, addresses, folders)
 
 
 app = new_app(
@@ -66,7 +74,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command, with the arguments of this process if none are given, and return its exit code."""
     try:
         run_app(app, arguments)
-    except (FatalError, OSError) as error:
+    except FatalError as error:
         print(f"replay-reshard: {error}", file=sys.stderr)
         return _FAILURE
     return 0

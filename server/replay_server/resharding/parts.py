@@ -28,6 +28,11 @@ class Part:
     folder: Path
     manifest: CheckpointManifest
 
+    @property
+    def name(self) -> str:
+        """The checkpoint's name."""
+        return self.folder.resolve().name
+
     def __str__(self) -> str:
         """Name the part in messages."""
         shard_id = self.manifest.shard_id
@@ -72,6 +77,11 @@ class OldCheckpoint:
     """The newest shard map among the parts. None if the checkpoint is of a server that shared no tables."""
     tables: Sequence[OldTable]
     """Sorted by name."""
+
+    @property
+    def name(self) -> str:
+        """The checkpoint's name, which all parts have."""
+        return self.parts[0].name
 
     def verify(self) -> None:
         """Verify the checksums of all files.
@@ -126,7 +136,7 @@ def _check_different(parts: Sequence[Part]) -> None:
             same = found.setdefault(identity, part)
             if same is not part:
                 raise ReshardError(f"expected different parts of a checkpoint, got {same} and {part}, which are one")
-        if part.folder.resolve().name != first.folder.resolve().name:
+        if part.name != first.name:
             raise ReshardError(
                 f"expected parts of one checkpoint, which have the same name, got {first} and {part}; if they "
                 "are of one checkpoint, give their folders the same name"

@@ -1,6 +1,6 @@
-"""Writes the parts for the new servers: all of them, or none.
+"""Writes the parts for the new servers into one folder: all of them, or none.
 
-<out>/shard-<id>/                       a checkpoint of one server; see docs/checkpoints.md
+Each part is in ``shard-<id>/<name of the checkpoint>``; docs/checkpoints.md describes its files.
 """
 
 from __future__ import annotations
@@ -48,12 +48,13 @@ class NewTable:
 
 
 def write_parts(
-    out: Path, ids: Sequence[int], shards: ShardMap | None, tables: Sequence[NewTable], taken_s: float
+    out: Path, name: str, ids: Sequence[int], shards: ShardMap | None, tables: Sequence[NewTable], taken_s: float
 ) -> list[Path]:
     """Write a part for each new server, and return their folders.
 
     Args:
-        out: the folder with all parts; it must not exist.
+        out: the folder for all parts; it must not exist.
+        name: name of the checkpoint.
         ids: the ids of the new servers' shards.
         shards: the new shard map; None for a single server.
         tables: the tables.
@@ -62,18 +63,20 @@ def write_parts(
     Raises:
         OSError: the parts cannot be written, for instance because the disk is full. Nothing is left behind.
     """
-    names = [f"shard-{shard_id}" for shard_id in ids]
+    places = [Path(f"shard-{shard_id}") / name for shard_id in ids]
     with _whole_or_absent(out) as unfinished:
-        folders = [unfinished / name for name in names]
+        folders = [unfinished / place for place in places]
         for folder in folders:
+            folder.parent.mkdir(mode=0o700)
             folder.mkdir(mode=0o700)
         written = [_write_table(table, folders) for table in tables]
         for number, folder in enumerate(folders):
-            own = [shards_of_table[number] for shards_of_table in written]
+            own = [of_table[number] for of_table in written]
             shard_id = None if shards is None else ids[number]
             write_manifest(folder, CheckpointManifest(taken_s, own, shards, shard_id))
-            CheckpointManifest.load(folder)  # checks that the server accepts it
-    return [out / name for name in names]
+            CheckpointManifest.load(folder)  # raises an error if a server would refuse it
+            sync_path(folder.parent)
+    return [out / place for place in places]
 
 
 @contextmanager
@@ -82,7 +85,6 @@ def _whole_or_absent(out: Path) -> Iterator[Path]:
 
     What killed runs have left behind is removed.
     """
-    out.parent.mkdir(parents=True, exist_ok=True)
     prefix = f"{_PARTIAL}{out.name}-"
     held_folders.sweep(out.parent, prefix)
     holder, lock = held_folders.make(out.parent, prefix)

@@ -154,7 +154,10 @@ def restored(parts: Sequence[str], addresses: Sequence[str], out: Path, start_se
     assert reshard([*parts, "--to", ",".join(addresses), "--out", str(out)]) == 0
     folders = sorted(out.iterdir(), key=lambda part: int(part.name.removeprefix("shard-")))
     ports = [int(address.rpartition(":")[2]) for address in addresses]
-    return [start_server("--restore", str(folder), port=port) for folder, port in zip(folders, ports, strict=True)]
+    (name,) = {Path(part).name for part in parts}
+    return [
+        start_server("--restore", str(folder / name), port=port) for folder, port in zip(folders, ports, strict=True)
+    ]
 
 
 @pytest.mark.parametrize(("before", "count"), [("of_three", 2), ("of_three", 5), ("of_three", 1), ("of_one", 3)])

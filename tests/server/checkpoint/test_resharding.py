@@ -121,9 +121,14 @@ def reshard(parts: Sequence[Path], out: Path, *flags: str) -> int:
     return run([*map(str, parts), "--out", str(out), *(flags or NEW)])
 
 
+def parts_in(out: Path) -> list[Path]:
+    """The parts for the new servers, which have the name of the checkpoint."""
+    return [part / NAME for part in sorted(out.iterdir())]
+
+
 def restored(out: Path) -> Iterator[Table]:
     """Restore the table of each new part, and check that the part has no writers."""
-    for part in sorted(out.iterdir()):
+    for part in parts_in(out):
         with tempfile.TemporaryDirectory() as folder:
             (restored_table,) = restore(part, Path(folder)).tables
             table = Table(TableDirectory.open(Path(folder) / restored_table.config.name))
@@ -142,7 +147,7 @@ def test_rows_are_dealt_out_in_their_order(parts: list[Path], tmp_path: Path) ->
     assert list(first) == interleaved[::2]
     assert list(second) == interleaved[1::2]
     assert all(row.priority == value / 7 for value, row in (first | second).items())
-    manifests = [CheckpointManifest.load(part) for part in sorted((tmp_path / "out").iterdir())]
+    manifests = [CheckpointManifest.load(part) for part in parts_in(tmp_path / "out")]
     assert [manifest.shard_id for manifest in manifests] == [6, 7], "ids follow those of the old servers"
     assert manifests[0].shards == manifests[1].shards
     assert manifests[0].shards is not None
@@ -450,16 +455,27 @@ def test_wrong_addresses_are_refused(parts: list[Path], tmp_path: Path, capsys: 
         check_said(capsys, message)
 
 
-def test_a_folder_that_exists_is_refused(parts: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_output_must_be_a_new_folder(parts: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "out").mkdir()
     assert reshard(parts, tmp_path / "out") == 1
-    check_said(capsys, "--out: expected a folder that does not exist, got .*/out")
+    check_said(capsys, "--out: expected a new folder in an existing one, got .*/out")
+    assert reshard(parts, tmp_path / "absent" / "out") == 1
+    check_said(capsys, "expected a new folder in an existing one, got .*/absent/out")
 
 
 def test_one_server_instead_of_one_needs_no_resharding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     alone = write_part(tmp_path / "alone", table_in(tmp_path / "tables", TableConfig("t", WHOLE, 9)), shards=None)
     assert reshard([alone], tmp_path / "new", "--to", "new:1") == 1
     check_said(capsys, "is of one server already")
+
+
+def test_the_result_can_be_resharded_again(parts: list[Path], tmp_path: Path) -> None:
+    assert reshard(parts, tmp_path / "two", "--to", "new-0:1, new-1:1") == 0
+    assert reshard(parts_in(tmp_path / "two"), tmp_path / "one", "--to", "new:1") == 0
+    assert reshard(parts_in(tmp_path / "one"), tmp_path / "three", "--to", "new:1,new:2,new:3") == 0
+    assert sum(len(live(table)) for table in restored(tmp_path / "three")) == 120
+    (table,) = restored(tmp_path / "one")
+    assert table.config == replace(PLAIN, capacity=300, whole_capacity=0, whole_shards=())
 
 
 def test_missing_parts_can_be_given_up(parts: list[Path], tmp_path: Path) -> None:
@@ -476,6 +492,7 @@ def test_a_killed_run_leaves_no_part(parts: list[Path], tmp_path: Path, place: s
         "import os, sys\nfrom replay_server.resharding import command, writing\n"
         f"writing.{place} = lambda *_: os.kill(os.getpid(), 9)\ncommand.run(sys.argv[1:])"
     )
+    (tmp_path / "new").mkdir()
     arguments = [*map(str, parts), "--out", str(tmp_path / "new" / "out"), *NEW]
     killed = subprocess.run([sys.executable, "-c", program, *arguments], check=False, capture_output=True, timeout=60)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
@@ -492,6 +509,7 @@ def test_a_full_disk_leaves_nothing(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(ChecksummedFile, "write", full)
+    (tmp_path / "new").mkdir()
     assert reshard(parts, tmp_path / "new" / "out") == 1
-    check_said(capsys, "No space left on device")
+    check_said(capsys, "--out: .*/new/out cannot be written: .* No space left on device")
     assert list((tmp_path / "new").iterdir()) == []
