@@ -6,6 +6,7 @@ of rows: row i of a shard with n rows is at the position (i + 1/2) / n. Rows at 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -14,17 +15,16 @@ from numpy.typing import NDArray
 
 
 class Piece(NamedTuple):
-    """Consecutive rows of the merged order."""
+    """Consecutive rows of the merged order, oldest first."""
 
-    ranges: Sequence[range]
-    """For each old shard, its rows in this piece, counted from its oldest row."""
-    order: NDArray[np.intp]
-    """int64[n]: the rows of all `ranges`, concatenated, from oldest to newest."""
-
-    @property
-    def shards(self) -> NDArray[np.intp]:
-        """int64[n]: the old shard of each row, from oldest to newest."""
-        return np.repeat(np.arange(len(self.ranges)), [len(rows) for rows in self.ranges])[self.order]
+    shards: NDArray[np.intp]
+    """int64[n]: the old shard of each row."""
+    rows: NDArray[np.intp]
+    """int64[n]: the number of each row in its old shard, from the oldest one on."""
+    positions: NDArray[np.float64]
+    """float64[n]: the position of each row, from 0 to 1."""
+    end: float
+    """Rows of later pieces have at least this position."""
 
 
 def pieces(sizes: Sequence[int], rows_at_once: int) -> Iterator[Piece]:
@@ -32,8 +32,12 @@ def pieces(sizes: Sequence[int], rows_at_once: int) -> Iterator[Piece]:
     count = -(-sum(sizes) // rows_at_once)
     for number in range(count):
         ranges = [range(_rows_before(size, number, count), _rows_before(size, number + 1, count)) for size in sizes]
-        positions = [(np.arange(rows.start, rows.stop) + 0.5) / size for rows, size in zip(ranges, sizes, strict=True)]
-        yield Piece(ranges, np.argsort(np.concatenate(positions), kind="stable"))
+        shards = np.repeat(np.arange(len(sizes)), [len(rows) for rows in ranges])
+        rows = np.concatenate([np.arange(rows.start, rows.stop) for rows in ranges])
+        positions = (rows + 0.5) / np.array(sizes)[shards]
+        order = np.argsort(positions, kind="stable")
+        end = (number + 1) / count if number < count - 1 else math.inf
+        yield Piece(shards[order], rows[order], positions[order], end)
 
 
 def _rows_before(size: int, number: int, count: int) -> int:

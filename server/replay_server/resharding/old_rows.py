@@ -11,7 +11,6 @@ from replay_proto.layout import column_file
 
 from replay_server.checkpoint.manifest import DamagedCheckpointError
 from replay_server.checkpoint.writing import PRIORITIES_FILE
-from replay_server.resharding.merging import Piece
 from replay_server.resharding.parts import OldTable
 from replay_server.storage.power_loss.recovery import PRIORITY_BYTES
 
@@ -50,14 +49,24 @@ class OldRows:
         """Names of the files with rows: the columns, the links, and the priorities."""
         return list(self._files)
 
-    def read(self, file: str, piece: Piece) -> NDArray[np.uint8]:
-        """Return the bytes of the rows of a piece in one of `files`, shard after shard: uint8[n, bytes of a row]."""
-        parts = zip(self._files[file], piece.ranges, strict=True)
-        return np.concatenate([values[rows.start : rows.stop] for values, rows in parts])
+    def read(self, file: str, shards: NDArray[np.intp], rows: NDArray[np.intp]) -> NDArray[np.uint8]:
+        """Copy rows of one of `files`: uint8[n, bytes of a row].
 
-    def links(self, piece: Piece) -> NDArray[np.uint64]:
-        """Return the links of the rows of a piece, uint64[n, words], from oldest to newest; see `Runs.links`."""
-        return self.read(self._links_file, piece)[piece.order].view("<u8")
+        Args:
+            file: name of the file.
+            shards: int64[n]: the old shard of each row.
+            rows: int64[n]: the number of each row in its shard, from the oldest one on.
+        """
+        parts = self._files[file]
+        values = np.empty((len(rows), parts[0].shape[1]), np.uint8)
+        for shard, part in enumerate(parts):
+            own = np.flatnonzero(shards == shard)
+            values[own] = part[rows[own]]
+        return values
+
+    def links(self, shards: NDArray[np.intp], rows: NDArray[np.intp]) -> NDArray[np.uint64]:
+        """Copy the links of rows, uint64[n, words]; see `Runs.links`, and `read` for the arguments."""
+        return self.read(self._links_file, shards, rows).view("<u8")
 
 
 def _mapped(path: Path, rows: int, row_bytes: int) -> NDArray[np.uint8]:

@@ -1,8 +1,8 @@
 """Chooses a new shard for each row of a table.
 
     placement = placement_of(rows, new_shards=5)
-    placement.sizes                                 # rows of each new shard
-    for piece, shards in placement.pieces():        # oldest first
+    placement.sizes                                 # number of rows of each new shard
+    for placed in placement.pieces():               # oldest first
         ...
 
 Rows of a plain table are dealt out in turn. In a table of steps, all rows of an episode get the same shard, so that the
@@ -12,56 +12,100 @@ same windows can be drawn.
 from __future__ import annotations
 
 import heapq
-from array import array
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from replay_server.resharding.merging import Piece, pieces
+from replay_server.resharding.episodes import Episodes
+from replay_server.resharding.merging import pieces
 from replay_server.resharding.old_rows import OldRows
-from replay_server.resharding.parts import ReshardError
 
 
-@dataclass(frozen=True)
-class Placement:
-    """The new shard of each row."""
+_WAITING = np.dtype(
+    [("old_shard", np.intp), ("row", np.intp), ("shard", np.intp), ("position", float), ("rank", np.intp)]
+)
+"""Rows until their positions are reached. If an episode may only begin at a later position than that of a row, the row
+gets that position, and the episode as its rank, which orders rows at equal positions. Other rows have the rank -1."""
+
+
+class Placed(NamedTuple):
+    """Rows, oldest first, with their new shards."""
+
+    old_shards: NDArray[np.intp]
+    """int64[n]: the old shard of each row."""
+    rows: NDArray[np.intp]
+    """int64[n]: the number of each row in its old shard."""
+    shards: NDArray[np.intp]
+    """int64[n]: the new shard of each row."""
+
+
+class Placement(ABC):
+    """The new shard of each row of a table."""
 
     rows: OldRows
+    """The rows."""
     sizes: Sequence[int]
     """Number of rows of each new shard."""
-    of_episodes: NDArray[np.intp] | None
-    """int64[episodes]: the new shard of each episode, as `_Episodes` numbers them. None for a plain table."""
 
-    def pieces(self) -> Iterator[tuple[Piece, NDArray[np.intp]]]:
-        """Yield all rows in pieces, oldest first, with the new shard of each row, int64[n]."""
-        first = 0
-        episodes = _Episodes(self.rows)
-        for piece in pieces(self.rows.sizes, self.rows.at_once):
-            if self.of_episodes is None:
-                yield piece, np.arange(first, first + len(piece.order)) % len(self.sizes)
-            else:
-                yield piece, self.of_episodes[episodes.numbers(piece)]
-            first += len(piece.order)
+    @abstractmethod
+    def pieces(self) -> Iterator[Placed]:
+        """Yield all rows in pieces, oldest first."""
 
 
 def placement_of(rows: OldRows, new_shards: int) -> Placement:
     """Choose a new shard for each row.
 
     Raises:
-        ReshardError: a stream of a table of steps has rows in several old shards.
+        ReshardError: an episode of a table of steps has rows in several old shards.
     """
-    if not rows.of_steps:
-        size = sum(rows.sizes)
-        return Placement(rows, [len(range(shard, size, new_shards)) for shard in range(new_shards)], None)
-    episodes = _Episodes(rows)
-    for piece in pieces(rows.sizes, rows.at_once):
-        episodes.numbers(piece)
-    counts = np.array(episodes.row_counts, np.int64)
-    of_episodes = _balanced(counts, new_shards)
-    sizes = np.bincount(of_episodes, weights=counts, minlength=new_shards).astype(np.int64)
-    return Placement(rows, sizes.tolist(), of_episodes)
+    return _ByEpisode(rows, new_shards) if rows.of_steps else _InTurn(rows, new_shards)
+
+
+class _InTurn(Placement):
+    """Deals out the rows of a plain table in turn."""
+
+    def __init__(self, rows: OldRows, new_shards: int) -> None:
+        self.rows = rows
+        self.sizes = [len(range(shard, sum(rows.sizes), new_shards)) for shard in range(new_shards)]
+
+    def pieces(self) -> Iterator[Placed]:
+        first = 0
+        for piece in pieces(self.rows.sizes, self.rows.at_once):
+            after = first + len(piece.rows)
+            yield Placed(piece.shards, piece.rows, np.arange(first, after) % len(self.sizes))
+            first = after
+
+
+class _ByEpisode(Placement):
+    """Keeps the rows of each episode in one shard, in a table of steps."""
+
+    def __init__(self, rows: OldRows, new_shards: int) -> None:
+        self.rows = rows
+        episodes = Episodes(rows)
+        for piece in pieces(rows.sizes, rows.at_once):
+            episodes.of_rows(piece)
+        episodes.check_whole()
+        counts = episodes.row_counts
+        self._shards = _balanced(counts, new_shards)
+        self._begins = episodes.begins(self._shards)
+        self.sizes = np.bincount(self._shards, weights=counts, minlength=new_shards).astype(np.int64).tolist()
+
+    def pieces(self) -> Iterator[Placed]:
+        episodes = Episodes(self.rows)
+        waiting = np.empty(0, _WAITING)
+        for piece in pieces(self.rows.sizes, self.rows.at_once):
+            of_rows = episodes.of_rows(piece)
+            new = np.empty(len(of_rows), _WAITING)
+            new["old_shard"], new["row"], new["shard"] = piece.shards, piece.rows, self._shards[of_rows]
+            new["position"] = np.maximum(piece.positions, self._begins[of_rows])
+            new["rank"] = np.where(new["position"] > piece.positions, of_rows, -1)
+            waiting = np.concatenate([waiting, new])
+            waiting = waiting[np.lexsort((waiting["rank"], waiting["position"]))]
+            due, waiting = np.split(waiting, [int(np.searchsorted(waiting["position"], piece.end))])
+            yield Placed(due["old_shard"], due["row"], due["shard"])
 
 
 def _balanced(counts: NDArray[np.int64], shards: int) -> NDArray[np.intp]:
@@ -76,63 +120,3 @@ def _balanced(counts: NDArray[np.int64], shards: int) -> NDArray[np.intp]:
         rows, chosen[episode] = fullness[0]
         heapq.heapreplace(fullness, (rows + int(counts[episode]), int(chosen[episode])))
     return chosen
-
-
-@dataclass
-class _Stream:
-    """The newest rows of a stream so far."""
-
-    shard: int
-    newest: int
-    """Largest number of an episode of the stream."""
-    number: int
-    """Number of that episode among all episodes of the table."""
-
-
-class _Episodes:
-    """Numbers the episodes of a table of steps as their rows appear in the merged order.
-
-    Windows depend on which rows are neighbors in their stream, so rows of two episodes must not become neighbors that
-    look like consecutive steps. Writers number the episodes of a stream in ascending order. If an episode does not have
-    the largest number in its stream so far, its rows count as part of the episode that has.
-    """
-
-    def __init__(self, rows: OldRows) -> None:
-        self.row_counts = array("q")
-        """Number of rows of each episode so far."""
-        self._rows = rows
-        self._streams: dict[int, _Stream] = {}
-
-    def numbers(self, piece: Piece) -> NDArray[np.intp]:
-        """Return the episode of each row of the next piece, int64[n]."""
-        links, shards = self._rows.links(piece), piece.shards
-        order = np.argsort(links[:, 0], kind="stable")
-        runs = np.column_stack([links[order, :2], shards[order].astype(np.uint64)])
-        is_start = np.ones(len(runs), bool)
-        is_start[1:] = (runs[1:] != runs[:-1]).any(axis=1)
-        starts = np.flatnonzero(is_start)
-        row_counts = np.diff(np.append(starts, len(runs)))
-        fields = (*runs[starts].T.tolist(), row_counts.tolist())
-        episodes = [self._number(*run) for run in zip(*fields, strict=True)]
-        numbers = np.empty(len(runs), np.intp)
-        numbers[order] = np.repeat(np.array(episodes, np.intp), row_counts)
-        return numbers
-
-    def _number(self, stream: int, episode: int, shard: int, row_count: int) -> int:
-        known = self._streams.get(stream)
-        if known is None:
-            known = self._streams[stream] = _Stream(shard, episode, self._begin())
-        elif known.shard != shard:
-            raise ReshardError(
-                f"table {self._rows.name!r}: expected each stream in one part, but stream {stream} has rows in "
-                f"{self._rows.folders[known.shard]} and {self._rows.folders[shard]}; leave one of these parts out"
-            )
-        elif episode > known.newest:
-            known.newest, known.number = episode, self._begin()
-        self.row_counts[known.number] += row_count
-        return known.number
-
-    def _begin(self) -> int:
-        """Begin another episode, and return its number."""
-        self.row_counts.append(0)
-        return len(self.row_counts) - 1

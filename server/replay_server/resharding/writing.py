@@ -130,14 +130,14 @@ def _write_rows(table: NewTable, folders: Sequence[Path]) -> list[list[FileManif
             {name: open_files.enter_context(closing(ChecksummedFile(folder / name))) for name in rows.files}
             for folder in folders
         ]
-        for piece, shards in table.placement.pieces():
+        for placed in table.placement.pieces():
             chosen = []
             for number in range(len(folders)):
-                own = piece.order[shards == number]
+                own = np.flatnonzero(placed.shards == number)
                 chosen.append(own[to_skip[number] :])
                 to_skip[number] -= len(own) - len(chosen[-1])
             for name in rows.files:
-                values = rows.read(name, piece)
+                values = rows.read(name, placed.old_shards, placed.rows)
                 for own_files, own in zip(files, chosen, strict=True):
                     own_files[name].write(values[own])
         return [[file.finish() for file in own_files.values()] for own_files in files]
