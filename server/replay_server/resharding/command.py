@@ -65,7 +65,7 @@ app = new_app(
     "replay-reshard",
     "Rewrite a checkpoint of several servers, or of one, for another number of servers, at any addresses. "
     "Give the folders of all of its parts, which `replay checkpoint list --json` shows. Rows keep their values and "
-    "priorities, but not their keys. No server has to run.",
+    "priorities, but get new keys. No server has to run.",
     default_command=reshard,
 )
 

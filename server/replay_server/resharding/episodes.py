@@ -19,7 +19,7 @@ from replay_server.resharding.parts import ReshardError
 
 
 class Episodes:
-    """Numbers episodes in the order in which they begin, as their rows appear in the merged order."""
+    """Numbers episodes as their rows appear in the merged order."""
 
     def __init__(self, rows: OldRows) -> None:
         self._rows = rows
@@ -41,7 +41,7 @@ class Episodes:
         is_start = np.ones(len(runs), bool)
         is_start[1:] = (runs[1:] != runs[:-1]).any(axis=1)
         starts = np.flatnonzero(is_start)
-        after = np.append(starts[1:], len(runs))
+        after = np.append(starts, len(runs))[1:]
         fields = (*runs[starts].T.tolist(), (after - starts).tolist(), piece.positions[order[after - 1]].tolist())
         found = [self._count(*run) for run in zip(*fields, strict=True)]
         episodes = np.empty(len(runs), np.intp)

@@ -23,12 +23,12 @@ from replay_server.resharding.episodes import Episodes
 from replay_server.resharding.merging import pieces
 from replay_server.resharding.old_rows import OldRows
 
-
 _WAITING = np.dtype(
     [("old_shard", np.intp), ("row", np.intp), ("shard", np.intp), ("position", float), ("rank", np.intp)]
 )
-"""Rows until their positions are reached. If an episode may only begin at a later position than that of a row, the row
-gets that position, and the episode as its rank, which orders rows at equal positions. Other rows have the rank -1."""
+"""Rows until their positions are reached. Ranks order rows at equal positions. If the episode of a row begins at the
+row's position or later, the row gets the position where the episode begins, and the episode as its rank; otherwise, its
+rank is -1."""
 
 
 class Placed(NamedTuple):
@@ -100,8 +100,9 @@ class _ByEpisode(Placement):
             of_rows = episodes.of_rows(piece)
             new = np.empty(len(of_rows), _WAITING)
             new["old_shard"], new["row"], new["shard"] = piece.shards, piece.rows, self._shards[of_rows]
-            new["position"] = np.maximum(piece.positions, self._begins[of_rows])
-            new["rank"] = np.where(new["position"] > piece.positions, of_rows, -1)
+            begins = self._begins[of_rows]
+            new["position"] = np.maximum(piece.positions, begins)
+            new["rank"] = np.where(begins >= piece.positions, of_rows, -1)
             waiting = np.concatenate([waiting, new])
             waiting = waiting[np.lexsort((waiting["rank"], waiting["position"]))]
             due, waiting = np.split(waiting, [int(np.searchsorted(waiting["position"], piece.end))])
