@@ -63,16 +63,28 @@ class Episodes:
         self._ends[episode] = end
         return episode
 
+    @property
+    def ranks(self) -> NDArray[np.intp]:
+        """int64[episodes]: the place of each episode when they are sorted by stream and number."""
+        ranks = np.empty(len(self._streams), np.intp)
+        ranks[self._sorted] = np.arange(len(ranks))
+        return ranks
+
+    @property
+    def _sorted(self) -> NDArray[np.intp]:
+        """int64[episodes]: the episodes, sorted by stream and number."""
+        return np.lexsort((np.array(self._numbers, np.uint64), np.array(self._streams, np.uint64)))
+
     def check_whole(self) -> None:
         """Check, when all rows have been numbered, that no episode has rows in several old shards.
 
         Raises:
             ReshardError: an episode has, or may have because its stream returns to earlier episodes.
         """
-        streams, numbers = np.array(self._streams, np.uint64), np.array(self._numbers, np.uint64)
-        order = np.lexsort((numbers, streams))
-        is_again = (streams[order[1:]] == streams[order[:-1]]) & (numbers[order[1:]] == numbers[order[:-1]])
-        for stream in [*streams[order[1:][is_again]].tolist(), *self._returning]:
+        order = self._sorted
+        streams, numbers = np.array(self._streams, np.uint64)[order], np.array(self._numbers, np.uint64)[order]
+        is_again = (streams[1:] == streams[:-1]) & (numbers[1:] == numbers[:-1])
+        for stream in [*streams[1:][is_again].tolist(), *self._returning]:
             folders = [
                 str(folder) for shard, folder in enumerate(self._rows.folders) if (stream, shard) in self._newest
             ]
@@ -86,14 +98,16 @@ class Episodes:
         """Return float64[episodes]: the smallest position of each episode's rows in its new shard.
 
         If parts were made by an earlier resharding, the episodes of a stream are in several of them, and would be mixed
-        when they are merged. So an episode begins after the end of the one before it in its stream and new shard.
+        when they are merged. So an episode begins at the end of the one before it in its stream and new shard. Of rows
+        at equal positions, those of smaller `ranks` come first.
 
         Args:
             shards: int64[episodes]: the new shard of each episode.
         """
         ends: dict[tuple[int, int], float] = {}
         begins = np.zeros(len(shards))
-        for episode, key in enumerate(zip(self._streams, shards.tolist(), strict=True)):
+        for episode in self._sorted.tolist():
+            key = (self._streams[episode], int(shards[episode]))
             begins[episode] = ends.get(key, 0.0)
             ends[key] = max(begins[episode], self._ends[episode])
         return begins

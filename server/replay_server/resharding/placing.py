@@ -27,8 +27,8 @@ _WAITING = np.dtype(
     [("old_shard", np.intp), ("row", np.intp), ("shard", np.intp), ("position", float), ("rank", np.intp)]
 )
 """Rows until their positions are reached. Ranks order rows at equal positions. If the episode of a row begins at the
-row's position or later, the row gets the position where the episode begins, and the episode as its rank; otherwise, its
-rank is -1."""
+row's position or later, the row gets the position where the episode begins, and the episode's rank; otherwise, its rank
+is -1."""
 
 
 class Placed(NamedTuple):
@@ -90,7 +90,7 @@ class _ByEpisode(Placement):
         episodes.check_whole()
         counts = episodes.row_counts
         self._shards = _balanced(counts, new_shards)
-        self._begins = episodes.begins(self._shards)
+        self._begins, self._ranks = episodes.begins(self._shards), episodes.ranks
         self.sizes = np.bincount(self._shards, weights=counts, minlength=new_shards).astype(np.int64).tolist()
 
     def pieces(self) -> Iterator[Placed]:
@@ -102,7 +102,7 @@ class _ByEpisode(Placement):
             new["old_shard"], new["row"], new["shard"] = piece.shards, piece.rows, self._shards[of_rows]
             begins = self._begins[of_rows]
             new["position"] = np.maximum(piece.positions, begins)
-            new["rank"] = np.where(begins >= piece.positions, of_rows, -1)
+            new["rank"] = np.where(begins >= piece.positions, self._ranks[of_rows], -1)
             waiting = np.concatenate([waiting, new])
             waiting = waiting[np.lexsort((waiting["rank"], waiting["position"]))]
             due, waiting = np.split(waiting, [int(np.searchsorted(waiting["position"], piece.end))])

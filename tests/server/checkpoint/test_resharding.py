@@ -196,12 +196,11 @@ IN_ORDER = st.tuples(st.integers(0, 2), st.integers(1, 6), st.sampled_from(ENDS)
 @settings(max_examples=examples(10))
 @given(
     parts=st.lists(st.lists(IN_ORDER, min_size=6, max_size=14), min_size=2, max_size=2),
-    new=st.integers(2, 3),
-    again=st.integers(1, 3),
+    counts=st.lists(st.integers(1, 3), min_size=2, max_size=4).map(lambda counts: [2, *counts]),
     piece=st.integers(1, 20),
 )
 def test_a_stream_whose_episodes_are_in_several_parts_is_put_together(
-    parts: list[list[tuple[int, ...]]], new: int, again: int, piece: int
+    parts: list[list[tuple[int, ...]]], counts: list[int], piece: int
 ) -> None:
     """The first resharding spreads the episodes of each stream over the new shards."""
     runs: list[list[tuple[int, ...]]] = []
@@ -212,7 +211,9 @@ def test_a_stream_whose_episodes_are_in_several_parts_is_put_together(
             runs[-1].append((stream, episodes[stream], 2 if is_open[stream] else 0, count, end))
             episodes[stream] += end != GOES_ON
             is_open[stream] = end == GOES_ON
-    check_windows(runs, piece, new, 1 if again == new else again)
+    check_windows(
+        runs, piece, *(count for count, before in zip(counts, [0, *counts], strict=False) if (count, before) != (1, 1))
+    )
 
 
 def check_windows(parts: list[list[tuple[int, ...]]], piece: int, *counts: int) -> None:
