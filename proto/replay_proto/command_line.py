@@ -35,7 +35,12 @@ class Settings(BaseModel):
         return {name: None if _says_none(value) else value for name, value in values.items()}
 
 
-def _check_address(address: str) -> str:
+def check_address(address: str) -> str:
+    """Return an address if it is HOST:PORT.
+
+    Raises:
+        ValueError: it is not.
+    """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) <= MAX_PORT:
         raise ValueError(f"expected HOST:PORT, such as localhost:50051, got {address!r}")
@@ -49,7 +54,7 @@ def _split(value: Any) -> Any:
     return tuple(part for word in words for part in (word.split(",") if isinstance(word, str) else [word]))
 
 
-Address = Annotated[str, AfterValidator(_check_address)]
+Address = Annotated[str, AfterValidator(check_address)]
 """HOST:PORT."""
 SPLIT = BeforeValidator(_split)
 """Marks fields whose values are given as ``a,b``."""

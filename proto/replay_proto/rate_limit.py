@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from replay_proto.errors import FieldError
 from replay_proto.v1 import replay_pb2
@@ -136,6 +137,30 @@ class RateLimit:
         if not (message.samples_per_insert or message.min_diff or message.max_diff):
             return cls(message.min_size)
         return cls(message.min_size, message.samples_per_insert or None, message.min_diff, message.max_diff)
+
+
+def divided(limit: RateLimit, shards: int) -> RateLimit:
+    """Divide a table's limit equally among its shards, and return the limit of one shard.
+
+    Raises:
+        FieldError: the bounds are too narrow for so many shards.
+    """
+    return replace(
+        limit,
+        min_size=-(-limit.min_size // shards),
+        min_diff=limit.min_diff / shards,
+        max_diff=limit.max_diff / shards,
+    )
+
+
+def joined(limits: Sequence[RateLimit]) -> RateLimit:
+    """Join the limits of a table's shards into the limit of the whole table."""
+    return replace(
+        limits[0],
+        min_size=sum(limit.min_size for limit in limits),
+        min_diff=sum(limit.min_diff for limit in limits),
+        max_diff=sum(limit.max_diff for limit in limits),
+    )
 
 
 def _finite(field: str, value: float) -> float:

@@ -170,14 +170,24 @@ def stats_message(table: str = "") -> Operation[replay_pb2.StatsResponse]:
 
 
 def checkpoint(
-    tables: Iterable[str], *, series: str | None, keep: int | None, timeout_s: float | None, number: int = 0
+    tables: Iterable[str],
+    *,
+    series: str | None,
+    keep: int | None,
+    timeout_s: float | None,
+    number: int = 0,
+    shard_id: int | None = None,
 ) -> Operation[Checkpoint]:
-    """Have the server write a checkpoint. ``number`` is its number in the series; 0 stands for the next one."""
+    """Have the server write a checkpoint.
+
+    ``number`` is its number in the series; 0 stands for the next one. ``shard_id`` is the id of the server's shard.
+    """
     request = replay_pb2.CheckpointRequest(
         tables=checked_names("tables", tables),
         series=checked_text("series", series or ""),
         keep=0 if keep is None else checked_count("keep", keep),
         number=number,
+        shard_id=shard_id,
     )
     answer = yield Call("Checkpoint", request.SerializeToString(), repeat=False, timeout_s=timeout_s)
     return Checkpoint.from_proto(replay_pb2.CheckpointResponse.FromString(bytes(answer)).checkpoint)

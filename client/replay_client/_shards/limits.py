@@ -9,38 +9,13 @@ shards' masses are very unequal.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from replay_proto.rate_limit import RateLimit
 
 from replay_client.errors import ReplayError
 from replay_client.results.stats import LimiterStats
-
-
-def divided(limit: RateLimit, shards: int) -> RateLimit:
-    """Divide a table's limit equally among its shards, and return the limit of one shard.
-
-    Raises:
-        FieldError: the bounds are too narrow for so many shards.
-    """
-    return replace(
-        limit,
-        min_size=-(-limit.min_size // shards),
-        min_diff=limit.min_diff / shards,
-        max_diff=limit.max_diff / shards,
-    )
-
-
-def joined(limits: Sequence[RateLimit]) -> RateLimit:
-    """Join the limits of a table's shards into the limit of the whole table."""
-    return replace(
-        limits[0],
-        min_size=sum(limit.min_size for limit in limits),
-        min_diff=sum(limit.min_diff for limit in limits),
-        max_diff=sum(limit.max_diff for limit in limits),
-    )
 
 
 class Move(NamedTuple):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from replay_client._shards.limits import joined
+from replay_proto.rate_limit import joined
+
 from replay_client.results.description import TableDescription
 
 

@@ -17,7 +17,11 @@ from replay_client.results.checkpoints import Checkpoint
 PATIENCE_S = 3600.0
 """Time limit in seconds: large tables take a while to copy and to verify."""
 
-app = App(name="checkpoint", help="Create, list and verify checkpoints of the server's tables.")
+app = App(
+    name="checkpoint",
+    help="Create, list and verify checkpoints of the server's tables. The command `replay-reshard` rewrites a "
+    "checkpoint for another number of servers.",
+)
 
 Tables = Annotated[
     tuple[str, ...], Parameter(alias="-t", negative="", help="A table to copy; may be repeated; default: all.")

@@ -2805,6 +2805,7 @@ class CheckpointRequest(google.protobuf.message.Message):
     SERIES_FIELD_NUMBER: builtins.int
     KEEP_FIELD_NUMBER: builtins.int
     NUMBER_FIELD_NUMBER: builtins.int
+    SHARD_ID_FIELD_NUMBER: builtins.int
     series: builtins.str
     """Series of the checkpoint. The checkpoint's name is the series and a number. The rules for table names apply. Empty:
     "checkpoint", or the first of `tables` if the token is restricted to some tables. Such a token may write to a
@@ -2819,6 +2820,10 @@ class CheckpointRequest(google.protobuf.message.Message):
     """Number of the checkpoint in the series, more than the last one's; 0: the next one. Parts of a checkpoint of several
     servers have the same number.
     """
+    shard_id: builtins.int
+    """Id of this server's shard in the shard map, which a server does not know. The checkpoint keeps it, so that its parts
+    can be told apart.
+    """
     @property
     def tables(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Names of the tables; empty: all."""
@@ -2830,8 +2835,11 @@ class CheckpointRequest(google.protobuf.message.Message):
         series: builtins.str = ...,
         keep: builtins.int = ...,
         number: builtins.int = ...,
+        shard_id: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["keep", b"keep", "number", b"number", "series", b"series", "tables", b"tables"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_shard_id", b"_shard_id", "shard_id", b"shard_id"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_shard_id", b"_shard_id", "keep", b"keep", "number", b"number", "series", b"series", "shard_id", b"shard_id", "tables", b"tables"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_shard_id", b"_shard_id"]) -> typing.Literal["shard_id"] | None: ...
 
 global___CheckpointRequest = CheckpointRequest
 

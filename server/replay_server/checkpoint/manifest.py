@@ -120,6 +120,9 @@ class CheckpointManifest:
     """Sorted by name."""
     shards: ShardMap | None = None
     """The server's shard map; None if the server had none."""
+    shard_id: int | None = None
+    """Id of the server's shard. None if the server had no map, or wrote a periodic checkpoint: only clients know which
+    shard a server has."""
 
     @property
     def nbytes(self) -> int:
@@ -131,6 +134,8 @@ class CheckpointManifest:
         content: dict[str, Any] = {"taken_s": self.taken_s, "tables": [table.to_json() for table in self.tables]}
         if self.shards is not None:
             content["shards"] = self.shards.to_json()
+        if self.shard_id is not None:
+            content["shard_id"] = self.shard_id
         document = {"format_version": FORMAT_VERSION, "crc32": _checksum(content), "content": content}
         return json.dumps(document, indent=2).encode()
 
@@ -154,7 +159,10 @@ class CheckpointManifest:
                 raise ValueError("its checksum does not match its content")
             tables = [TableManifest.from_json(table) for table in content["tables"]]
             shards = ShardMap.from_json(content["shards"]) if "shards" in content else None
-            return cls(content["taken_s"], tables, shards)
+            shard_id = content.get("shard_id")
+            if shard_id is not None and not (shards and shards.has(shard_id)):
+                raise ValueError(f"it is of shard {shard_id}, which is not in its shard map")
+            return cls(content["taken_s"], tables, shards, shard_id)
         except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise DamagedCheckpointError(path, f"{type(error).__name__}: {error}") from error
 

@@ -66,7 +66,7 @@ def restore(folder: Path, tables: Path, *, checked: bool = False) -> CheckpointM
         NoSpaceError: there is not enough space.
     """
     if not (folder / MANIFEST_FILE).is_file():
-        fault = _no_checkpoint(folder)
+        fault = no_checkpoint(folder)
         raise RestoreError(f"restore: expected the directory of a checkpoint, got {str(folder)!r}, which {fault}")
     manifest = verify(folder)
     existing = [table.config.name for table in manifest.tables if (tables / table.config.name).exists()]
@@ -91,7 +91,8 @@ def restore(folder: Path, tables: Path, *, checked: bool = False) -> CheckpointM
     return manifest
 
 
-def _no_checkpoint(folder: Path) -> str:
+def no_checkpoint(folder: Path) -> str:
+    """Say why a path is not the directory of a checkpoint."""
     if folder.is_dir():
         return f"has no {MANIFEST_FILE}"
     return "is not a directory" if folder.exists() else "is missing"

@@ -105,6 +105,7 @@ class Checkpoints:
         check: Callable[[Iterable[str]], None] | None = None,
         *,
         number: int = 0,
+        shard_id: int | None = None,
         client: str = "",
     ) -> Checkpoint:
         """Write a checkpoint of some tables, or of all.
@@ -117,11 +118,12 @@ class Checkpoints:
                 administer all of them. None for the server's own checkpoints, which are also exempt from limits.
             number: number of the checkpoint in its series, which must be greater than the last checkpoint's number; 0:
                 the next number.
+            shard_id: id of this server's shard in the shard map, if the caller knows it.
             client: identity of the caller, for the log.
 
         Raises:
             RequestError: TABLE_NOT_FOUND, PERMISSION_DENIED, TOO_LARGE, NO_SPACE or SHUTTING_DOWN.
-            FieldError: for an invalid series name or number, or a negative ``keep``.
+            FieldError: for an invalid series name or number, a negative ``keep``, or an unknown shard.
             OSError: for other disk errors.
         """
         if not is_table_name(_name(series, 1)):
@@ -130,7 +132,10 @@ class Checkpoints:
             raise FieldError("keep", "at least 0", str(keep))
         if not 0 <= number <= _MOST_NUMBER:
             raise FieldError("number", f"0 to {_MOST_NUMBER}", str(number))
-        writing = asyncio.create_task(self._create(tables, series, number, keep or self._keep, check, client))
+        shards = self._catalog.shards.current
+        if shard_id is not None and not (shards and shards.has(shard_id)):
+            raise FieldError("shard_id", "a shard in the shard map of this server", str(shard_id))
+        writing = asyncio.create_task(self._create(tables, series, number, shard_id, keep or self._keep, check, client))
         # If the caller hangs up, still wait for the thread.
         return await asyncio.shield(writing)
 
@@ -139,6 +144,7 @@ class Checkpoints:
         tables: Sequence[str],
         series: str,
         number: int,
+        shard_id: int | None,
         keep: int,
         check: Callable[[Iterable[str]], None] | None,
         client: str,
@@ -157,7 +163,7 @@ class Checkpoints:
                 await asyncio.to_thread(self._check_room, series, sum(snapshot.nbytes for snapshot in snapshots))
             try:
                 with span("replay/write checkpoint"):
-                    made = await asyncio.to_thread(self._write, _name(series, number), snapshots, taken_s)
+                    made = await asyncio.to_thread(self._write, _name(series, number), snapshots, taken_s, shard_id)
             except CancelledError:
                 raise errors.shutting_down() from None
             except OSError as error:
@@ -224,11 +230,13 @@ class Checkpoints:
             raise FieldError("number", f"more than {last}, the last of series {series!r}", str(wanted))
         return wanted or last + 1
 
-    def _write(self, name: str, snapshots: Sequence[TableSnapshot], taken_s: float) -> Checkpoint:
+    def _write(self, name: str, snapshots: Sequence[TableSnapshot], taken_s: float, shard_id: int | None) -> Checkpoint:
         partial = self.folder / f"{_PARTIAL}{name}"
         try:
             partial.mkdir(mode=0o700)
-            manifest = write_checkpoint(partial, snapshots, taken_s, self._cancelled, self._catalog.shards.current)
+            manifest = write_checkpoint(
+                partial, snapshots, taken_s, self._cancelled, self._catalog.shards.current, shard_id
+            )
             final = partial.rename(self.folder / name)
             sync_path(self.folder)
         except BaseException:

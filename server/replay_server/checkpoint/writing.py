@@ -31,20 +31,23 @@ class CancelledError(Exception):
     """The checkpoint was canceled, because the server is shutting down."""
 
 
-class _ChecksummedFile:
+class ChecksummedFile:
     """A file with a checksum, written from start to end; `begin_anew` empties it."""
 
     def __init__(self, path: Path) -> None:
+        """Create the file; it must not exist."""
         self._name = path.name
         self._file = io.FileIO(path, "x", opener=partial(os.open, mode=0o600))
         self._size = self._crc32 = self._unsynced = 0
 
     def begin_anew(self) -> None:
+        """Empty the file."""
         self._file.seek(0)
         self._file.truncate()
         self._size = self._crc32 = self._unsynced = 0
 
     def write(self, values: Array) -> None:
+        """Append the bytes of an array."""
         data = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
         self._crc32 = zlib.crc32(data, self._crc32)
         while data:
@@ -61,6 +64,7 @@ class _ChecksummedFile:
         return FileManifest(self._name, self._size, self._crc32)
 
     def close(self) -> None:
+        """Close the file, complete or not."""
         self._file.close()
 
 
@@ -70,23 +74,32 @@ def write_checkpoint(
     taken_s: float,
     cancelled: threading.Event,
     shards: ShardMap | None = None,
+    shard_id: int | None = None,
 ) -> CheckpointManifest:
-    """Write and sync all files of a checkpoint in the empty directory ``folder``; ``shards`` is the server's shard map.
+    """Write and sync all files of a checkpoint in the empty directory ``folder``.
+
+    ``shards`` is the server's shard map, and ``shard_id`` the id of its shard, if known.
 
     Raises:
         OSError: if a file cannot be written, for instance because the disk is full.
         CancelledError: once ``cancelled`` is set.
     """
     manifest = CheckpointManifest(
-        taken_s, [_write_table(folder, snapshot, cancelled) for snapshot in snapshots], shards
+        taken_s, [_write_table(folder, snapshot, cancelled) for snapshot in snapshots], shards, shard_id
     )
-    _write_file(folder / MANIFEST_FILE, np.frombuffer(manifest.to_bytes(), np.uint8))
-    sync_path(folder)
+    write_manifest(folder, manifest)
     return manifest
 
 
-def _write_file(path: Path, values: Array) -> FileManifest:
-    with closing(_ChecksummedFile(path)) as file:
+def write_manifest(folder: Path, manifest: CheckpointManifest) -> None:
+    """Write and sync the manifest of the checkpoint in ``folder``, after all of its other files."""
+    write_file(folder / MANIFEST_FILE, np.frombuffer(manifest.to_bytes(), np.uint8))
+    sync_path(folder)
+
+
+def write_file(path: Path, values: Array) -> FileManifest:
+    """Write and sync a file, and return its manifest."""
+    with closing(ChecksummedFile(path)) as file:
         file.write(values)
         return file.finish()
 
@@ -95,8 +108,8 @@ def _write_table(parent: Path, snapshot: TableSnapshot, cancelled: threading.Eve
     folder = parent / snapshot.config.name
     folder.mkdir(mode=0o700)
     files = _write_columns(folder, snapshot, cancelled)
-    files.append(_write_file(folder / PRIORITIES_FILE, snapshot.priorities[snapshot.left_out :]))
-    files.append(_write_file(folder / WRITERS_FILE, snapshot.writers))
+    files.append(write_file(folder / PRIORITIES_FILE, snapshot.priorities[snapshot.left_out :]))
+    files.append(write_file(folder / WRITERS_FILE, snapshot.writers))
     sync_path(folder)
     state = snapshot.state.without_rows_below(snapshot.first_key)
     return TableManifest(snapshot.config, snapshot.uid, state, snapshot.left_out, files)
@@ -109,7 +122,7 @@ def _write_columns(folder: Path, snapshot: TableSnapshot, cancelled: threading.E
     the rows of a checkpoint must be consecutive.
     """
     rows_at_once = max(1, _CHUNK_BYTES // snapshot.config.schema.row_bytes)
-    files = [_ChecksummedFile(folder / column_file(index)) for index in range(len(snapshot.rows.copy(0, 0)))]
+    files = [ChecksummedFile(folder / column_file(index)) for index in range(len(snapshot.rows.copy(0, 0)))]
     try:
         key = snapshot.first_key
         while key < snapshot.state.inserted:

@@ -6,7 +6,6 @@ import asyncio
 import ctypes
 import logging
 import os
-import resource
 import signal
 import sys
 import threading
@@ -30,6 +29,7 @@ from replay_server.checkpoint.reading import restore
 from replay_server.checkpoint.store import Checkpoints
 from replay_server.errors import FatalError, RequestError
 from replay_server.files import trust
+from replay_server.files.many_files import allow_many_files
 from replay_server.http.snapshot import View
 from replay_server.process.garbage import collect_rarely, loading
 from replay_server.process.server import ReplayServer
@@ -58,7 +58,7 @@ def run(settings: ServerSettings) -> None:
 
     Exits with status 1 if the server cannot start, or cannot sync its tables at shutdown.
     """
-    _allow_many_files()
+    allow_many_files()  # a table needs two descriptors per file
     _tune_allocator()
     try:
         uvloop.run(serve(settings))
@@ -262,12 +262,6 @@ def _stop_with_parent(stop: asyncio.Event) -> None:
             loop.call_soon_threadsafe(stop.set)
 
     when_parent_dies(end)
-
-
-def _allow_many_files() -> None:
-    """Raise the limit on file descriptors as far as allowed, because a table needs two per file."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _tune_allocator() -> None:

@@ -85,7 +85,16 @@ class ShardMap(NamedTuple):
             Shard(each.id, each.address, names.get(each.state, ""), tuple(map(_lost_from_proto, each.lost_rows)))
             for each in message.shards
         )
-        return cls(message.uid, message.version, shards)._checked()
+        return cls(message.uid, message.version, shards).checked()
+
+    def has(self, shard_id: int) -> bool:
+        """Whether the map has a shard with this id, in any state."""
+        return any(shard.id == shard_id for shard in self.shards)
+
+    @property
+    def in_use(self) -> tuple[Shard, ...]:
+        """The shards that are neither lost nor retired."""
+        return tuple(shard for shard in self.shards if shard.state not in _GONE)
 
     def to_proto(self) -> replay_pb2.ShardMap:
         """Convert to the protobuf message."""
@@ -118,7 +127,7 @@ class ShardMap(NamedTuple):
             Shard(**{**shard, "lost_rows": tuple(_lost_from_json(lost) for lost in shard.get("lost_rows", ()))})
             for shard in stored["shards"]
         )
-        return cls(bytes.fromhex(stored["uid"]), stored["version"], shards)._checked()
+        return cls(bytes.fromhex(stored["uid"]), stored["version"], shards).checked()
 
     def check_follows(self, old: ShardMap) -> None:
         """Check that this map may replace an older one of the service.
@@ -139,7 +148,12 @@ class ShardMap(NamedTuple):
                 got = "no such shard" if new is None else f"it at {new.address}, {new.state}"
                 raise FieldError("map.shards", expected, got)
 
-    def _checked(self) -> ShardMap:
+    def checked(self) -> ShardMap:
+        """Return this map if it is valid.
+
+        Raises:
+            FieldError: names the invalid field.
+        """
         if len(self.uid) != _UID_BYTES:
             raise FieldError("map.uid", f"{_UID_BYTES} bytes", f"{len(self.uid)} bytes")
         if self.version < 1:
@@ -158,9 +172,9 @@ class ShardMap(NamedTuple):
                 raise FieldError(f"{field}.lost_rows", f"at most {_MOST_TABLES} tables", str(len(shard.lost_rows)))
             if shard.state not in _STATES:
                 raise FieldError(f"{field}.state", "active, draining, lost or retired", "another state")
-        in_use = [shard.address for shard in self.shards if shard.state not in _GONE]
-        for address in in_use:
-            if in_use.count(address) > 1:
+        addresses = [shard.address for shard in self.in_use]
+        for address in addresses:
+            if addresses.count(address) > 1:
                 raise FieldError("map.shards", "each address once", f"{address!r} twice")
         return self
 

@@ -21,10 +21,10 @@ from replay_client import (
     TableEmptyError,
     Transitions,
 )
-from replay_client._shards.limits import charges, divided, joined, move, spare_samples
+from replay_client._shards.limits import charges, move, spare_samples
 from replay_client.sync.shards.drawing.credit import Credit
 from replay_client.sync.shards.drawing.sharded_sampler import ShardedSampler
-from replay_proto.rate_limit import RateLimit
+from replay_proto.rate_limit import RateLimit, divided, joined
 
 from tests.client.shards.conftest import COLUMNS, shards_of
 from tests.client.shards.test_dropped_rows import store

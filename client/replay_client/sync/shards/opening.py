@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from replay_proto.errors import FieldError
-from replay_proto.rate_limit import RateLimit
+from replay_proto.rate_limit import RateLimit, divided
 from replay_proto.v1 import replay_pb2
 
 from replay_client._operations import server as operations
 from replay_client._operations.server import IfExists
 from replay_client._shards.dividing import check_not_queue
-from replay_client._shards.limits import divided
 from replay_client.errors import InvalidArgumentError
 from replay_client.results.description import FIFO
 from replay_client.results.shards import ShardMap

@@ -50,9 +50,14 @@ class CheckpointHandlers:
         def check(tables: Iterable[str]) -> None:
             check_series(call.caller, series, tables)
 
-        client = call.caller.identity
         made = await self._checkpoints.create(
-            list(head.tables), series, head.keep, check, number=head.number, client=client
+            list(head.tables),
+            series,
+            head.keep,
+            check,
+            number=head.number,
+            shard_id=head.shard_id if head.HasField("shard_id") else None,
+            client=call.caller.identity,
         )
         return replay_pb2.CheckpointResponse(checkpoint=describe(made)).SerializeToString()
 

@@ -40,11 +40,13 @@ def write_parts(
     numbers = [_number(each.name) for parts in listed.values() for each in parts if _is_of(each.name, series)]
     number = max(numbers, default=0) + 1
 
-    def write(link: ServerLink) -> Checkpoint:
-        call = operations.checkpoint(names, series=series, keep=keep, timeout_s=timeout_s, number=number)
+    def write(shard_id: int, link: ServerLink) -> Checkpoint:
+        call = operations.checkpoint(
+            names, series=series, keep=keep, timeout_s=timeout_s, number=number, shard_id=shard_id
+        )
         return link.connection.run(call)
 
-    return joined(_of_each(links, {shard_id: partial(write, link) for shard_id, link in links.items()}))
+    return joined(_of_each(links, {shard_id: partial(write, shard_id, link) for shard_id, link in links.items()}))
 
 
 def list_parts(links: Mapping[int, ServerLink]) -> list[Checkpoint]:

@@ -117,6 +117,8 @@ class Roster:
         shards = self._fleet.current()
         if shards is None or shards.version < self._map.version:
             return
+        if shards.uid != self._map.uid:  # other servers at these addresses, such as those of a resharded checkpoint
+            return
         if shards.version == self._map.version and not self._is_incomplete:
             return
         addresses = {shard.id: shard.address for shard in shards.in_use}
