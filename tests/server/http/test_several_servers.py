@@ -22,7 +22,7 @@ from replay_server.http.shards.channels import ASK_S
 
 from tests.support.access import Authority, tls_flags, token_entry
 from tests.support.caller import Caller
-from tests.support.deadlines import wait_until
+from tests.support.deadlines import PATIENCE_S, wait_until
 from tests.support.events import Events, basic, events
 from tests.support.http_port import FLAGS, get
 from tests.support.refusals import refused
@@ -46,7 +46,12 @@ def client(servers: list[ServerProcess]) -> Iterator[ReplayClient]:
 
 def until(stream: Events, is_so: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     """The first event about which something is so."""
-    return next(figures for figures in stream if is_so(figures))
+    deadline = time.monotonic() + PATIENCE_S
+    for figures in stream:
+        if is_so(figures):
+            return figures
+        assert time.monotonic() < deadline, figures
+    raise AssertionError("the stream has ended")
 
 
 def rows_of(figures: dict[str, Any]) -> dict[str, int]:
