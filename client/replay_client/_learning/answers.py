@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from replay_proto.schema import Column, Schema
 from replay_proto.steps import Steps
 from replay_proto.v1 import replay_pb2
 
-from replay_client._rows.buffers import ColumnBuffers
+from replay_client._rows.buffers import Blank, ColumnBuffers
 from replay_client._rows.expansion import Expansion, as_bytes
 from replay_client._rows.mapped_rows import MappedRows
 from replay_client._rows.windows import Windows
@@ -23,9 +23,6 @@ from replay_client.errors import InternalServerError
 M = TypeVar("M", replay_pb2.SampleResponse, replay_pb2.LearnResponse)
 
 _KEY_BYTES = 8
-
-Blank: TypeAlias = Callable[[int], dict[str, Array]]
-"""Returns uninitialized columns for a number of rows; see `ColumnBuffers.blank`."""
 
 
 class BatchReader:

@@ -8,9 +8,8 @@ from typing import Final
 
 from replay_proto.schema import Column
 
-from replay_client._learning.answers import Blank
 from replay_client._operations.table import TableHandle
-from replay_client._rows.buffers import JoinedBuffers
+from replay_client._rows.buffers import Blank, JoinedBuffers
 from replay_client._rows.choosing import chosen_columns
 from replay_client.draws import checked_count
 from replay_client.errors import InvalidArgumentError

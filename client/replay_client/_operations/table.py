@@ -12,8 +12,9 @@ from replay_proto.framing import Array
 from replay_proto.schema import Column
 from replay_proto.v1 import replay_pb2
 
-from replay_client._learning.answers import BatchReader, Blank, RowsReader, joined_rows
+from replay_client._learning.answers import BatchReader, RowsReader, joined_rows
 from replay_client._operations.server import describe
+from replay_client._rows.buffers import Blank
 from replay_client._rows.checks import MOST_KEYS_AT_ONCE, checked_keys, checked_priorities, checked_rows
 from replay_client._rows.choosing import chosen_columns, chosen_of_steps
 from replay_client._rows.columns import BatchOrKeys

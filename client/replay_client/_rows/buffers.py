@@ -10,10 +10,10 @@ Allocating fresh memory costs as much as copying rows into it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,9 @@ _LAYOUTS: Final = 64
 """Maximum number of layouts kept. With several servers, the number of rows from a shard differs in each batch."""
 _PAGE_BYTES: Final = 4096
 _LINE_BYTES: Final = 64
+
+Blank: TypeAlias = Callable[[int], dict[str, NDArray[Any]]]
+"""Returns uninitialized columns for a number of rows; see `ColumnBuffers.blank`."""
 
 
 class ColumnBuffers:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from replay_proto.framing import Array
 from replay_proto.v1 import replay_pb2
 
-from replay_client._learning.answers import Blank
+from replay_client._rows.buffers import Blank
 from replay_client._shards.mass import rows_by_shard, shuffled_places
 from replay_client.batch import Batch
 from replay_client.draws import DrawMode

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from replay_client._learning.answers import Blank
 from replay_client._learning.devices import check_device
 from replay_client._operations.server import describe, drop_table, inspect_table, reset_table, stats
 from replay_client._operations.table import TableHandle
+from replay_client._rows.buffers import Blank
 from replay_client._rows.choosing import chosen_columns
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._writing.writing import MAX_BLOCKS_IN_FLIGHT, WriterOptions

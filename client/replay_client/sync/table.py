@@ -26,10 +26,10 @@ from replay_proto.framing import Array
 from replay_proto.v1 import replay_pb2
 
 from replay_client._extras import check_extra
-from replay_client._learning.answers import Blank
 from replay_client._learning.devices import check_device
 from replay_client._operations.server import describe, drop_table, inspect_table, reset_table, stats
 from replay_client._operations.table import TableHandle
+from replay_client._rows.buffers import Blank
 from replay_client._rows.choosing import chosen_columns
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._transport.call import Call, Operation, run

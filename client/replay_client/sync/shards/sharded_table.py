@@ -18,9 +18,9 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from replay_client._learning.answers import Blank, joined_rows, selected_rows
+from replay_client._learning.answers import joined_rows, selected_rows
 from replay_client._operations.server import describe, get_shards, inspect_table
-from replay_client._rows.buffers import ColumnBuffers
+from replay_client._rows.buffers import Blank, ColumnBuffers
 from replay_client._rows.checks import checked_keys, checked_priorities, checked_rows
 from replay_client._rows.choosing import chosen_columns
 from replay_client._rows.columns import BatchOrKeys

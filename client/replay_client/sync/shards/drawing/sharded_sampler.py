@@ -19,11 +19,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from replay_proto.v1 import replay_pb2
 
-from replay_client._learning.answers import Blank
 from replay_client._learning.learning import UPDATES_KEPT
 from replay_client._learning.one_caller import OneCaller
 from replay_client._learning.prefetch import FEWEST, MOST, prefetching
-from replay_client._rows.buffers import ColumnBuffers
+from replay_client._rows.buffers import Blank, ColumnBuffers
 from replay_client._rows.checks import checked_keys, checked_priorities
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._shards.bundle import Bundle
