@@ -176,7 +176,7 @@ def test_a_shard_whose_storage_is_gone_is_given_up_and_replaced(connected: None,
 
 @contextmanager
 def busy_nodes(cpus: int) -> Iterator[None]:
-    """Reserve so many CPUs of each node."""
+    """Reserve so many CPUs of each node, more than half of them, with tasks that run until they are cancelled."""
     refs = [ray.remote(num_cpus=cpus)(lambda: time.sleep(600)).remote() for _ in range(3)]
     try:
         wait_until(lambda: ray.available_resources().get("CPU", 0) <= 12 - 3 * cpus, "the nodes are busy")
