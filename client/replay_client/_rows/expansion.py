@@ -67,7 +67,9 @@ def _recipes(steps: Steps) -> Iterator[tuple[str, Recipe]]:
                 yield name, _taken(derived.of, steps.schema[derived.of], layout)
             case Return():
                 assert isinstance(item, Transitions)
-                yield name, _n_step_return(derived.of, steps.schema[derived.of], item)
+                stored = steps.schema[derived.of]
+                is_sum = item.n_step > 1
+                yield name, _n_step_return(derived.of, stored, item) if is_sum else _taken(derived.of, stored, around)
             case Discount():
                 yield name, _discount(item) if isinstance(item, Transitions) else _discounts(item)
             case Mask():
@@ -79,7 +81,7 @@ def _taken(source: str, stored: Column, layout: Layout) -> Recipe:
 
     def write(windows: Windows, carried: Mapping[str, RowBytes], column: Array) -> None:
         places = windows.places(layout)
-        rows = column.reshape(-1).view(np.uint8).reshape(-1, row_bytes)
+        rows: RowBytes = np.ndarray((len(places.rows), row_bytes), np.uint8, column)
         copy_rows(carried[source], places.rows, rows)
         if places.padded is not None:
             rows[places.padded] = 0
@@ -97,10 +99,6 @@ def _first_row(source: str, before: int) -> Recipe:
 def _n_step_return(source: str, stored: Column, item: Transitions) -> Recipe:
     places = np.arange(item.n_step)[:, None]
 
-    def write_first(windows: Windows, carried: Mapping[str, RowBytes], column: Array) -> None:
-        rows = carried[source].take(windows.next_rows(1)[0], axis=0)
-        np.copyto(column, rows.view(stored.dtype).reshape(column.shape), casting="same_kind")
-
     def write(windows: Windows, carried: Mapping[str, RowBytes], column: Array) -> None:
         rows = carried[source].take(windows.next_rows(item.n_step), axis=0)
         rewards = rows.view(stored.dtype).reshape(item.n_step, len(windows), *stored.shape).astype(np.float64)
@@ -111,7 +109,7 @@ def _n_step_return(source: str, stored: Column, item: Transitions) -> Recipe:
             total = reward + item.gamma * total
         np.copyto(column, total, casting="same_kind")
 
-    return write_first if item.n_step == 1 else write
+    return write
 
 
 def _discount(item: Transitions) -> Recipe:

@@ -100,7 +100,8 @@ class Windows:
 
     @cached_property
     def _lasts(self) -> Indices:
-        return np.cumsum(self.before + self.after, dtype=np.int64) + np.arange(len(self))
+        lengths = self.before + self.after + np.int32(1)
+        return lengths.cumsum(dtype=np.int64) - 1
 
     @cached_property
     def _anchors(self) -> Indices:
@@ -160,7 +161,7 @@ class Windows:
 
     def _check(self, items: int) -> None:
         are_complete = len(self.before) == len(self.after) == len(self) == items
-        if not are_complete or int((self.before + self.after).sum()) + len(self) != len(self._rows):
+        if not are_complete or len(self) == 0 or int(self._lasts[-1]) + 1 != len(self._rows):
             raise InternalServerError(f"the server sent windows that do not match their {len(self._rows)} rows")
 
     def _placed(self, layout: Layout) -> Places:
@@ -189,8 +190,7 @@ class Windows:
         return sliding_window_view(rows, layout.stacked, axis=1)
 
     def _found(self, rows: Indices, padded: NDArray[np.bool_] | None) -> Places:
-        is_padded = padded is not None and bool(padded.any())
-        flags = np.broadcast_to(padded, rows.shape).ravel() if padded is not None and is_padded else None
+        flags = padded.repeat(rows.size // padded.size) if padded is not None and padded.any() else None
         return Places(self._rows.take(rows.ravel()), flags)
 
 
