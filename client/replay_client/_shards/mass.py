@@ -10,32 +10,35 @@ In a batch of B rows, the expected number of draws of a row is therefore B * P, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
+
 import numpy as np
 from numpy.typing import NDArray
 
 from replay_client.draws import DrawMode
 
 
-def shard_chances(masses: NDArray[np.float64], drawable: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the probability of each shard, float64[shards].
+def shard_chances(masses: Sequence[float], drawable: Sequence[int]) -> list[float]:
+    """Return the probability of each shard.
 
     It is the shard's share of the total mass. If all masses are zero, it is the share of the drawable rows, because a
     single table then draws uniformly.
 
     Args:
-        masses: float64[shards]: mass of each shard.
-        drawable: int64[shards]: drawable rows of each shard; not all zero.
+        masses: mass of each shard.
+        drawable: drawable rows of each shard; not all zero.
     """
-    weights = np.where(drawable > 0, masses, 0.0)
-    total = weights.sum()
+    # Lists, because NumPy would take longer for so few numbers.
+    weights = [mass if rows else 0.0 for mass, rows in zip(masses, drawable, strict=True)]
+    total = sum(weights)
     if total <= 0.0:
-        weights, total = drawable.astype(np.float64), float(drawable.sum())
-    chances: NDArray[np.float64] = weights / total
-    return chances
+        weights, total = [float(rows) for rows in drawable], float(sum(drawable))
+    return [weight / total for weight in weights]
 
 
 def rows_by_shard(
-    chances: NDArray[np.float64], batch_size: int, mode: DrawMode, random: np.random.Generator, *, batches: int = 1
+    chances: Sequence[float], batch_size: int, mode: DrawMode, random: np.random.Generator, *, batches: int = 1
 ) -> NDArray[np.int64]:
     """Choose how many rows of each batch to draw in each shard, int64[batches, shards].
 
@@ -46,10 +49,10 @@ def rows_by_shard(
     if mode == "independent":
         return random.multinomial(batch_size, chances, size=batches)
     # A part of the line that lies in one shard needs no point. In a part with a boundary between two shards, the point
-    # may lie on either side of it. Loops, because NumPy would take longer for so few numbers.
-    ends = np.cumsum(chances)
-    ends[int(np.flatnonzero(chances)[-1]) :] = 1.0  # their sum may round to less
-    boundaries = [divmod(end * batch_size, 1.0) for end in ends[:-1].tolist()]
+    # may lie on either side of it.
+    last = max(shard for shard, chance in enumerate(chances) if chance)
+    ends = [*accumulate(chances[:last]), *[1.0] * (len(chances) - last)]  # the sum of all chances may round to less
+    boundaries = [divmod(end * batch_size, 1.0) for end in ends[:-1]]
     counts: list[list[int]] = []
     for points in random.random((batches, len(boundaries))).tolist():
         counts.append([])
@@ -67,7 +70,8 @@ def shuffled_places(counts: NDArray[np.int64], random: np.random.Generator) -> N
     """Choose the places of each batch's rows among the rows of all batches, intp[batches, batch_size].
 
     The rows of all batches lie shard after shard. Each batch has ``counts[batch, shard]`` rows of a shard, and has all
-    its rows in random order.
+    its rows in random order. All batches have the same order of shards, because an order for each would take longer
+    than the rest of the draw.
     """
     of_shards = counts.sum(axis=0)
     places = np.arange(int(of_shards.sum()))
@@ -77,18 +81,19 @@ def shuffled_places(counts: NDArray[np.int64], random: np.random.Generator) -> N
         for shard, count in enumerate(of_batch):
             runs.append(places[starts[shard] : starts[shard] + count])
             starts[shard] += count
-    shuffled: NDArray[np.intp] = random.permuted(np.concatenate(runs).reshape(len(counts), -1), axis=1)
+    by_batch = np.concatenate(runs).reshape(len(counts), -1)
+    shuffled: NDArray[np.intp] = by_batch.take(random.permutation(by_batch.shape[1]), axis=1)
     return shuffled
 
 
 def joined_weights(probabilities: NDArray[np.float64], reference: float | None, beta: float) -> NDArray[np.float32]:
-    """Return the weights of rows of several shards, float32[n]: ``(P_ref / P) ** beta``.
+    """Return the weights of rows of several shards, float32[batches, batch_size]: ``(P_ref / P) ** beta``.
 
     Args:
-        probabilities: float64[n]: ``P`` of the rows.
-        reference: ``P_ref``, the smallest ``P`` in all shards. If None, the smallest ``P`` in the batch is used.
+        probabilities: float64[batches, batch_size]: ``P`` of the rows.
+        reference: ``P_ref``, the smallest ``P`` in all shards. If None, the smallest ``P`` in each batch is used.
         beta: the exponent (Schaul et al. 2016, section 3.4).
     """
-    smallest = probabilities.min() if reference is None else reference
+    smallest = probabilities.min(axis=-1, keepdims=True) if reference is None else reference
     weights: NDArray[np.float64] = (smallest / probabilities) ** beta
     return weights.astype(np.float32)

@@ -70,7 +70,7 @@ def _chances(parts: Sequence[Inspection]) -> Floats:
     drawable = np.array([part.rows.sum() for part in parts]).round().astype(np.int64)
     if not drawable.any():
         return np.zeros(len(parts))
-    return shard_chances(np.array([part.total_mass for part in parts]), drawable)
+    return np.array(shard_chances([part.total_mass for part in parts], drawable.tolist()))
 
 
 def _by_rank(parts: Sequence[Inspection], chances: Floats) -> tuple[NDArray[np.int64], Floats, Floats]:

@@ -138,7 +138,7 @@ class Step:
     def _divided(self, row_count: int, random: np.random.Generator, batches: int = 1) -> NDArray[np.int64]:
         """Divide the rows of each batch among the shards, int64[batches, shards]."""
         mode: DrawMode = "independent" if self.draw.draw_mode == replay_pb2.DRAW_MODE_INDEPENDENT else "stratified"
-        return rows_by_shard(np.array(list(self.chances.values())), row_count, mode, random, batches=batches)
+        return rows_by_shard(list(self.chances.values()), row_count, mode, random, batches=batches)
 
     def _expect(self, start: int, counts: NDArray[np.int64]) -> list[RowRequest]:
         """Expect ``counts[shard]`` rows of each shard, from the place ``start``."""

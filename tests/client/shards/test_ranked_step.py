@@ -80,8 +80,8 @@ def draw(shards: list[SortedShard], rows: int, alpha: float, chances: dict[int, 
 
 
 def chances_of(shards: list[SortedShard]) -> dict[int, float]:
-    masses = np.array([shard.state.total_mass for shard in shards])
-    return dict(enumerate(shard_chances(masses, np.ones(len(shards), np.int64)).tolist()))
+    masses = [shard.state.total_mass for shard in shards]
+    return dict(enumerate(shard_chances(masses, [1] * len(shards))))
 
 
 def expected_of(shards: list[SortedShard], alpha: float) -> dict[tuple[int, int], float]:

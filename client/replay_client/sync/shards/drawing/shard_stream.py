@@ -24,17 +24,14 @@ class ShardStream(Sampler):
         super().__init__(*arguments, **options)
         self.state_at = -1e9
         """When the latest state arrived, on the clock `time.monotonic`."""
+        self.is_near = self._learning.is_near
+        """Whether the server is on this host, and the stream copies rows from its files."""
         self._steps = memory.steps
 
     @property
     def state(self) -> replay_pb2.TableState:
         """The latest state of the table."""
         return self._learning.state or replay_pb2.TableState()
-
-    @property
-    def is_near(self) -> bool:
-        """Whether the server is on this host, and the stream copies rows from its files."""
-        return self._learning.is_near
 
     @property
     def has_kept(self) -> bool:

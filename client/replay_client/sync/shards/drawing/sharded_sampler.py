@@ -13,6 +13,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -58,6 +59,10 @@ _MOST_KEPT: Final = 64
 """Maximum number of calls of `update_priorities` whose updates wait for the next request."""
 _FEWEST_BUNDLED: Final = 8
 """Minimum `prefetch` with which one message requests several batches, unless all servers are on this host."""
+_BRIEF_S: Final = 1e-4
+"""A learner that computes for less than this between batches cannot hide the time of a reply."""
+_SMOOTHING: Final = 0.1
+"""Share of the latest step in the mean of the learner's computing time."""
 _BUNDLE_ROWS: Final = 1 << 13
 _BUNDLE_BYTES: Final = 1 << 20
 """Maximum rows and bytes of several batches in one message. Larger ones gain little."""
@@ -86,7 +91,7 @@ class ShardedSampler(Sampler):
             open_stream: opens a stream to a shard.
             draw: what to draw.
             buffers: memory for batches.
-            blank: provides the memory for batches; None: ``buffers`` does.
+            blank: provides other memory, to which batches are copied; None: they stay in ``buffers``.
             prefetch: number of batches in flight.
             reconnect_timeout_s: seconds to wait if all servers are away.
             random: chooses the shards.
@@ -99,8 +104,9 @@ class ShardedSampler(Sampler):
         self._open_stream = open_stream
         self._draw = draw
         self._buffers = buffers
-        self._blank = blank or buffers.blank
-        self._batch_bytes = draw.batch_size * sum(column.row_bytes for column in buffers.columns.values())
+        self._blank = blank
+        batch_bytes = draw.batch_size * sum(column.row_bytes for column in buffers.columns.values())
+        self._most_together = min(_BUNDLE_ROWS // draw.batch_size, _BUNDLE_BYTES // max(1, batch_bytes))
         self._reconnect_timeout_s = reconnect_timeout_s
         self._random = random
         self._is_closed = False
@@ -115,6 +121,9 @@ class ShardedSampler(Sampler):
         self._counted = [0, 0]  # updated rows and stale keys of ended streams; keys of unknown shards are stale
         self._kept: list[tuple[NDArray[np.int64], NDArray[np.float64]]] = []  # updates for the next request
         self._updates = False  # whether priorities were ever updated; if not, the token may lack that right
+        self._computing_s = 10 * _BRIEF_S  # mean time between two calls of `next()`
+        self._returned_s = time.perf_counter()  # when the last batch was returned
+        self._requested_at = 0.0  # the time on the clock `time.monotonic` when `_request` last did all its work
         self._begin()
 
     @property
@@ -181,6 +190,7 @@ class ShardedSampler(Sampler):
             ReplayError: as for `Sampler`.
         """
         with self._one_caller:
+            self._computing_s += _SMOOTHING * (time.perf_counter() - self._returned_s - self._computing_s)
             began_s = 0.0
             # A step is given up if none of its shards is left.
             while not began_s or not (self._left or self._steps):
@@ -191,7 +201,9 @@ class ShardedSampler(Sampler):
             if self._credit is not None:
                 self._settle(self._credit)
             self._prefetching.stepped(began_s, time.perf_counter())
-            return self._next_batch()
+            batch = self._next_batch()
+            self._returned_s = time.perf_counter()
+            return batch
 
     def request(self) -> None:
         """Send updates and requests for another batch, as `next()` does, but do not wait for the batch.
@@ -248,10 +260,13 @@ class ShardedSampler(Sampler):
 
     def _request(self) -> None:
         self._check_usable()
+        together, now = self._together(), time.monotonic()
+        is_due = together == 1 or self.prefetch - self.in_flight >= together
+        if not is_due and now - self._requested_at < _STATE_EVERY_S:
+            return
+        self._requested_at = now
         self._follow()
         self._welcome_back()
-        together = self._together()
-        is_due = together == 1 or self.prefetch - self.in_flight >= together
         if is_due:
             self._learn_states(self._streams)
             self._distribute()
@@ -380,11 +395,11 @@ class ShardedSampler(Sampler):
         """Return how many batches to request in one message, so that those in flight still hide the time of a reply."""
         if self._credit is not None:
             return 1  # a rate limiter allows them one by one
-        most = min(_BUNDLE_ROWS // self._draw.batch_size, _BUNDLE_BYTES // max(1, self._batch_bytes))
+        together = 1 if self.prefetch < _FEWEST_BUNDLED else self.prefetch // 2
         if all(stream.is_near for stream in self._streams.values()):
             # The servers share the learner's cores, and each message interrupts it.
-            return max(1, min(self.prefetch * 3 // 4, most))
-        return 1 if self.prefetch < _FEWEST_BUNDLED else max(1, min(self.prefetch // 2, most))
+            together = self.prefetch if self._computing_s < _BRIEF_S else self.prefetch * 3 // 4
+        return max(1, min(together, self._most_together))
 
     def _begin_step(self, batches: int) -> None:
         """Request more batches.
@@ -415,13 +430,11 @@ class ShardedSampler(Sampler):
         is_fresh = False
         while True:
             self._await_a_shard()
-            ids = list(self._streams)
-            states = [self._streams[shard_id].state for shard_id in ids]
-            drawable = np.array([state.drawable for state in states], np.int64)
-            if drawable.any():
-                masses = np.array([state.total_mass for state in states], np.float64)
-                chances = shard_chances(masses, drawable)
-                return {shard_id: float(chance) for shard_id, chance in zip(ids, chances, strict=True) if chance > 0}
+            states = [stream.state for stream in self._streams.values()]
+            drawable = [state.drawable for state in states]
+            if any(drawable):
+                chances = shard_chances([state.total_mass for state in states], drawable)
+                return {shard_id: chance for shard_id, chance in zip(self._streams, chances, strict=True) if chance > 0}
             waited_s = time.monotonic() - began
             if is_fresh and waited_s >= self._draw.wait_s:
                 if not self._draw.wait_s:
@@ -432,7 +445,7 @@ class ShardedSampler(Sampler):
             is_fresh = True
             for stream in self._streams.values():
                 stream.ask_for(None)
-            self._learn_states(ids)
+            self._learn_states(self._streams)
 
     def _await_a_shard(self) -> None:
         """Wait until a server is reachable.
@@ -550,22 +563,29 @@ class ShardedSampler(Sampler):
         """Tell each shard the largest priority in the others, because new rows get the largest of all shards."""
         if not self._updates:
             return
-        largest = {shard_id: stream.state.largest_priority for shard_id, stream in self._streams.items()}
-        for shard_id, stream in self._streams.items():
-            stream.hear(max((value for other, value in largest.items() if other != shard_id), default=0.0))
+        *_, second, largest = sorted([0.0, 0.0, *[stream.state.largest_priority for stream in self._streams.values()]])
+        for stream in self._streams.values():
+            stream.hear(second if stream.state.largest_priority == largest else largest)
 
     def _ask_idle(self, *, are_updates_sent: bool = True) -> None:
         """Send the updates that no request has carried yet, and request states that have become old."""
         now = time.monotonic()
         for stream in self._streams.values():
-            if (are_updates_sent and stream.has_kept) or (
-                not stream.is_asked and now - stream.state_at > _STATE_EVERY_S
-            ):
+            is_old = now - stream.state_at > _STATE_EVERY_S and not stream.is_asked
+            if is_old or (are_updates_sent and stream.has_kept):
                 stream.ask_for(None)
 
     def _next_batch(self) -> Batch:
         """Return the oldest batch. Its rows must have arrived."""
         if not self._left:
-            self._bundle = Bundle(self._steps.popleft(), [stream.state for stream in self._streams.values()])
+            step = self._steps.popleft()
+            states = [stream.state for stream in self._streams.values()]
+            self._bundle = Bundle(step, states, self._buffers.blank(step.places.size))
         assert self._bundle is not None
-        return self._bundle.take(self._blank(self._draw.batch_size))
+        batch = self._bundle.take()
+        if self._blank is None:
+            return batch
+        columns = self._blank(batch.batch_size)
+        for name, column in columns.items():
+            np.copyto(column, batch.columns[name])
+        return replace(batch, columns=columns)
