@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -117,6 +118,25 @@ def test_equal_draws_from_the_shards_would_be_noticed(table: Table) -> None:
             keys.append(global_keys(shard_id, batch.row_keys))
     counts = counts_of(np.concatenate(keys), exact)
     assert stats.chisquare(counts, np.array(list(exact.values())) * counts.sum()).pvalue < 1e-9
+
+
+def test_only_a_learner_that_computes_gets_batches_requested_in_advance(table: Table) -> None:
+    """One that only draws would wait for every reply anyway, so fewer messages are better."""
+    fill(table)
+    with table.sampler(32, beta=0.4, prefetch=4) as sampler:
+
+        def left_after_a_step(computing_s: float = 0.0) -> int:
+            next(sampler)
+            left = sampler.in_flight
+            time.sleep(computing_s)
+            return left
+
+        deadline = time.monotonic() + PATIENCE_S
+        while left_after_a_step():
+            assert time.monotonic() < deadline, "no message requested all batches"
+        for _ in range(30):
+            left_after_a_step(0.002)
+        assert min(left_after_a_step(0.002) for _ in range(12)) > 0
 
 
 def test_weights_of_the_whole_table_are_over_its_least_probable_row(table: Table) -> None:
