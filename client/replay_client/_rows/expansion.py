@@ -3,21 +3,21 @@
     expansion = Expansion(steps, steps.sampled)
     expansion.write(windows, carried, columns)      # `columns` are uninitialized arrays, as `steps.sampled` describes
 
-Each value is copied once, directly to its position in the batch. Positions without a row are then set to zero. Values
-are copied as bytes, because the columns of a received message are not aligned. Columns with the same layout share the
-indices of their rows.
+Most columns are copies of stored rows, and each value is copied once, directly to its position in the batch. Positions
+without a row are then set to zero. Values are copied as bytes, because the columns of a received message are not
+aligned. Columns with the same layout share the indices of their rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 from replay_proto.framing import Array
 from replay_proto.schema import Column
-from replay_proto.steps import Discount, Mask, Return, Sequences, Stack, Steps, Transitions
+from replay_proto.steps import Discount, Item, Mask, Return, Sequences, Stack, Steps, Transitions
 
 from replay_client._rows.copying import copy_rows
 from replay_client._rows.windows import Indices, Layout, Windows
@@ -25,7 +25,15 @@ from replay_client._rows.windows import Indices, Layout, Windows
 RowBytes: TypeAlias = NDArray[np.uint8]
 """uint8[n, row_bytes]: a stored column as bytes."""
 Recipe: TypeAlias = Callable[[Windows, Mapping[str, RowBytes], Array], None]
-"""Writes one column of a batch. Arguments: the windows, the stored columns by name, and the output."""
+"""Computes one column of a batch. Arguments: the windows, the stored columns by name, and the output."""
+
+
+class _Copy(NamedTuple):
+    """A column of batches with values of stored rows."""
+
+    name: str
+    source: str
+    row_bytes: int
 
 
 class Expansion:
@@ -33,6 +41,10 @@ class Expansion:
 
     def __init__(self, steps: Steps, names: Collection[str]) -> None:
         """Write the columns with these names."""
+        self._copies: dict[Layout, list[_Copy]] = {}
+        for layout, copy in _copies(steps):
+            if copy.name in names:
+                self._copies.setdefault(layout, []).append(copy)
         self._recipes: Final = {name: recipe for name, recipe in _recipes(steps) if name in names}
 
     def write(self, windows: Windows, carried: Mapping[str, RowBytes], columns: Mapping[str, Array]) -> None:
@@ -43,6 +55,13 @@ class Expansion:
             carried: stored columns by name; at least those in `Steps.carried_for`.
             columns: output arrays by name, C-contiguous ``dtype[b, *shape]``.
         """
+        for layout, copies in self._copies.items():
+            places = windows.places(layout)
+            for name, source, row_bytes in copies:
+                into: RowBytes = np.ndarray((len(places.rows), row_bytes), np.uint8, columns[name])
+                copy_rows(carried[source], places.rows, into)
+                if places.padded is not None:
+                    into[places.padded] = 0
         for name, recipe in self._recipes.items():
             recipe(windows, carried, columns[name])
 
@@ -52,41 +71,44 @@ def as_bytes(column: Array) -> RowBytes:
     return column.reshape(len(column), -1).view(np.uint8)
 
 
-def _recipes(steps: Steps) -> Iterator[tuple[str, Recipe]]:
-    item = steps.item
-    around = Layout(item.burn_in, item.length - 1) if isinstance(item, Sequences) else Layout()
+def _around(item: Item) -> Layout:
+    """Return the layout of a stored column that is sampled."""
+    return Layout(item.burn_in, item.length - 1) if isinstance(item, Sequences) else Layout()
+
+
+def _sums(item: Item) -> TypeGuard[Transitions]:
+    """Whether returns are sums of several rewards."""
+    return isinstance(item, Transitions) and item.n_step > 1
+
+
+def _copies(steps: Steps) -> Iterator[tuple[Layout, _Copy]]:
+    """List the columns that are copies, each with its layout."""
+    around = _around(steps.item)
     for name, column in steps.schema.items():
-        if column.sampled:
-            yield name, _first_row(name, around.before) if column.at == "start" else _taken(name, column, around)
+        if column.sampled and column.at != "start":
+            yield around, _Copy(name, name, column.row_bytes)
+    for name, derived in steps.derived.items():
+        if isinstance(derived, Stack):
+            layout = around._replace(stacked=derived.count, repeats=derived.padding == "repeat", ahead=derived.ahead)
+            yield layout, _Copy(name, derived.of, steps.schema[derived.of].row_bytes)
+        elif isinstance(derived, Return) and not _sums(steps.item):
+            yield around, _Copy(name, derived.of, steps.schema[derived.of].row_bytes)
+
+
+def _recipes(steps: Steps) -> Iterator[tuple[str, Recipe]]:
+    """List the other columns."""
+    item, around = steps.item, _around(steps.item)
+    for name, column in steps.schema.items():
+        if column.sampled and column.at == "start":
+            yield name, _first_row(name, around.before)
     for name, derived in steps.derived.items():
         match derived:
-            case Stack():
-                layout = around._replace(
-                    stacked=derived.count, repeats=derived.padding == "repeat", ahead=derived.ahead
-                )
-                yield name, _taken(derived.of, steps.schema[derived.of], layout)
-            case Return():
-                assert isinstance(item, Transitions)
-                stored = steps.schema[derived.of]
-                is_sum = item.n_step > 1
-                yield name, _n_step_return(derived.of, stored, item) if is_sum else _taken(derived.of, stored, around)
+            case Return() if _sums(item):
+                yield name, _n_step_return(derived.of, steps.schema[derived.of], item)
             case Discount():
                 yield name, _discount(item) if isinstance(item, Transitions) else _discounts(item)
             case Mask():
                 yield name, lambda windows, _, column: np.copyto(column, _is_step(windows, around))
-
-
-def _taken(source: str, stored: Column, layout: Layout) -> Recipe:
-    row_bytes = stored.row_bytes
-
-    def write(windows: Windows, carried: Mapping[str, RowBytes], column: Array) -> None:
-        places = windows.places(layout)
-        rows: RowBytes = np.ndarray((len(places.rows), row_bytes), np.uint8, column)
-        copy_rows(carried[source], places.rows, rows)
-        if places.padded is not None:
-            rows[places.padded] = 0
-
-    return write
 
 
 def _first_row(source: str, before: int) -> Recipe:
@@ -106,7 +128,8 @@ def _n_step_return(source: str, stored: Column, item: Transitions) -> Recipe:
             rewards[places >= windows.after] = 0.0  # the last row comes after the last reward
         total = rewards[-1]
         for reward in rewards[-2::-1]:
-            total = reward + item.gamma * total
+            total *= item.gamma
+            total += reward
         np.copyto(column, total, casting="same_kind")
 
     return write

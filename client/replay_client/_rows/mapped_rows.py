@@ -70,7 +70,7 @@ class MappedRows:
 
     def are_whole(self, keys: NDArray[np.int64]) -> bool:
         """Whether no insert has overwritten any of these rows yet. If so, copies made before this call are intact."""
-        return not len(keys) or int(keys.min()) + self._slots >= int(self._header[WRITE_HORIZON])
+        return not len(keys) or int(np.minimum.reduce(keys)) + self._slots >= int(self._header[WRITE_HORIZON])
 
 
 def _mapped(path: Path, size: int) -> NDArray[np.uint8]:

@@ -76,7 +76,6 @@ class Windows:
         self._rows = rows
         self._shape = shape
         self._starts_apart = starts_apart
-        self._places: dict[Layout, Places] = {}
         self.before: NDArray[np.int32] = np.frombuffer(message.before, "<i4")
         """int32[b]: number of rows before each anchor."""
         self.after: NDArray[np.int32] = np.frombuffer(message.after, "<i4")
@@ -153,18 +152,7 @@ class Windows:
         return rows
 
     def places(self, layout: Layout) -> Places:
-        """Find the rows of the columns with this layout. Results are cached."""
-        found = self._places.get(layout)
-        if found is None:
-            found = self._places[layout] = self._placed(layout)
-        return found
-
-    def _check(self, items: int) -> None:
-        are_complete = len(self.before) == len(self.after) == len(self) == items
-        if not are_complete or len(self) == 0 or int(self._lasts[-1]) + 1 != len(self._rows):
-            raise InternalServerError(f"the server sent windows that do not match their {len(self._rows)} rows")
-
-    def _placed(self, layout: Layout) -> Places:
+        """Find the rows of the columns with this layout."""
         if self._grid is not None:
             return Places(self._in_grid(self._grid, layout).reshape(-1), None)
         base = self._lasts if layout.ahead else self._anchors
@@ -180,6 +168,11 @@ class Windows:
         rows = np.minimum(np.maximum(wanted, firsts), lasts)
         padded = (places < firsts) | (places > lasts)
         return self._found(rows, padded if layout.repeats else padded | (wanted < firsts))
+
+    def _check(self, items: int) -> None:
+        are_complete = len(self.before) == len(self.after) == len(self) == items
+        if not are_complete or len(self) == 0 or int(self._lasts[-1]) + 1 != len(self._rows):
+            raise InternalServerError(f"the server sent windows that do not match their {len(self._rows)} rows")
 
     def _in_grid(self, grid: Indices, layout: Layout) -> Indices:
         """Find the rows if all windows are whole: int64[b, positions, stacked], or int64[b, positions]."""
