@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -89,7 +89,7 @@ def start(
     try:
         keepers = [_start_keeper(service, number, each) for number in range(shards)]
         replay_map = _remote(ReplayMap, service.map, {}).remote(service)
-        wait_until_placed([keeper.report.remote() for keeper in keepers], "servers", each, placement_timeout_s)
+        _place(keepers, each, placement_timeout_s)
         _wait_until_ready(replay_map)
     except BaseException:
         stop(name)
@@ -155,6 +155,18 @@ def _access_of(replay_map: Any) -> Path | None:
 
 def _start_keeper(service: Service, number: int, resources: Mapping[str, float]) -> Any:
     return _remote(NodeKeeper, service.keeper(number), resources).remote(service, number)
+
+
+def _place(keepers: Sequence[Any], each: Mapping[str, float], timeout_s: float) -> None:
+    """Wait until all keepers are placed. Otherwise, kill those that are not, because `stop` would wait for them."""
+    reports = [keeper.report.remote() for keeper in keepers]
+    try:
+        wait_until_placed(reports, "servers", each, timeout_s)
+    except BaseException:
+        for keeper, report in zip(keepers, reports, strict=True):
+            if not ray.wait([report], timeout=0)[0]:
+                ray.kill(keeper, no_restart=True)
+        raise
 
 
 def _remote(kind: type[Any], name: str, resources: Mapping[str, float]) -> Any:
