@@ -62,7 +62,7 @@ def away_text(stats: Stats) -> Iterator[Text]:
         return
     for shard in (shard for shard in stats.shards.in_use if shard.id in stats.shards_away):
         there = f"shard {shard.id} at {printable_text(shard.address)}"
-        yield Text(f"{there} is away, or has lost its tables: its rows are not counted", "red")
+        yield Text(f"{there} is away or has lost its tables: rows not counted", "red")
     for table in stats.tables.values():
         if table.mass_away:
             share = table.mass_away / (table.mass_away + table.total_mass)
