@@ -123,7 +123,7 @@ class ShardedSampler(Sampler):
         self._updates = False  # whether priorities were ever updated; if not, the token may lack that right
         self._computing_s = 10 * _BRIEF_S  # mean time between two calls of `next()`
         self._returned_s = time.perf_counter()  # when the last batch was returned
-        self._requested_at = 0.0  # the time on the clock `time.monotonic` when `_request` last did all its work
+        self._looked_at = 0.0  # when `_request` last looked at the shards, on the clock `time.monotonic`
         self._begin()
 
     @property
@@ -262,9 +262,9 @@ class ShardedSampler(Sampler):
         self._check_usable()
         together, now = self._together(), time.monotonic()
         is_due = together == 1 or self.prefetch - self.in_flight >= together
-        if not is_due and now - self._requested_at < _STATE_EVERY_S:
+        if not is_due and now - self._looked_at < _STATE_EVERY_S:
             return
-        self._requested_at = now
+        self._looked_at = now
         self._follow()
         self._welcome_back()
         if is_due:
