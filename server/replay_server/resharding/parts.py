@@ -116,7 +116,7 @@ def read_parts(folders: Sequence[Path], *, partial: bool) -> OldCheckpoint:
     for table in tables:
         _check_alike(table)
         if shards is not None:
-            _check_undropped(table, shards, missing=len(shards.in_use) - len(parts))
+            _check_undropped(table, shards, missing=in_use - len(parts))
     return OldCheckpoint(parts, shards, tables)
 
 
@@ -154,6 +154,10 @@ def _newest_map(parts: Sequence[Part]) -> ShardMap | None:
 
 
 def _check_complete(parts: Sequence[Part], shards: ShardMap, *, partial: bool) -> None:
+    ids = [shard.id for shard in shards.in_use]
+    for part in parts:
+        if part.manifest.shard_id not in (None, *ids):
+            raise ReshardError(f"expected parts of shards {', '.join(map(str, ids))}, got {part}, which is not in use")
     if len(parts) > len(shards.in_use):
         raise ReshardError(f"expected the parts of {len(shards.in_use)} servers, got {len(parts)}: {_names(parts)}")
     if len(parts) == len(shards.in_use) or partial:
