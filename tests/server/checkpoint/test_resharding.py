@@ -443,6 +443,10 @@ REFUSALS: Mapping[str, tuple[Callable[[list[Path]], list[Path]], str]] = {
     "a part twice": (lambda parts: [*parts[:2], parts[1]], "1/.* of shard 2 and .*1/.* of shard 2, which are one"),
     "a copy of a part": (copied, "which are one"),
     "a part of another checkpoint": (renamed, "the same name, got .*0/.* and .*2/nightly-000007 of shard 5"),
+    "parts of two checkpoints of a server": (
+        lambda parts: [*parts, shutil.copytree(parts[0], parts[0].with_name("nightly-000008"))],
+        "the same name, got .*/0/.* and .*/0/nightly-000008",
+    ),
     "a part of another service": (
         lambda parts: done(parts, changed, shards=MAP._replace(uid=b"service-uid-0002")),
         "1/.* of other servers than .*0/",
