@@ -219,9 +219,12 @@ def test_a_stream_whose_episodes_are_in_several_parts_is_put_together(
 
 
 def check_windows(parts: list[list[tuple[int, ...]]], piece: int, *counts: int) -> None:
-    """Reshard parts of a table of steps, for these numbers of servers in turn, and compare all rows each time."""
+    """Reshard parts of a table of steps, for these numbers of servers in turn, and compare all rows each time.
+
+    Parts with more than 25 rows have evicted some.
+    """
     shards = replace_shards(len(parts))
-    config = TableConfig("t", STEPS.schema, 90, steps=STEPS, whole_capacity=2000, whole_shards=shards.ids)
+    config = TableConfig("t", STEPS.schema, 25, steps=STEPS, whole_capacity=2000, whole_shards=shards.ids)
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         folder = Path(name)
         patch.setattr(old_rows, "_PIECE_BYTES", piece * 40)
