@@ -74,7 +74,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command, with the arguments of this process if none are given, and return its exit code."""
     try:
         run_app(app, arguments)
-    except FatalError as error:
+    except (FatalError, OSError) as error:
         print(f"replay-reshard: {error}", file=sys.stderr)
         return _FAILURE
     return 0

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from replay_proto.errors import FieldError
-from replay_proto.rate_limit import divided, joined
+from replay_proto.rate_limit import divided
 
 from replay_server.resharding.parts import OldTable, ReshardError
 from replay_server.storage.shard_map import MOST_ID, Shard, ShardMap
@@ -64,6 +64,7 @@ def new_shards(table: OldTable, ids: Sequence[int]) -> list[NewShard]:
             whole_capacity=whole.capacity,
             whole_shards=tuple(ids),
         )
+        of_shard.check_min_size()
         return [NewShard(replace(of_shard, whole_uid=b"" if uid is uids[0] else uids[0]), uid) for uid in uids]
     except FieldError as error:
         raise ReshardError(f"table {table.name!r} on {len(ids)} servers: {error}") from error
@@ -74,13 +75,18 @@ def _whole(old: TableConfig, in_use: int) -> TableConfig:
 
     ``min_size`` may be slightly larger: it was rounded up when it was divided.
     """
-    created_on = len(old.whole_shards) or in_use
     capacity = old.whole_capacity or old.capacity * in_use
     limit = old.rate_limit
     if limit is not None and old.whole_capacity:
-        limit = joined([limit] * created_on)
+        created_on = len(old.whole_shards) or in_use
         most = capacity if old.steps is None else old.steps.window.most_drawable(capacity)
-        limit = replace(limit, min_size=min(limit.min_size, most))
+        # Not `joined`: adding the bounds up would round more often, and they may be as narrow as possible.
+        limit = replace(
+            limit,
+            min_size=min(limit.min_size * created_on, most),
+            min_diff=limit.min_diff * created_on,
+            max_diff=limit.max_diff * created_on,
+        )
     return replace(old, capacity=capacity, rate_limit=limit, whole_capacity=0, whole_uid=b"", whole_shards=())
 
 

@@ -116,7 +116,7 @@ def read_parts(folders: Sequence[Path], *, partial: bool) -> OldCheckpoint:
     for table in tables:
         _check_alike(table)
         if shards is not None:
-            _check_undropped(table, shards, missing=len(shards.in_use) - len(parts))
+            _check_undropped(table, shards, missing=in_use - len(parts))
     return OldCheckpoint(parts, shards, tables)
 
 
@@ -127,33 +127,39 @@ def _read(folder: Path) -> Part:
 
 
 def _check_different(parts: Sequence[Part]) -> None:
-    """Check that no part was given twice, and that the parts have the same name."""
+    """Check that the parts have the same name, and that no part was given twice."""
     first, found = parts[0], dict[object, Part]()
     for part in parts:
+        if part.name != first.name:
+            raise ReshardError(
+                f"expected parts of one checkpoint, which have the same name, got {first} and {part}; if they "
+                "are of one checkpoint, give their folders the same name"
+            )
         shard_id = part.manifest.shard_id
         identities = [part.folder.resolve(), *(table.uid for table in part.manifest.tables)]
         for identity in identities if shard_id is None else [shard_id, *identities]:
             same = found.setdefault(identity, part)
             if same is not part:
                 raise ReshardError(f"expected different parts of a checkpoint, got {same} and {part}, which are one")
-        if part.name != first.name:
-            raise ReshardError(
-                f"expected parts of one checkpoint, which have the same name, got {first} and {part}; if they "
-                "are of one checkpoint, give their folders the same name"
-            )
 
 
 def _newest_map(parts: Sequence[Part]) -> ShardMap | None:
     """Return the newest shard map, after checking that all parts are of the same servers."""
-    first, maps = parts[0].manifest.shards, [part.manifest.shards for part in parts]
-    for part, shards in zip(parts, maps, strict=True):
-        if (shards and shards.uid) != (first and first.uid) or (shards is None and len(parts) > 1):
-            got = f"{part}, which is of other servers than {parts[0]}" if shards else f"{part}, which has no shard map"
-            raise ReshardError(f"expected parts of one checkpoint of several servers, got {got}")
-    return max((shards for shards in maps if shards), key=lambda shards: shards.version, default=None)
+    maps = [part.manifest.shards for part in parts if part.manifest.shards]
+    for part in parts:
+        shards, expected = part.manifest.shards, "expected parts of one checkpoint of several servers"
+        if shards is None and len(parts) > 1:
+            raise ReshardError(f"{expected}, got {part}, which has no shard map")
+        if shards and shards.uid != maps[0].uid:
+            raise ReshardError(f"{expected}, got {part}, which is of other servers than {parts[0]}")
+    return max(maps, key=lambda shards: shards.version, default=None)
 
 
 def _check_complete(parts: Sequence[Part], shards: ShardMap, *, partial: bool) -> None:
+    ids = [shard.id for shard in shards.in_use]
+    for part in parts:
+        if part.manifest.shard_id not in (None, *ids):
+            raise ReshardError(f"expected parts of shards {', '.join(map(str, ids))}, got {part}, which is not in use")
     if len(parts) > len(shards.in_use):
         raise ReshardError(f"expected the parts of {len(shards.in_use)} servers, got {len(parts)}: {_names(parts)}")
     if len(parts) == len(shards.in_use) or partial:

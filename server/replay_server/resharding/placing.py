@@ -106,7 +106,9 @@ class _ByEpisode(Placement):
             waiting = np.concatenate([waiting, new])
             waiting = waiting[np.lexsort((waiting["rank"], waiting["position"]))]
             due, waiting = np.split(waiting, [int(np.searchsorted(waiting["position"], piece.end))])
-            yield Placed(due["old_shard"], due["row"], due["shard"])
+            for first in range(0, len(due), self.rows.at_once):  # many rows may have waited for one position
+                part = due[first : first + self.rows.at_once]
+                yield Placed(part["old_shard"], part["row"], part["shard"])
 
 
 def _balanced(counts: NDArray[np.int64], shards: int) -> NDArray[np.intp]:

@@ -269,11 +269,15 @@ class TableConfig:
             whole_uid=config.whole_uid,
             whole_shards=tuple(config.whole_shards),
         )
-        read._check_min_size()
+        read.check_min_size()
         return read
 
-    def _check_min_size(self) -> None:
-        """Check that a new table can have ``min_size`` drawable rows. Earlier versions did not check this."""
+    def check_min_size(self) -> None:
+        """Check that a new table can have ``min_size`` drawable rows. Earlier versions did not check this.
+
+        Raises:
+            FieldError: it cannot.
+        """
         if self.steps is None or self.rate_limit is None:
             return
         most = self.steps.window.most_drawable(self.capacity)

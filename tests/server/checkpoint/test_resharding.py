@@ -22,7 +22,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from replay_proto.errors import FieldError
 from replay_proto.framing import Array
-from replay_proto.rate_limit import RateLimit
+from replay_proto.rate_limit import RateLimit, divided
 from replay_proto.schema import Column, Schema
 from replay_proto.steps import Next, Stack, Steps, Transitions
 from replay_server.checkpoint.manifest import CheckpointManifest
@@ -33,6 +33,8 @@ from replay_server.resharding import old_rows
 from replay_server.resharding.command import run
 from replay_server.resharding.dividing import new_states
 from replay_server.resharding.merging import pieces
+from replay_server.resharding.parts import read_parts
+from replay_server.resharding.placing import placement_of
 from replay_server.storage.runs import GOES_ON, TERMINATED
 from replay_server.storage.shard_map import Shard, ShardMap
 from replay_server.storage.table_config import TableConfig
@@ -217,9 +219,12 @@ def test_a_stream_whose_episodes_are_in_several_parts_is_put_together(
 
 
 def check_windows(parts: list[list[tuple[int, ...]]], piece: int, *counts: int) -> None:
-    """Reshard parts of a table of steps, for these numbers of servers in turn, and compare all rows each time."""
+    """Reshard parts of a table of steps, for these numbers of servers in turn, and compare all rows each time.
+
+    Parts with more than 25 rows have evicted some.
+    """
     shards = replace_shards(len(parts))
-    config = TableConfig("t", STEPS.schema, 90, steps=STEPS, whole_capacity=2000, whole_shards=shards.ids)
+    config = TableConfig("t", STEPS.schema, 25, steps=STEPS, whole_capacity=2000, whole_shards=shards.ids)
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         folder = Path(name)
         patch.setattr(old_rows, "_PIECE_BYTES", piece * 40)
@@ -242,6 +247,20 @@ def check_windows(parts: list[list[tuple[int, ...]]], piece: int, *counts: int) 
             longest = max((sum(run[3] for run in runs) for runs in parts), default=0)
             assert max(map(len, found)) - min(map(len, found)) <= longest
             folders = parts_in(out)
+
+
+def test_rows_that_wait_for_others_are_not_read_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Episode 1 of a stream is at the start of one part, but episode 0 is at the end of another."""
+    monkeypatch.setattr(old_rows, "_PIECE_BYTES", 20 * 40)
+    shards = replace_shards(2)
+    config = TableConfig("t", STEPS.schema, 90, steps=STEPS, whole_capacity=180, whole_shards=shards.ids)
+    runs = [[(11, 0, 0, 40, TERMINATED), (10, 0, 0, 5, TERMINATED)], [(0, 1, 0, 60, TERMINATED)]]
+    tables = [part_of_steps(tmp_path, number, config, runs[number]) for number in range(2)]
+    parts = [write_part(tmp_path / str(number), table, shards=shards.map) for number, table in enumerate(tables)]
+    rows = old_rows.OldRows(read_parts(parts, partial=False).tables[0])
+    read_at_once = [len(placed.rows) for placed in placement_of(rows, 1).pieces()]
+    assert sum(read_at_once) == 105
+    assert max(read_at_once) <= rows.at_once
 
 
 def together(parts: Sequence[Mapping[int, Row]]) -> dict[int, Row]:
@@ -357,6 +376,15 @@ def test_the_rate_limit_is_divided_anew(tmp_path: Path, count: int) -> None:
         assert table.config.whole_capacity == (0 if count == 1 else 300)
 
 
+def test_the_narrowest_bounds_are_the_same_on_as_many_servers(tmp_path: Path) -> None:
+    """A seventh of them is rounded, so the sum of seven is smaller."""
+    limit = divided(RateLimit(1, 1.0, -6.0, 8.0), 7)
+    config = replace(PLAIN, rate_limit=limit, whole_shards=tuple(range(7)))
+    part = write_part(tmp_path / "old", filled(tmp_path, 0, config), shards=replace_shards(7).map)
+    assert reshard([part], tmp_path / "out", "--to", new_addresses(7), "--partial") == 0
+    assert {table.config.rate_limit for table in restored(tmp_path / "out")} == {limit}
+
+
 # What is refused.
 
 
@@ -397,6 +425,10 @@ def copied(parts: list[Path]) -> list[Path]:
     return [*parts[:2], copy]
 
 
+def retired(shards: Sequence[Shard]) -> list[Shard]:
+    return [shards[0]._replace(state="retired"), *shards[1:]]
+
+
 def done(parts: list[Path], change: Callable[..., None], **fields: Any) -> list[Path]:
     change(parts[1], **fields)
     return parts
@@ -414,6 +446,10 @@ REFUSALS: Mapping[str, tuple[Callable[[list[Path]], list[Path]], str]] = {
     "a part twice": (lambda parts: [*parts[:2], parts[1]], "1/.* of shard 2 and .*1/.* of shard 2, which are one"),
     "a copy of a part": (copied, "which are one"),
     "a part of another checkpoint": (renamed, "the same name, got .*0/.* and .*2/nightly-000007 of shard 5"),
+    "parts of two checkpoints of a server": (
+        lambda parts: [*parts, shutil.copytree(parts[0], parts[0].with_name("nightly-000008"))],
+        "the same name, got .*/0/.* and .*/0/nightly-000008",
+    ),
     "a part of another service": (
         lambda parts: done(parts, changed, shards=MAP._replace(uid=b"service-uid-0002")),
         "1/.* of other servers than .*0/",
@@ -423,13 +459,21 @@ REFUSALS: Mapping[str, tuple[Callable[[list[Path]], list[Path]], str]] = {
         "1/.*, which has no shard map",
     ),
     "a part too many": (
-        lambda parts: done(parts, changed, shards=MAP._replace(version=5, shards=MAP.shards[:2])),
+        lambda parts: done(
+            [*without_ids(parts), parts[0]], changed, shards=MAP._replace(version=5, shards=MAP.shards[:2])
+        ),
         "expected the parts of 2 servers, got 3",
+    ),
+    "a part of a server that was retired": (
+        lambda parts: done(
+            parts, changed, shards=MAP._replace(version=5, shards=(*retired(MAP.shards), Shard(6, "old-6:1", "active")))
+        ),
+        "expected parts of shards 2, 5, 6, got .*0/.* of shard 0, which is not in use",
     ),
     "another config": (lambda parts: done(parts, with_config, parameters={"alpha": 0.1}), "in .*1/.*/t 0.1"),
     "an earlier table": (
         lambda parts: done(parts, with_config, whole_uid=b"dropped-table-01"),
-        "tables that were created one after the other: .*0/.*1/",
+        "tables that were created one after the other: .*/2/.*/1/",
     ),
     "a dropped table": (
         lambda parts: done(parts, changed, tables=[]),
@@ -460,6 +504,10 @@ CONFIGS = {
     "narrow bounds": (
         TableConfig("t", WHOLE, 100, rate_limit=RateLimit(1, 1.0, 0.0, 3.0)),
         "table 't' on 2 servers: error_buffer",
+    ),
+    "a min_size that no row can reach": (
+        TableConfig("t", STEPS.schema, 100, steps=STEPS, rate_limit=RateLimit(99)),
+        "table 't' on 2 servers: min_size: expected at most 49, .* got 50",
     ),
     "long windows": (TableConfig("t", STEPS.schema, 5, steps=STEPS), "table 't' on 2 servers: capacity: .* at least 4"),
 }
@@ -495,6 +543,16 @@ def test_wrong_addresses_are_refused(parts: list[Path], tmp_path: Path, capsys: 
     for addresses, message in (("new:1,new:1", "'new:1' twice"), (f"{'n' * 300}:1,new:2", "1 to 256 characters")):
         assert reshard(parts, tmp_path / "out", "--to", addresses) == 1
         check_said(capsys, message)
+
+
+def test_paths_that_cannot_be_looked_up_are_refused(
+    parts: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    too_long = tmp_path / ("n" * 300)
+    assert reshard(parts, too_long) == 1
+    check_said(capsys, "replay-reshard: .*File name too long")
+    assert reshard([*parts[:2], too_long], tmp_path / "out") == 1
+    check_said(capsys, "replay-reshard: .*File name too long")
 
 
 def test_the_output_must_be_a_new_folder(parts: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
