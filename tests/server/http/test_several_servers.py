@@ -271,6 +271,7 @@ def test_servers_with_tls_ask_each_other_with_tls(start_server: StartServer, tmp
     with events(servers[3], basic(READER), context) as stream:
         figures = stream.next()
     assert (rows_of(figures), len(figures["problems"])) == ({"t": 0}, 4)
+    assert all("its certificate is not trusted, see --tls-ca" in each for each in figures["problems"])
     assert READER not in servers[3].log()
 
 
