@@ -74,7 +74,7 @@ def merged_table_stats(
         waits=_merged_waits([wait for part in parts for wait in part.waits]),
         largest_priority=max(part.largest_priority for part in parts),
         smallest_priority=min((part.smallest_priority for part in drawable), default=0.0),
-        priorities=_mixed([(part.priorities, part.table.size) for part in parts]),
+        priorities=_mixed([(part.priorities, drawable_rows(part)) for part in parts]),
         ages_s=_mixed([(part.ages_s, part.table.size) for part in parts]),
         times_sampled=[
             replay_pb2.TimesSampled(at_least=at_least, at_most=at_most, rows=rows)
@@ -117,6 +117,11 @@ def known_lost_rows(
     known = [each for each in shard.lost_rows if each.table == name and uids & set(each.table_uids)]
     heard: list[replay_pb2.LostRows | replay_pb2.ShardReport] = [*known, *([] if report is None else [report])]
     return max(heard, key=lambda each: each.inserted).size if heard else 0
+
+
+def drawable_rows(stats: replay_pb2.TableStats) -> int:
+    """Return the number of rows that can be drawn. Only they have priorities."""
+    return stats.steps.drawable if stats.HasField("steps") else stats.table.size
 
 
 def quantiles_of(message: Iterable[replay_pb2.Quantile]) -> dict[float, float]:
