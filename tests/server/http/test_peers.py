@@ -27,13 +27,13 @@ REASONS: Mapping[bytes | grpc.StatusCode, str] = {
 }
 
 
-class Other(grpc.GenericRpcHandler):  # type: ignore[misc]
+class Other(grpc.GenericRpcHandler):
     """A server that answers all calls with the same bytes, or refuses them."""
 
     def __init__(self) -> None:
         self.answer: bytes | grpc.StatusCode = GOOD
 
-    def service(self, _call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+    def service(self, _call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes]:
         """Handle any method."""
         return grpc.unary_unary_rpc_method_handler(self._handle)
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from replay_proto.merged_stats import merged_table_stats, shards_in_use
+from replay_proto.merged_stats import merged_without_quantiles, shards_in_use
 from replay_proto.v1 import replay_pb2
 
 from replay_server.http.histograms import REFRESH_S, mixed_distributions
@@ -69,22 +69,14 @@ class ServiceView:
 
         Of several servers, only one may be left. It is asked, too, because this server may be one of the others.
         """
-        shards = self._shards()
-        before, self._peers = self._peers, {}
+        shards, peers = self._shards(), dict[int, Peer]()
         if shards is not None and len(shards.shards) > 1:
-            self._ask_all(shards, before)
-        for gone in before.values():
+            peers = {shard.id: self._peer_of(shard) for shard in shards_in_use(shards)}
+            for peer in peers.values():
+                peer.ask(self._token, shards.uid)
+        for gone in {*self._peers.values()} - {*peers.values()}:
             gone.stop()
-
-    def _ask_all(self, shards: replay_pb2.ShardMap, before: dict[int, Peer]) -> None:
-        """Ask all servers in use, and remove those from ``before`` that are still the same."""
-        for shard in shards_in_use(shards):
-            known = before.get(shard.id)
-            if known is not None and known.address == shard.address:
-                self._peers[shard.id] = before.pop(shard.id)
-            else:
-                self._peers[shard.id] = Peer(self._channels, shard.address)
-            self._peers[shard.id].ask(self._token, shards.uid)
+        self._peers = peers
 
     def stop(self) -> None:
         """Stop asking, and forget the token and what the servers have answered, but keep the history."""
@@ -134,6 +126,10 @@ class ServiceView:
         self.tables = made
         return spent_s
 
+    def _peer_of(self, shard: replay_pb2.Shard) -> Peer:
+        known = self._peers.get(shard.id)
+        return known if known is not None and known.address == shard.address else Peer(self._channels, shard.address)
+
     def _shards(self) -> replay_pb2.ShardMap | None:
         """Return the newest map that any server has or had."""
         answers = (peer.answer for peer in self._peers.values() if peer.answer is not None)
@@ -173,7 +169,7 @@ class ServiceView:
     def _whole(
         parts: dict[int, replay_pb2.TableStats], shards: replay_pb2.ShardMap, peers: dict[int, Peer]
     ) -> dict[str, Any]:
-        whole = merged_table_stats(parts, shards)
+        whole = merged_without_quantiles(parts, shards)
         figures = table_figures(whole)
         away = mass_away(whole, peers)
         sentences = [f"{100 * away:.0f} % of the mass is away"] if away else []
