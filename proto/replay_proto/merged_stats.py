@@ -62,6 +62,16 @@ def merged_table_stats(
         found: statistics of each shard by id, at least one.
         shards: all servers.
     """
+    whole = merged_without_quantiles(found, shards)
+    whole.priorities.extend(_mixed((part.priorities, drawable_rows(part)) for part in found.values()))
+    whole.ages_s.extend(_mixed((part.ages_s, part.table.size) for part in found.values()))
+    return whole
+
+
+def merged_without_quantiles(
+    found: Mapping[int, replay_pb2.TableStats], shards: replay_pb2.ShardMap
+) -> replay_pb2.TableStats:
+    """Do the same as `merged_table_stats`, but leave out the quantiles, which take longer than everything else."""
     parts = list(found.values())
     reports = newest_reports((report.shard_id, report) for part in parts for report in part.reports)
     drawable = [part for part in parts if part.priorities]
@@ -74,8 +84,6 @@ def merged_table_stats(
         waits=_merged_waits([wait for part in parts for wait in part.waits]),
         largest_priority=max(part.largest_priority for part in parts),
         smallest_priority=min((part.smallest_priority for part in drawable), default=0.0),
-        priorities=_mixed([(part.priorities, part.table.size) for part in parts]),
-        ages_s=_mixed([(part.ages_s, part.table.size) for part in parts]),
         times_sampled=[
             replay_pb2.TimesSampled(at_least=at_least, at_most=at_most, rows=rows)
             for at_least, at_most, rows in added_bars(part.times_sampled for part in parts)
@@ -117,6 +125,11 @@ def known_lost_rows(
     known = [each for each in shard.lost_rows if each.table == name and uids & set(each.table_uids)]
     heard: list[replay_pb2.LostRows | replay_pb2.ShardReport] = [*known, *([] if report is None else [report])]
     return max(heard, key=lambda each: each.inserted).size if heard else 0
+
+
+def drawable_rows(stats: replay_pb2.TableStats) -> int:
+    """Return the number of rows that can be drawn. Only they have priorities."""
+    return stats.steps.drawable if stats.HasField("steps") else stats.table.size
 
 
 def quantiles_of(message: Iterable[replay_pb2.Quantile]) -> dict[float, float]:

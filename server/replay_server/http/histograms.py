@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from replay_proto.merged_stats import quantiles_of
+from replay_proto.merged_stats import drawable_rows, quantiles_of
 from replay_proto.quantiles import Part, spread
 from replay_proto.v1 import replay_pb2
 
@@ -56,7 +56,7 @@ def distributions_of(table: Table, random: np.random.Generator) -> dict[str, Any
 
 def mixed_distributions(parts: Sequence[replay_pb2.TableStats]) -> dict[str, Any]:
     """Estimate the same histograms of a table on several servers from the quantiles of its shards."""
-    priorities: list[Part] = [(quantiles_of(part.priorities), _drawable(part)) for part in parts]
+    priorities: list[Part] = [(quantiles_of(part.priorities), drawable_rows(part)) for part in parts]
     ages_s: list[Part] = [(quantiles_of(part.ages_s), part.table.size) for part in parts]
     drawable = [part for part in parts if part.priorities]
     return _distributions(
@@ -70,10 +70,6 @@ def mixed_distributions(parts: Sequence[replay_pb2.TableStats]) -> dict[str, Any
 def short(value: float) -> float:
     """Round to six significant digits."""
     return float(f"{value:.6g}") if math.isfinite(value) else 0.0
-
-
-def _drawable(part: replay_pb2.TableStats) -> int:
-    return part.steps.drawable if part.HasField("steps") else part.table.size
 
 
 def _equal(values: NDArray[np.float64]) -> _Sample:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from replay_proto.merged_stats import drawable_rows
 from replay_proto.v1 import replay_pb2
 from replay_proto.waits import wait_sentence
 
@@ -35,7 +36,7 @@ def table_figures(stats: replay_pb2.TableStats) -> dict[str, Any]:
         "backend": stats.table.config.backend.name,
         "rows": stats.table.size,
         "capacity": stats.table.config.capacity,
-        "drawable": stats.steps.drawable if stats.HasField("steps") else stats.table.size,
+        "drawable": drawable_rows(stats),
         "inserted": stats.table.inserted,
         "drawn": stats.sampled,
         "updated": stats.updated,

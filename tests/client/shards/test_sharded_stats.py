@@ -83,6 +83,19 @@ def test_calls_that_wait_in_different_shards_add_up() -> None:
     ]
 
 
+def test_priorities_of_steps_weigh_as_much_as_the_rows_that_can_be_drawn() -> None:
+    parts = {
+        shard_id: replay_pb2.TableStats(
+            table=replay_pb2.TableDescription(size=100),
+            steps=replay_pb2.StepStats(drawable=drawable),
+            priorities=[replay_pb2.Quantile(fraction=fraction, value=value) for fraction in (0.0, 0.5, 1.0)],
+        )
+        for shard_id, (drawable, value) in enumerate(((10, 1.0), (90, 2.0)))
+    }
+    whole = merged_table_stats(parts, replay_pb2.ShardMap())
+    assert [quantile.value for quantile in whole.priorities] == [1.0, 2.0, 2.0]
+
+
 def test_quantiles_of_a_mixture_are_close_to_those_of_all_rows() -> None:
     random = np.random.default_rng(1)
     fractions = (0.0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)

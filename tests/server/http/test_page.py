@@ -18,6 +18,7 @@ from replay_client import ReplayClient
 
 from tests.support.access import token_entry
 from tests.support.caller import Caller, LearnStream, WriteStream, make_draw, make_update
+from tests.support.deadlines import wait_until
 from tests.support.events import events
 from tests.support.flow import rate_limiter
 from tests.support.http_port import FLAGS, http_port
@@ -397,6 +398,20 @@ def test_a_killed_server_is_named_until_it_is_back(
         page.wait_for_fact("rows", "600")
         assert page.page.locator("#problems li, [data-part=waits] li").count() == 0
         assert shard_lines(page)[2][2:4] == ["active", "300"]
+
+
+def test_rows_of_a_lost_server_are_counted(start_server: StartServer, open_page: OpenPage) -> None:
+    servers = start_service(start_server)
+    with ReplayClient(addresses(servers)) as client:
+        table = filled(client)
+        with table.sampler(8, beta=0.4) as sampler:
+            next(sampler)
+            servers[1].kill()  # the learner reports what it knew
+            wait_until(lambda: next(sampler) is not None and bool(client.stats().tables["t"].reports), "a report")
+        client.mark_shard(1, state="lost")
+    page = open_page(servers[0])
+    page.wait_for_fact("lost with servers", "200")
+    assert shard_lines(page)[1][2:4] == ["lost", "200"]
 
 
 def test_a_token_for_one_table_sees_the_shards_of_that_table(

@@ -271,6 +271,7 @@ def test_servers_with_tls_ask_each_other_with_tls(start_server: StartServer, tmp
     with events(servers[3], basic(READER), context) as stream:
         figures = stream.next()
     assert (rows_of(figures), len(figures["problems"])) == ({"t": 0}, 4)
+    assert all("its certificate is not trusted, see --tls-ca" in each for each in figures["problems"])
     assert READER not in servers[3].log()
 
 
@@ -309,10 +310,14 @@ def test_a_server_with_tls_sends_no_token_in_clear_text(start_server: StartServe
     assert READER.encode() not in heard[0]
 
 
-def set_map(caller: Caller, *servers: str, uid: bytes = bytes(16), version: int = 1) -> None:
-    """Store a shard map."""
+def set_map(caller: Caller, *servers: str, uid: bytes = bytes(16), version: int = 1, retired: str = "") -> None:
+    """Store the first shard map of a server."""
     shards = [
-        replay_pb2.Shard(id=id, address=address, state=replay_pb2.SHARD_STATE_ACTIVE)
+        replay_pb2.Shard(
+            id=id,
+            address=address,
+            state=replay_pb2.SHARD_STATE_RETIRED if address == retired else replay_pb2.SHARD_STATE_ACTIVE,
+        )
         for id, address in enumerate(servers)
     ]
     new = replay_pb2.ShardMap(uid=uid, version=version, shards=shards)
@@ -326,6 +331,37 @@ def test_the_newest_map_counts(servers: list[ServerProcess], call: Callable[[Ser
     with events(first) as stream:
         figures = until(stream, lambda figures: len(figures["servers"]) == 3)
     assert [each["address"] for each in figures["servers"]] == [server.address for server in servers]
+
+
+@pytest.mark.parametrize("who_knows", ["both", "the other", "itself"])
+def test_a_retired_server_shows_the_only_one_left(
+    start_server: StartServer, call: Callable[[ServerProcess], Caller], who_knows: str
+) -> None:
+    retired, left = start_server(*FLAGS), start_server(*FLAGS)
+    for server, rows, name in ((retired, 5, "itself"), (left, 7, "the other")):
+        call(server).create("t").insert(range(rows))
+        knows = who_knows in ("both", name)
+        state: dict[str, Any] = {"version": 2, "retired": retired.address} if knows else {}
+        set_map(call(server), retired.address, left.address, **state)
+    with events(retired) as stream:
+        until(stream, has_rows(7))
+        for _ in range(3):
+            figures = stream.next()
+            assert (rows_of(figures), [each["id"] for each in figures["servers"]]) == ({"t": 7}, [1])
+
+
+def test_when_no_server_answers_the_history_is_that_of_the_shard_shown(
+    start_server: StartServer, call: Callable[[ServerProcess], Caller]
+) -> None:
+    here, there = start_server(*FLAGS), start_server(*FLAGS)
+    call(there).create("gone").insert(range(3))
+    set_map(call(here), there.address, "127.0.0.1:1")
+    set_map(call(there), there.address, "127.0.0.1:1")
+    with events(here) as stream:
+        until(stream, has_rows(3, "gone"))
+        there.kill()
+        until(stream, lambda figures: len(figures["problems"]) == 2)
+        assert get(here, "/history?table=gone").status == 404
 
 
 def test_a_server_of_another_service_is_away(

@@ -121,7 +121,7 @@ class Card {
   }
 
   showFacts() {
-    const { rows, drawable, inserted, drawn, updated, stale, bytes, unsynced, failed_syncs, lost, steps } = this.figures;
+    const { rows, drawable, inserted, drawn, updated, stale, bytes, unsynced, failed_syncs, lost, steps, shards } = this.figures;
     const facts = [["rows", format.count(rows)]];
     if (drawable !== rows) facts.push(["drawable", format.count(drawable)]);
     if (steps) facts.push(["wait for later steps", format.count(steps.pending)], ["broken", format.count(steps.broken)]);
@@ -129,7 +129,7 @@ class Card {
     facts.push(["stale updates", format.count(stale)], ["reserved", format.bytes(bytes)]);
     if (unsynced) facts.push(["not synced", format.count(unsynced)]);
     if (failed_syncs) facts.push(["failed syncs", format.count(failed_syncs)]);
-    if (lost) facts.push(["lost to power losses", format.count(lost)]);
+    if (lost) facts.push([shards.length ? "lost with servers" : "lost to power losses", format.count(lost)]);
     this.part("facts").replaceChildren(
       ...facts.flatMap(([name, value]) => {
         const [term, data] = [document.createElement("dt"), document.createElement("dd")];

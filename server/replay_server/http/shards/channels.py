@@ -82,17 +82,18 @@ class Channels:
 
         Raises:
             AioRpcError: there is no answer, or the server refuses the token.
+            DecodeError: the answer is not a StatsResponse.
         """
         if self._credentials is not None and self._credentials.refresh():
             self.keep(())
-        ask = self._channel(address).unary_unary(
-            _METHOD, replay_pb2.StatsRequest.SerializeToString, replay_pb2.StatsResponse.FromString
+        # Without a deserializer, because gRPC would return None for an answer that it cannot deserialize.
+        ask: grpc.aio.UnaryUnaryMultiCallable[replay_pb2.StatsRequest, bytes] = self._channel(address).unary_unary(
+            _METHOD, replay_pb2.StatsRequest.SerializeToString
         )
         # No server of a service accepts another token, because gRPC's headers are printable ASCII.
         is_sent = token is not None and token.isascii() and token.isprintable()
         metadata = (("authorization", f"Bearer {token}"),) if is_sent else ()
-        answer: replay_pb2.StatsResponse = await ask(_REQUEST, timeout=ASK_S, metadata=metadata)
-        return answer
+        return replay_pb2.StatsResponse.FromString(await ask(_REQUEST, timeout=ASK_S, metadata=metadata))
 
     def keep(self, addresses: Collection[str]) -> None:
         """Close the connections to all other addresses, once running calls have ended."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 import grpc
+from google.protobuf.message import DecodeError
 from replay_proto.v1 import replay_pb2
 
 from replay_server.http.history import Counts, Meter
@@ -16,10 +17,13 @@ from replay_server.http.shards.channels import Channels
 
 log = logging.getLogger(__name__)
 
-_REFUSALS: Final = {
-    grpc.StatusCode.UNAUTHENTICATED: "it does not know this token",
-    grpc.StatusCode.PERMISSION_DENIED: "this token may read no table there",
+_TLS_FAILURES: Final = {
+    "certificate has expired": "its certificate has expired",
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is not trusted, see --tls-ca",
+    "Hostname Verification Check failed": "its certificate is for another name",
+    "WRONG_VERSION_NUMBER": "it does not use TLS",
 }
+"""What is wrong, by what gRPC says of it. The first match counts."""
 
 
 class Away(NamedTuple):
@@ -28,7 +32,7 @@ class Away(NamedTuple):
     reason: str
     """What is wrong, in words."""
     since_s: float
-    """When it was noticed, by the monotonic clock."""
+    """Since when it has had none, by the monotonic clock; the reason may have changed since."""
 
 
 class Peer:
@@ -75,7 +79,10 @@ class Peer:
         try:
             answer = await self._channels.stats(self.address, token)
         except grpc.aio.AioRpcError as error:
-            self._is_away(_REFUSALS.get(error.code(), "no answer"), error.details() or error.code().name)
+            self._is_away(_reason(error, token), error.details() or error.code().name)
+            return
+        except DecodeError as error:
+            self._is_away("its answer is malformed", str(error))
             return
         if answer.shards.uid != service_uid:
             other = "it belongs to another service" if answer.HasField("shards") else "it has lost its tables"
@@ -94,4 +101,13 @@ class Peer:
         self._meter.rates({})
         if self.away is None or self.away.reason != reason:
             log.warning("the live page is without the tables of %s: %s: %s", self.address, reason, details)
-            self.away = Away(reason, self._clock())
+            self.away = Away(reason, self._clock() if self.away is None else self.away.since_s)
+
+
+def _reason(error: grpc.aio.AioRpcError, token: str | None) -> str:
+    if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+        return "it requires a token" if token is None else "it does not know this token"
+    if error.code() == grpc.StatusCode.PERMISSION_DENIED:
+        return "this token may read no table there"
+    details = error.details() or ""
+    return next((reason for sign, reason in _TLS_FAILURES.items() if sign in details), "no answer")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from replay_proto.merged_stats import merged_table_stats, shards_in_use
+from replay_proto.merged_stats import merged_without_quantiles, shards_in_use
 from replay_proto.v1 import replay_pb2
 
 from replay_server.http.histograms import REFRESH_S, mixed_distributions
@@ -38,14 +38,15 @@ class ServiceView:
         self.last_open_s = time.monotonic()
         """When the last page was closed."""
         self.is_ready = False
-        """Whether there is something to show: a server has answered, all are away, or there is only one."""
+        """Whether there is something to show: a server has answered, all are away, or this one never shared tables."""
         self.tables: dict[str, str] | None = None
-        """JSON of the tables by name, sorted; None: there is only one server, or none has answered."""
+        """JSON of the tables by name, sorted; None: this server never shared tables, or no server has answered."""
         self.servers: list[dict[str, Any]] = []
-        """Figures of the servers, if there are several."""
+        """Figures of the servers in use, if this server shares tables or did."""
         self.problems: list[str] = []
         """Sentences about servers that are away."""
         self._kept = kept
+        self._newest: replay_pb2.ShardMap | None = None
         self._channels = channels
         self._token: str | None = None
         self._peers: dict[int, Peer] = {}  # by the id of the shard
@@ -64,23 +65,18 @@ class ServiceView:
         self.ask()
 
     def ask(self) -> None:
-        """Ask all servers for new figures, in the background. If there is only one server, ask nobody."""
-        shards = self._shards()
-        before, self._peers = self._peers, {}
-        if shards is not None and len(shards_in_use(shards)) > 1:
-            self._ask_all(shards, before)
-        for gone in before.values():
-            gone.stop()
+        """Ask all servers for new figures, in the background. If there has only ever been one server, ask nobody.
 
-    def _ask_all(self, shards: replay_pb2.ShardMap, before: dict[int, Peer]) -> None:
-        """Ask all servers in use, and remove those from ``before`` that are still the same."""
-        for shard in shards_in_use(shards):
-            known = before.get(shard.id)
-            if known is not None and known.address == shard.address:
-                self._peers[shard.id] = before.pop(shard.id)
-            else:
-                self._peers[shard.id] = Peer(self._channels, shard.address)
-            self._peers[shard.id].ask(self._token, shards.uid)
+        Of several servers, only one may be left. It is asked, too, because this server may be one of the others.
+        """
+        shards, peers = self._shards(), dict[int, Peer]()
+        if shards is not None and len(shards.shards) > 1:
+            peers = {shard.id: self._peer_of(shard) for shard in shards_in_use(shards)}
+            for peer in peers.values():
+                peer.ask(self._token, shards.uid)
+        for gone in {*self._peers.values()} - {*peers.values()}:
+            gone.stop()
+        self._peers = peers
 
     def stop(self) -> None:
         """Stop asking, and forget the token and what the servers have answered, but keep the history."""
@@ -110,7 +106,7 @@ class ServiceView:
         has_answers = any(peer.answer is not None for peer in peers.values())
         self.is_ready = has_answers or all(peer.away for peer in peers.values())
         if shards is None or not has_answers:
-            self.tables = None
+            self.tables, self._uids = None, {}
             return time.thread_time() - began
         parts = self._parts()
         self._record(parts)
@@ -130,11 +126,17 @@ class ServiceView:
         self.tables = made
         return spent_s
 
+    def _peer_of(self, shard: replay_pb2.Shard) -> Peer:
+        known = self._peers.get(shard.id)
+        return known if known is not None and known.address == shard.address else Peer(self._channels, shard.address)
+
     def _shards(self) -> replay_pb2.ShardMap | None:
-        """Return the newest map that any server has."""
-        own = self._kept.to_proto()
+        """Return the newest map that any server has or had."""
         answers = (peer.answer for peer in self._peers.values() if peer.answer is not None)
-        return None if own is None else max([own, *(each.shards for each in answers)], key=lambda each: each.version)
+        maps = (self._newest, self._kept.to_proto(), *(answer.shards for answer in answers))
+        known = (each for each in maps if each is not None)
+        self._newest = max(known, key=lambda each: each.version, default=None)
+        return self._newest
 
     def _parts(self) -> dict[str, dict[int, replay_pb2.TableStats]]:
         """Return the shards of each table, by name and id."""
@@ -167,7 +169,7 @@ class ServiceView:
     def _whole(
         parts: dict[int, replay_pb2.TableStats], shards: replay_pb2.ShardMap, peers: dict[int, Peer]
     ) -> dict[str, Any]:
-        whole = merged_table_stats(parts, shards)
+        whole = merged_without_quantiles(parts, shards)
         figures = table_figures(whole)
         away = mass_away(whole, peers)
         sentences = [f"{100 * away:.0f} % of the mass is away"] if away else []
