@@ -2552,7 +2552,7 @@ class TableStats(google.protobuf.message.Message):
 
     @property
     def priorities(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Quantile]:
-        """Quantiles of priority over live rows: exact up to 4096 rows, otherwise of a random sample of that size."""
+        """Quantiles of priority over drawable rows: exact up to 4096 rows, otherwise of a random sample of that size."""
 
     @property
     def ages_s(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Quantile]:
