@@ -128,7 +128,7 @@ def test_only_a_learner_that_computes_gets_batches_requested_in_advance(table: T
         def left_after_a_step(computing_s: float = 0.0) -> int:
             next(sampler)
             left = sampler.in_flight
-            time.sleep(computing_s)
+            time.sleep(computing_s)  # what the learner does, not a wait for anything
             return left
 
         deadline = time.monotonic() + PATIENCE_S
