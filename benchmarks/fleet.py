@@ -5,6 +5,8 @@
 The writers are coroutines of another process, each with its own connection. They speak the protocol directly, because
 400 clients of the library would need more than the two cores. Like the library, they send messages at the interval that
 the server asks for, from 0.1 to 1 s.
+
+The learner has a core of its own. The writers share the server's core, because real ones run on other machines.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
 import grpc.aio
@@ -40,6 +42,8 @@ SHORTEST_DELAY_S: Final = 0.1
 LONGEST_DELAY_S: Final = 1.0
 WINDOW_S: Final = 5.0
 ROUNDS: Final = 5
+_OF_SERVER, _OF_LEARNER = 0, 1
+"""Cores of the server with the writers, and of the learner."""
 _SETTLE_S: Final = 6.0
 _WRITE: Final = "/replay.v1.ReplayService/Write"
 _OWN_CONNECTION: Final = [("grpc.use_local_subchannel_pool", 1)]
@@ -99,10 +103,7 @@ class LeanWriter:
 
 
 async def run_fleet(address: str, count: int) -> None:
-    """Run writers until standard input ends.
-
-    They get the lowest CPU priority, because real writers run on other machines.
-    """
+    """Run writers until standard input ends, with the lowest CPU priority."""
     os.nice(19)
     writers = [LeanWriter(address) for _ in range(count)]
     tasks = [asyncio.create_task(writer.write_steadily(ROWS_PER_S)) for writer in writers]
@@ -118,10 +119,23 @@ async def run_fleet(address: str, count: int) -> None:
 
 
 @contextmanager
+def on_core(index: int) -> Iterator[None]:
+    """Restrict this thread, and the processes that it starts, to one of its cores inside the block."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {sorted(cores)[index]})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+@contextmanager
 def fleet(address: str, count: int = WRITERS) -> Iterator[None]:
-    """Run this many writers in another process until the block ends."""
+    """Run this many writers in another process, on the server's core, until the block ends."""
     command = [sys.executable, "-m", "benchmarks.fleet", "--write", address, str(count)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+    with on_core(_OF_SERVER):
+        process = subprocess.Popen(command, stdin=subprocess.PIPE)
+    with process:
         time.sleep(_SETTLE_S)
         yield
         assert process.stdin is not None
@@ -134,7 +148,7 @@ def step_times_us(client: ReplayClient, window_s: float) -> list[float]:
     """Return the time of each step of a learner, in microseconds, during a window of this many seconds."""
     rng = np.random.default_rng(1)
     times, end = [], time.perf_counter() + window_s
-    with client.table(CARTPOLE.name).sampler(CARTPOLE.batch_size, beta=BETA) as sampler:
+    with on_core(_OF_LEARNER), client.table(CARTPOLE.name).sampler(CARTPOLE.batch_size, beta=BETA) as sampler:
         while (began := time.perf_counter()) < end:
             batch = next(sampler)
             touch(batch)
@@ -148,7 +162,10 @@ def measure(rounds: int = ROUNDS, window_s: float = WINDOW_S) -> Section:
     alone, among, cores, rows, messages = [], [], [], [], []
     # Unlike those of a real fleet, all connections come from one host, so they share a lane.
     connections = ("--max-connections", str(WRITERS + 16))
-    with running_server(*connections) as (address, process_id), ReplayClient(address) as client:
+    with ExitStack() as stack:
+        with on_core(_OF_SERVER):
+            address, process_id = stack.enter_context(running_server(*connections))
+        client = stack.enter_context(ReplayClient(address))
         table, server = full_table(client, CARTPOLE), psutil.Process(process_id)
         step_times_us(client, 1.0)
         for _ in range(rounds):
@@ -174,7 +191,10 @@ def measure(rounds: int = ROUNDS, window_s: float = WINDOW_S) -> Section:
             ["99th percentile of a learner's step next to the fleet, us", spread(among)],
             ["ratio", spread([beside / by_itself for beside, by_itself in zip(among, alone, strict=True)])],
         ],
-        notes=[f"{rounds} rounds of {window_s:g} s each. The process of the writers shares the two cores."],
+        notes=[
+            f"{rounds} rounds of {window_s:g} s each. The learner has a core of its own; the server shares the other "
+            "core with the process of the writers."
+        ],
     )
 
 

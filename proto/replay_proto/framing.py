@@ -166,13 +166,12 @@ def column_views(
     Returns:
         Views by column name, ``dtype[n, *shape]``, writable if ``rows`` is.
     """
-    data = np.frombuffer(rows, np.uint8)
-    views, position = {}, 0
+    views: dict[str, Array] = {}
+    position = 0
     for name, column in columns.items():
         count = windows if windows is not None and column.at == "start" else row_count
-        size = column.row_bytes * count
-        views[name] = data[position : position + size].view(column.dtype).reshape(count, *column.shape)
-        position += size
+        views[name] = np.ndarray((count, *column.shape), column.dtype, buffer=rows, offset=position)
+        position += column.row_bytes * count
     return views
 
 

@@ -103,7 +103,7 @@ class Column:
                 "shape", f"a value of at most {MAX_VALUE_BYTES:,} bytes", f"{self}, {self.row_bytes:,} bytes"
             )
 
-    @property
+    @cached_property
     def row_bytes(self) -> int:
         """Bytes of one row's value."""
         return self.dtype.itemsize * math.prod(self.shape)

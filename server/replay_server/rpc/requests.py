@@ -1,4 +1,4 @@
-"""Reads requests: checks the size, then the caller's rights, and only then parses.
+"""Reads requests: checks the size, then the caller's rights, and only then parses. Short requests are parsed first.
 
 Apart from rows and arrays, protobuf parses at most `PLAIN_BYTES` of a request. So the number of rows bounds the cost of
 a request.
@@ -20,6 +20,9 @@ from replay_server.rpc.rights import Demand
 
 M = TypeVar("M", bound=Message)
 
+SHORT_BYTES: Final = 1 << 15
+"""Requests of at most this size are parsed as a whole: that is faster than finding their rows first, and parsing takes
+less than a millisecond whatever they contain."""
 MOST_FIELDS: Final = 32
 """Maximum number of fields in a message with rows, in a long message, and in each message with arrays nested in it.
 
@@ -62,6 +65,10 @@ def request_reader(message_type: type[M], demand: Demand, bounds: Bounds) -> Req
 
     def read(data: Content, caller: Caller, stream_table: str) -> Framed[M]:
         bounds.check_message(len(data))
+        # If it cannot be parsed, the caller's rights are checked before it is refused.
+        if len(data) <= SHORT_BYTES and (request := _parsed(message_type, data)) is not None:
+            demand.check(caller, request, stream_table)
+            return Framed(request, memoryview(request.rows) if has_rows else NO_ROWS)
         try:
             head, rows = split_rows(data, MOST_FIELDS) if has_rows else (bytes(data), NO_ROWS)
             if len(head) > PLAIN_BYTES:
@@ -74,6 +81,14 @@ def request_reader(message_type: type[M], demand: Demand, bounds: Bounds) -> Req
             ) from error
 
     return read
+
+
+def _parsed(message_type: type[M], data: Content) -> Any:
+    """Parse a message, and return None if that is impossible."""
+    try:
+        return message_type.FromString(bytes(data))
+    except DecodeError:
+        return None
 
 
 def _plain_bytes(described: Any, message: memoryview) -> int:

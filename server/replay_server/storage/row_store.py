@@ -30,8 +30,10 @@ _LONG_ROW_BYTES = 1 << 12
 @dataclass(frozen=True)
 class _Ring:
     file: MappedFile
+    rows: Array
+    """The column's values, dtype[slots, *shape]."""
     values: Array
-    """The column's values, dtype[slots, elements]."""
+    """The same as dtype[slots, elements]."""
     row_bytes: int
 
 
@@ -46,8 +48,9 @@ class RowStore:
         self._rings: dict[str, _Ring] = {}
         for index, (name, column) in enumerate({**schema.columns, LINK_COLUMN: link}.items()):
             file = MappedFile(folder / column_file(index), slots * column.row_bytes, create=create)
-            values = flat_rows(file.view(column.dtype, (slots, *column.shape)))
-            self._rings[name] = _Ring(file, values, column.row_bytes)
+            rows = file.view(column.dtype, (slots, *column.shape))
+            self._rings[name] = _Ring(file, rows, flat_rows(rows), column.row_bytes)
+        self._reserved_rows = 0  # in all files; the files may have more
         self.checksums: RowChecksums | None = None
         """Checksums of the rows, if any."""
         if checked:
@@ -56,6 +59,7 @@ class RowStore:
     def add_checksums(self, folder: Path, *, create: bool = True) -> None:
         """Add a checksum file; the caller must seal the existing rows."""
         self.checksums = RowChecksums(folder, [ring.values for ring in self._rings.values()], create=create)
+        self._reserved_rows = 0
 
     @property
     def reserved_bytes(self) -> int:
@@ -65,10 +69,13 @@ class RowStore:
     def reserve(self, first_key: int, count: int) -> None:
         """Reserve space for rows, or raise `NoSpaceError`."""
         rows = min(first_key + count, self.slots)
+        if rows <= self._reserved_rows:
+            return
         for ring in self._rings.values():
             ring.file.reserve(rows * ring.row_bytes)
         if self.checksums is not None:
             self.checksums.file.reserve(rows * CHECKSUM_BYTES)
+        self._reserved_rows = rows
 
     def write(self, first_key: int, columns: Mapping[str, Array], links: NDArray[np.uint64]) -> None:
         """Store rows under consecutive keys; their space must be reserved.
@@ -80,8 +87,8 @@ class RowStore:
         """
         start = first_key % self.slots
         for name, values in columns.items():
-            store_in_ring(self._rings[name].values, start, flat_rows(values))
-        store_in_ring(self._rings[LINK_COLUMN].values, start, links)
+            store_in_ring(self._rings[name].rows, start, values)
+        store_in_ring(self._rings[LINK_COLUMN].rows, start, links)
 
     def gather(self, keys: NDArray[np.int64], out: Mapping[str, Array]) -> None:
         """Copy the rows with these keys, int64[n], into ``out``, which has an array ``dtype[n, *shape]`` per column."""
@@ -125,7 +132,9 @@ class RowStore:
 
 def store_in_ring(ring: Array, start: int, values: Array) -> None:
     """Store ``values`` from slot ``start`` on, wrapping around at the end of the ring."""
-    before_end = min(len(ring) - start, len(values))
-    ring[start : start + before_end] = values[:before_end]
-    if before_end < len(values):
-        ring[: len(values) - before_end] = values[before_end:]
+    end, slots = start + len(values), len(ring)
+    if end <= slots:
+        ring[start:end] = values
+    else:
+        ring[start:] = values[: slots - start]
+        ring[: end - slots] = values[slots - start :]

@@ -144,7 +144,7 @@ class TableConfig:
         """Number of slots beyond the capacity. With them, rows that are being written never overlap live rows."""
         return max(_MIN_SLACK, self.capacity // _SLACK_FRACTION)
 
-    @property
+    @cached_property
     def rows_at_once(self) -> int:
         """Maximum rows per insert; the rows of an insert become live together."""
         return min(self.slack, MOST_ROWS_AT_ONCE)

@@ -41,8 +41,8 @@ from replay_server.table.updates import live_only, resolve_update
 
 FIRST_PRIORITY = 1.0
 """Priority of new rows if no live row has a priority above 0 (Schaul et al. 2016, algorithm 1, line 2)."""
-_NO_ORIGIN = np.zeros(2, np.uint64)
-"""Stream and episode of rows that were inserted without either."""
+_NO_ORIGINS = np.zeros((MOST_ROWS_AT_ONCE, 2), np.uint64)
+"""Streams and episodes of rows that were inserted without either."""
 
 
 @dataclass(frozen=True)
@@ -279,7 +279,7 @@ class Table:
         first = self.inserted
         # Never decrease it: rows left over from a failed insert must not be mistaken for valid ones.
         self._header.write_horizon = max(self.write_horizon, first + rows.count)
-        links = np.broadcast_to(_NO_ORIGIN, (rows.count, 2)) if rows.runs is None else rows.runs.links()
+        links = _NO_ORIGINS[: rows.count] if rows.runs is None else rows.runs.links()
         self.directory.rows.write(first, rows.columns, links)
         if self._checksums is not None:
             origin = 0 if stamp is None else origin_word(stamp.writer_id, stamp.sequence)
