@@ -46,7 +46,7 @@ def by_shard(
     """
     ids = shard_ids(keys).astype(np.int16)  # NumPy sorts integers of two bytes by radix, which is faster
     order = ids.argsort(kind="stable")
-    ids, local, values = ids[order], local_keys(keys)[order], values[order]
+    ids, local, values = ids.take(order), local_keys(keys).take(order), values.take(order)
     ends = [*(np.flatnonzero(ids[1:] != ids[:-1]) + 1).tolist(), len(ids)] if len(ids) else []
     start = 0
     for end in ends:

@@ -74,14 +74,12 @@ def shuffled_places(counts: NDArray[np.int64], random: np.random.Generator) -> N
     than the rest of the draw.
     """
     of_shards = counts.sum(axis=0)
-    places = np.arange(int(of_shards.sum()))
-    starts = (np.cumsum(of_shards) - of_shards).tolist()
-    runs = []
-    for of_batch in counts.tolist():
-        for shard, count in enumerate(of_batch):
-            runs.append(places[starts[shard] : starts[shard] + count])
-            starts[shard] += count
-    by_batch = np.concatenate(runs).reshape(len(counts), -1)
+    # Each run, the rows of a shard in a batch, moves as a whole: from where its shard lies to where its batch lies.
+    ends_by_shard = (of_shards.cumsum() - of_shards) + counts.cumsum(axis=0)
+    runs = counts.reshape(-1)
+    places = (ends_by_shard.reshape(-1) - runs.cumsum()).repeat(runs)
+    places += np.arange(len(places))
+    by_batch = places.reshape(len(counts), -1)
     shuffled: NDArray[np.intp] = by_batch.take(random.permutation(by_batch.shape[1]), axis=1)
     return shuffled
 
@@ -95,5 +93,6 @@ def joined_weights(probabilities: NDArray[np.float64], reference: float | None, 
         beta: the exponent (Schaul et al. 2016, section 3.4).
     """
     smallest = probabilities.min(axis=-1, keepdims=True) if reference is None else reference
-    weights: NDArray[np.float64] = (smallest / probabilities) ** beta
+    weights: NDArray[np.float64] = np.divide(smallest, probabilities)
+    weights **= beta
     return weights.astype(np.float32)

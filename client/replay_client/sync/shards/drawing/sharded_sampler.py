@@ -148,7 +148,7 @@ class ShardedSampler(Sampler):
     @property
     def in_flight(self) -> int:
         """Batches requested but not yet returned."""
-        return self._left + sum(step.batches for step in self._steps)
+        return self._left + sum([step.batches for step in self._steps])
 
     @property
     def _left(self) -> int:
@@ -417,11 +417,14 @@ class ShardedSampler(Sampler):
         self._request_rows(step, step.ask(self._random))
 
     def _request_rows(self, step: Step, requests: Iterable[RowRequest]) -> None:
+        of_shards = replay_pb2.Draw()
+        of_shards.CopyFrom(step.draw)
+        of_shards.wait_s, of_shards.beta = 0.0, 0.0  # `Bundle` computes the weights
+        of_shards.charged_apart = self._credit is not None
         for shard_id, count in requests:
             draw = replay_pb2.Draw()
-            draw.CopyFrom(step.draw)
-            draw.batch_size, draw.wait_s, draw.beta = count, 0.0, 0.0  # `Bundle` computes the weights
-            draw.charged_apart = self._credit is not None
+            draw.CopyFrom(of_shards)
+            draw.batch_size = count
             self._streams[shard_id].ask_for(draw, step)
 
     def _drawable_chances(self) -> dict[int, float]:
