@@ -35,16 +35,19 @@ class BatchReader:
         mapped: MappedRows | None,
         names: Collection[str] | None = None,
         blank: Blank | None = None,
+        *,
+        read_only: bool = False,
     ) -> None:
         """Read batches with the columns ``names``, or with all columns if it is None.
 
         ``mapped`` copies the rows that a reply omits. ``blank`` provides the memory for batches; if it is None, the
-        reader has its own.
+        reader has its own. If ``read_only``, the keys, probabilities and weights are not copied from the reply.
         """
         of_batches = schema.columns if steps is None else steps.sampled
         columns = {name: column for name, column in of_batches.items() if names is None or name in names}
         carried = Carried(columns if steps is None else steps.carried_for(columns))
         self.mapped = mapped
+        self._array = np.frombuffer if read_only else _own
         self.names = None if names is None else replay_pb2.ColumnNames(names=carried.columns)
         """The columns that requests ask replies to carry. None asks for the server's default."""
         self._carried = carried
@@ -82,7 +85,7 @@ class BatchReader:
         return self._carried.size(len(message.keys) // _KEY_BYTES)
 
     def _batch(self, message: replay_pb2.Batch, rows: memoryview) -> Batch | None:
-        keys = _own(message.keys, "<i8")
+        keys = self._array(message.keys, "<i8")
         is_copied = self._may_copy and not rows
         if self._windows is not None:
             columns = self._windows.copied(message) if is_copied else self._windows.received(message, rows)
@@ -93,8 +96,8 @@ class BatchReader:
         return Batch(
             row_keys=keys,
             columns=columns,
-            probabilities=_own(message.probabilities, "<f8"),
-            weights=_own(message.weights, "<f4"),
+            probabilities=self._array(message.probabilities, "<f8"),
+            weights=self._array(message.weights, "<f4"),
             beta=message.beta,
             size=message.size,
             drawable=message.drawable,

@@ -220,13 +220,13 @@ def checked_names(field: str, names: Iterable[str]) -> list[str]:
 
 
 def checked_text(field: str, value: str) -> str:
-    """Check that a value is a string.
+    """Check that a value is a string that UTF-8 can encode.
 
     Raises:
         InvalidArgumentError: it is not.
     """
-    if not isinstance(value, str):
-        raise InvalidArgumentError.of_field(field, "a string", repr(value))
+    if not isinstance(value, str) or any("\ud800" <= character <= "\udfff" for character in value):
+        raise InvalidArgumentError.of_field(field, "a string without surrogates", ascii(value))
     return value
 
 

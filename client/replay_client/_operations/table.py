@@ -97,9 +97,11 @@ class TableOperations:
             return chosen_columns(table.schema, columns, table.schema.masks)
         return chosen_of_steps(table.steps, columns)
 
-    def batch_reader(self, names: tuple[str, ...] | None, blank: Blank | None = None) -> BatchReader:
+    def batch_reader(
+        self, names: tuple[str, ...] | None, blank: Blank | None = None, *, read_only: bool = False
+    ) -> BatchReader:
         """Return a reader of batches with the columns `names`, in memory from ``blank``; see `BatchReader`."""
-        return self._batch_reader(names) if blank is None else self._new_batch_reader(names, blank)
+        return self._batch_reader(names) if blank is None else self._new_batch_reader(names, blank, read_only=read_only)
 
     def draw(
         self,

@@ -1,7 +1,7 @@
 """Two-level draws: first shards by their mass, then rows in each shard.
 
     chances = shard_chances(masses, drawable)                       # q
-    counts = rows_by_shard(chances, 256, "stratified", random)[0]   # n: rows to draw in each shard
+    counts = rows_by_shard(chances, 256, "stratified", random)      # n: rows to draw in each shard
     probability = chances[shard] * probability_in_shard             # P = q * p
 
 Masses may have changed since the last replies, but `P` is always the probability with which a row was actually drawn.
@@ -37,51 +37,46 @@ def shard_chances(masses: Sequence[float], drawable: Sequence[int]) -> list[floa
     return [weight / total for weight in weights]
 
 
-def rows_by_shard(
-    chances: Sequence[float], batch_size: int, mode: DrawMode, random: np.random.Generator, *, batches: int = 1
-) -> NDArray[np.int64]:
-    """Choose how many rows of each batch to draw in each shard, int64[batches, shards].
+def rows_by_shard(chances: Sequence[float], row_count: int, mode: DrawMode, random: np.random.Generator) -> list[int]:
+    """Choose how many of ``row_count`` rows to draw in each shard.
 
-    In the mode "stratified", the shards' masses lie side by side on a line, which is cut into ``batch_size`` equal
+    In the mode "stratified", the shards' masses lie side by side on a line, which is cut into ``row_count`` equal
     parts. One point is chosen in each part, as in a single table (Schaul et al. 2016, section 3.3). In the mode
     "independent", the numbers are a multinomial draw.
     """
     if mode == "independent":
-        return random.multinomial(batch_size, chances, size=batches)
+        numbers: list[int] = random.multinomial(row_count, chances).tolist()
+        return numbers
     # A part of the line that lies in one shard needs no point. In a part with a boundary between two shards, the point
     # may lie on either side of it.
     last = max(shard for shard, chance in enumerate(chances) if chance)
     ends = [*accumulate(chances[:last]), *[1.0] * (len(chances) - last)]  # the sum of all chances may round to less
-    boundaries = [divmod(end * batch_size, 1.0) for end in ends[:-1]]
-    counts: list[list[int]] = []
-    for points in random.random((batches, len(boundaries))).tolist():
-        counts.append([])
-        before, last_part, shared = 0, -1.0, 0.0
-        for (part, boundary), point in zip(boundaries, points, strict=True):
-            shared = point if part != last_part else shared  # several boundaries in the same part
-            below = int(part) + (shared < boundary)
-            counts[-1].append(below - before)
-            before, last_part = below, part
-        counts[-1].append(batch_size - before)
-    return np.array(counts, np.int64)
+    counts: list[int] = []
+    before, last_part, shared = 0, -1.0, 0.0
+    for end, point in zip(ends[:-1], random.random(len(ends) - 1).tolist(), strict=True):
+        part, boundary = divmod(end * row_count, 1.0)
+        shared = point if part != last_part else shared  # several boundaries in the same part
+        below = int(part) + (shared < boundary)
+        counts.append(below - before)
+        before, last_part = below, part
+    return [*counts, row_count - before]
 
 
-def shuffled_places(counts: NDArray[np.int64], random: np.random.Generator) -> NDArray[np.intp]:
-    """Choose the places of each batch's rows among the rows of all batches, intp[batches, batch_size].
+def places_of_batches(counts: Sequence[int], batches: int, random: np.random.Generator) -> NDArray[np.intp]:
+    """Return the places of each batch's rows among the rows of all batches, intp[batches, batch_size].
 
-    The rows of all batches lie shard after shard. Each batch has ``counts[batch, shard]`` rows of a shard, and has all
-    its rows in random order. All batches have the same order of shards, because an order for each would take longer
-    than the rest of the draw.
+    The rows of all batches lie shard after shard. Each batch has ``counts[shard]`` rows of a shard, and has all its
+    rows in random order. All batches have the same order of shards, because an order for each would take longer than
+    the rest of the draw.
     """
-    of_shards = counts.sum(axis=0)
-    # Each run, the rows of a shard in a batch, moves as a whole: from where its shard lies to where its batch lies.
-    ends_by_shard = (of_shards.cumsum() - of_shards) + counts.cumsum(axis=0)
-    runs = counts.reshape(-1)
-    places = (ends_by_shard.reshape(-1) - runs.cumsum()).repeat(runs)
-    places += np.arange(len(places))
-    by_batch = places.reshape(len(counts), -1)
-    shuffled: NDArray[np.intp] = by_batch.take(random.permutation(by_batch.shape[1]), axis=1)
-    return shuffled
+    of_shards = list(counts)
+    order = random.permutation(sum(of_shards))
+    rows_before = [0, *accumulate(of_shards)][:-1]
+    # In a shard, the rows of a batch follow those of the batch before.
+    steps = np.repeat(of_shards, of_shards)
+    first = np.arange(len(order)) + np.repeat(rows_before, of_shards) * (batches - 1)
+    places: NDArray[np.intp] = first.take(order) + steps.take(order) * np.arange(batches)[:, np.newaxis]
+    return places
 
 
 def joined_weights(probabilities: NDArray[np.float64], reference: float | None, beta: float) -> NDArray[np.float32]:

@@ -131,8 +131,8 @@ class RankedStep(Step):
         acceptance = min(1.0, self._total() / together) if together > 0 else 1.0
         spread = math.sqrt(self.missing * (1.0 - acceptance))
         proposals = math.ceil((self.missing + _SPREADS * spread) / acceptance)
-        counts = rows_by_shard(list(chances.values()), proposals, "independent", self.random)[0]
-        drawn = zip(chances, counts.tolist(), strict=True)
+        counts = rows_by_shard(list(chances.values()), proposals, "independent", self.random)
+        drawn = zip(chances, counts, strict=True)
         return self._ask({shard_id: Question(self, draws=count) for shard_id, count in drawn if count})
 
     def restart(self) -> None:

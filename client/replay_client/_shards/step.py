@@ -7,7 +7,7 @@ The rows of all parts lie in one piece of memory, shard after shard. Each reply 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -17,7 +17,7 @@ from replay_proto.framing import Array
 from replay_proto.v1 import replay_pb2
 
 from replay_client._rows.buffers import Blank
-from replay_client._shards.mass import rows_by_shard, shuffled_places
+from replay_client._shards.mass import places_of_batches, rows_by_shard
 from replay_client.batch import Batch
 from replay_client.draws import DrawMode
 from replay_client.errors import InternalServerError
@@ -68,16 +68,24 @@ class Step:
         return not self.asked
 
     def ask(self, random: np.random.Generator) -> list[RowRequest]:
-        """Choose the shards of all rows. Return what to request from each shard."""
-        counts = self._divided(self.draw.batch_size, random, self.batches)
-        self.places = shuffled_places(counts, random)
-        return self._expect(0, counts.sum(axis=0))
+        """Choose the shards of all rows. Return what to request from each shard.
+
+        In the mode "stratified", all batches get the same number of rows from a shard. So each batch is divided as if
+        it were drawn alone, but the last row of a shard is in all batches or in none.
+        """
+        if self._mode == "independent":
+            rows = self.batches * self.draw.batch_size
+            self.places = random.permutation(rows).reshape(self.batches, -1)
+            return self._expect(0, self._divided(rows, random))
+        counts = self._divided(self.draw.batch_size, random)
+        self.places = places_of_batches(counts, self.batches, random)
+        return self._expect(0, [count * self.batches for count in counts])
 
     def ask_again(self, random: np.random.Generator, missing: Iterable[slice]) -> list[RowRequest]:
         """Choose shards again for the rows that `without` returned."""
         requests = []
         for rows in missing:
-            requests += self._expect(rows.start, self._divided(rows.stop - rows.start, random)[0])
+            requests += self._expect(rows.start, self._divided(rows.stop - rows.start, random))
         return requests
 
     def lend(self, shard_id: int, row_count: int) -> dict[str, Array] | None:
@@ -111,10 +119,10 @@ class Step:
 
     def smallest_probability(self) -> float:
         """Return the smallest probability in the whole table; 0 if it is not known."""
-        smallest = dict(self.smallest)
-        smallest.update((part.shard_id, part.batch.smallest_probability) for part in self.parts)
-        of_shards = (chance * smallest[shard_id] for shard_id, chance in self.chances.items())
-        return min((value for value in of_shards if value > 0), default=0.0)
+        of_parts = {part.shard_id: part.batch.smallest_probability for part in self.parts}
+        smallest = {**self.smallest, **of_parts}
+        of_shards = [chance * smallest[shard_id] for shard_id, chance in self.chances.items()]
+        return min([value for value in of_shards if value > 0], default=0.0)
 
     def total_mass(self, states: Iterable[replay_pb2.TableState]) -> float:
         """Return the mass of all rows, from the states of the shards."""
@@ -135,15 +143,18 @@ class Step:
         self.chances = {shard: chance / total for shard, chance in self.chances.items()} if total > 0 else {}
         return missing
 
-    def _divided(self, row_count: int, random: np.random.Generator, batches: int = 1) -> NDArray[np.int64]:
-        """Divide the rows of each batch among the shards, int64[batches, shards]."""
-        mode: DrawMode = "independent" if self.draw.draw_mode == replay_pb2.DRAW_MODE_INDEPENDENT else "stratified"
-        return rows_by_shard(list(self.chances.values()), row_count, mode, random, batches=batches)
+    @property
+    def _mode(self) -> DrawMode:
+        return "independent" if self.draw.draw_mode == replay_pb2.DRAW_MODE_INDEPENDENT else "stratified"
 
-    def _expect(self, start: int, counts: NDArray[np.int64]) -> list[RowRequest]:
+    def _divided(self, row_count: int, random: np.random.Generator) -> list[int]:
+        """Divide rows among the shards."""
+        return rows_by_shard(list(self.chances.values()), row_count, self._mode, random)
+
+    def _expect(self, start: int, counts: Sequence[int]) -> list[RowRequest]:
         """Expect ``counts[shard]`` rows of each shard, from the place ``start``."""
         requests = []
-        for shard_id, count in zip(self.chances, counts.tolist(), strict=True):
+        for shard_id, count in zip(self.chances, counts, strict=True):
             if count:
                 self.asked[shard_id] = self.asked.get(shard_id, 0) + count
                 self._expected.setdefault(shard_id, deque()).append(slice(start, start + count))

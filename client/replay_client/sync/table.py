@@ -495,6 +495,7 @@ class Table(TableHandle):
         *,
         blank: Blank | None,
         kind: Callable[..., Sampler] = Sampler,
+        read_only: bool = False,
         prefetch: Prefetch,
         reconnect_timeout_s: float | None,
         **draw: Any,
@@ -505,13 +506,14 @@ class Table(TableHandle):
             names: columns of its batches; None: all.
             blank: provides the memory for its batches; None: the sampler does.
             kind: creates the sampler.
+            read_only: see `BatchReader`.
             prefetch: as for `sampler`.
             reconnect_timeout_s: as for `sampler`.
             **draw: the options of `TableOperations.draw`.
         """
         self._connection.reach()
         replacing = self._operations.batch_reader(names)
-        reader = replacing if blank is None else self._operations.batch_reader(names, blank)
+        reader = replacing if blank is None else self._operations.batch_reader(names, blank, read_only=read_only)
         return kind(
             self._connection,
             self._description,

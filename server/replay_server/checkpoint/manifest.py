@@ -16,7 +16,8 @@ from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_state import TableState
 
 FORMAT_VERSION = 2
-MANIFEST_FILE = "checkpoint.json"
+MANIFEST_FILE = "_checkpoint.json"
+"""Name of the file, next to the tables' folders. No table has a name that begins with an underscore."""
 _UID_BYTES = 16
 
 

@@ -106,6 +106,7 @@ def test_names_that_are_no_text_are_refused(client: ReplayClient) -> None:
     unknown: Any = 5
     for field, call in (
         ("name", lambda: client.table(unknown)),
+        ("name", lambda: client.table("\ud800")),
         ("name", lambda: client.drop_table(unknown)),
         ("name", lambda: client.verify_checkpoint(unknown)),
         ("series", lambda: client.checkpoint(series=unknown)),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from replay_client._shards.keys import MOST_ID, MOST_LOCAL, global_keys, local_keys, shard_ids
-from replay_client._shards.mass import joined_weights, rows_by_shard, shard_chances, shuffled_places
+from replay_client._shards.mass import joined_weights, places_of_batches, rows_by_shard, shard_chances
 from replay_client.draws import DrawMode
 
 MASSES = st.lists(st.floats(0, 1e9), min_size=1, max_size=6)
@@ -35,7 +35,7 @@ def test_shards_without_rows_are_not_drawn(masses: list[float], batch_size: int,
     drawable[-1] = 1
     chances = shard_chances(masses, drawable.tolist())
     assert sum(chances) == pytest.approx(1)
-    counts = rows_by_shard(chances, batch_size, mode, np.random.default_rng(0))[0]
+    counts = np.array(rows_by_shard(chances, batch_size, mode, np.random.default_rng(0)))
     assert counts.sum() == batch_size
     assert (counts[np.array(chances) == 0.0] == 0).all()
     assert (np.array(chances)[drawable == 0] == 0.0).all()
@@ -49,7 +49,7 @@ def test_shards_without_mass_are_drawn_by_their_rows() -> None:
 def test_shards_get_rows_in_proportion_to_their_mass(mode: DrawMode) -> None:
     chances = np.array(shard_chances([1.0, 2.0, 5.5], [1, 1, 1]))
     random = np.random.default_rng(0)
-    counts = np.sum(rows_by_shard(chances.tolist(), 7, mode, random, batches=20_000), axis=0)
+    counts = np.sum([rows_by_shard(chances.tolist(), 7, mode, random) for _ in range(20_000)], axis=0)
     spread = np.sqrt(140_000 * chances * (1 - chances))  # of independent draws; that of stratified ones is smaller
     assert (abs(counts - 140_000 * chances) < 4 * spread).all()
 
@@ -58,23 +58,23 @@ def test_stratified_counts_are_those_of_a_single_table() -> None:
     """A shard gets at most one row more or less than its share, because only the parts at its ends are divided."""
     chances, random = np.array(shard_chances([1.0, 2.0, 5.5], [1, 1, 1])), np.random.default_rng(0)
     for _ in range(2000):
-        assert (abs(rows_by_shard(chances.tolist(), 100, "stratified", random)[0] - 100 * chances) < 2).all()
+        assert (abs(rows_by_shard(chances.tolist(), 100, "stratified", random) - 100 * chances) < 2).all()
 
 
 def test_several_boundaries_in_one_part_share_its_point() -> None:
     """The first two shards lie in the first part, whose only point is in one of three shards."""
     chances, random = np.array([0.05, 0.05, 0.9]), np.random.default_rng(0)
-    counts = rows_by_shard(chances.tolist(), 7, "stratified", random, batches=20_000)
+    counts = np.array([rows_by_shard(chances.tolist(), 7, "stratified", random) for _ in range(20_000)])
     assert counts[:, :2].sum(axis=1).max() == 1
     assert (abs(counts.mean(axis=0) - 7 * chances) < 4 * np.sqrt(0.35 * 0.65 / 20_000)).all()
 
 
 def test_each_batch_gets_its_rows_of_each_shard_in_random_order() -> None:
-    counts = np.array([[2, 0, 3], [1, 4, 0]])
-    places = shuffled_places(counts, np.random.default_rng(0))
-    assert [sorted(batch) for batch in places.tolist()] == [[0, 1, 7, 8, 9], [2, 3, 4, 5, 6]]
-    orders = {tuple(shuffled_places(counts, np.random.default_rng(seed))[0]) for seed in range(2000)}
-    assert len(orders) == 120
+    places = places_of_batches([2, 0, 3], 2, np.random.default_rng(0))
+    assert [sorted(batch) for batch in places.tolist()] == [[0, 1, 4, 5, 6], [2, 3, 7, 8, 9]]
+    orders = [places_of_batches([2, 0, 3], 2, np.random.default_rng(seed)) for seed in range(2000)]
+    assert len({tuple(of_batches[0]) for of_batches in orders}) == 120
+    assert len({tuple(of_batches[1]) for of_batches in orders}) == 120
 
 
 def test_weights_follow_the_formula() -> None:

@@ -139,6 +139,16 @@ def test_only_a_learner_that_computes_gets_batches_requested_in_advance(table: T
         assert min(left_after_a_step(0.002) for _ in range(12)) > 0
 
 
+def test_prefetch_may_be_changed_at_any_time(table: Table) -> None:
+    fill(table)
+    with table.sampler(32, beta=0.4, prefetch=16) as sampler:
+        for prefetch in (16, 2, 16, 1, 5):
+            sampler.prefetch = prefetch
+            for _ in range(40):
+                assert next(sampler).batch_size == 32
+            assert sampler.in_flight < prefetch
+
+
 def test_weights_of_the_whole_table_are_over_its_least_probable_row(table: Table) -> None:
     exact = fill(table)
     batch = table.sample(64, beta=0.8, weight_norm="table")

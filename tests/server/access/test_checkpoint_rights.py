@@ -95,7 +95,7 @@ def test_the_series_of_ones_own_tables_is_ones_own(clients: Clients) -> None:
 
 def test_a_series_with_a_damaged_checkpoint_is_its_servers(clients: Clients) -> None:
     made = clients["mine"].checkpoint(["mine"])
-    (Path(made.directory) / "checkpoint.json").write_bytes(b"{}")
+    (Path(made.directory) / "_checkpoint.json").write_bytes(b"{}")
     with pytest.raises(PermissionDeniedError):
         clients["mine"].checkpoint(["mine"], keep=1)
     clients["root"].checkpoint(["mine"], series="mine", keep=1)

@@ -81,6 +81,15 @@ def test_a_restored_table_is_the_one_that_was_copied(caller: Caller, start_serve
             assert set(restored.sample(300).keys) <= set(restored.live_keys())
 
 
+def test_a_table_may_have_the_name_of_a_file(caller: Caller, start_server: StartServer, call: Call) -> None:
+    names = ["checkpoint.json", "column-000.bin", "manifest.json"]
+    for name in names:
+        caller.create(name).insert([1, 2, 3])
+    made = caller.checkpoint()
+    again = call(start_server("--restore", made.directory))
+    assert [again.table(name).describe().size for name in names] == [3, 3, 3]
+
+
 def test_a_million_rows_are_copied_and_restored(caller: Caller, start_server: StartServer, call: Call) -> None:
     """More rows than are copied on the event loop."""
     table = caller.create(capacity=1_000_000)

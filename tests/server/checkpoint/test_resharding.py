@@ -391,7 +391,7 @@ def test_the_narrowest_bounds_are_the_same_on_as_many_servers(tmp_path: Path) ->
 def changed(part: Path, **fields: Any) -> None:
     """Change a part's manifest."""
     manifest = replace(CheckpointManifest.load(part), **fields)
-    (part / "checkpoint.json").unlink()
+    (part / "_checkpoint.json").unlink()
     write_manifest(part, manifest)
 
 
@@ -436,7 +436,7 @@ def done(parts: list[Path], change: Callable[..., None], **fields: Any) -> list[
 
 REFUSALS: Mapping[str, tuple[Callable[[list[Path]], list[Path]], str]] = {
     "no folder": (lambda parts: [*parts[:2], parts[2] / "absent"], "2/.*absent', which is missing"),
-    "no part": (lambda parts: [*parts[:2], parts[2] / "t"], "2/.*, which has no checkpoint.json"),
+    "no part": (lambda parts: [*parts[:2], parts[2] / "t"], "2/.*, which has no _checkpoint.json"),
     "a corrupt column": (damage, "1/.*/t/column-000.bin: expected .* bytes of checksum"),
     "a part too few": (lambda parts: [parts[0], parts[2]], "lacks the parts of shard 2 at old-2:1; got .*--partial"),
     "a part too few, without ids": (

@@ -349,6 +349,7 @@ class ShardedTable(Table):
                 names,
                 blank=memory,
                 kind=partial(RankedStream if by_rank else ShardStream, memory=memory),
+                read_only=True,  # they are joined to batches
                 prefetch=1,
                 reconnect_timeout_s=AWAY_AFTER_S,
                 **draw,

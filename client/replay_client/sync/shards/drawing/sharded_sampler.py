@@ -124,6 +124,7 @@ class ShardedSampler(Sampler):
         self._computing_s = 10 * _BRIEF_S  # mean time between two calls of `next()`
         self._returned_s = time.perf_counter()  # when the last batch was returned
         self._looked_at = 0.0  # when `_request` last looked at the shards, on the clock `time.monotonic`
+        self._together_before = 0  # what `_together` returned then
         self._begin()
 
     @property
@@ -260,10 +261,13 @@ class ShardedSampler(Sampler):
 
     def _request(self) -> None:
         self._check_usable()
-        together, now = self._together(), time.monotonic()
-        is_due = together == 1 or self.prefetch - self.in_flight >= together
-        if not is_due and now - self._looked_at < _STATE_EVERY_S:
+        now = time.monotonic()
+        missing = self.prefetch - self.in_flight
+        # Most calls end here if one message requests the batches of several calls.
+        if 1 < self._together_before > missing < self.prefetch and now - self._looked_at < _STATE_EVERY_S:
             return
+        together = self._together_before = self._together()
+        is_due = together == 1 or missing >= together
         self._looked_at = now
         self._follow()
         self._welcome_back()
