@@ -226,9 +226,10 @@ def test_a_run_ends_well_though_a_server_and_the_learner_are_killed(
     cluster: Cluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "one"
-    settings = f"--ray={cluster.address} --runs-dir={tmp_path} --name=one --actors=2 --no-tensorboard --no-progress"
-    shape = "--steps=6000 --learning-starts=200 --batch-size=16 --hidden-sizes=16 --checkpoint-interval-s=0.5"
+    place = f"--ray={cluster.address} --shards=2 --actors=1 --runs-dir={tmp_path} --name=one"
+    shape = "--steps=3000 --learning-starts=200 --batch-size=16 --hidden-sizes=16 --checkpoint-interval-s=0.5"
     judging = "--validation-episodes=1 --confirm-episodes=1 --evaluation-episodes=2 --solved-return=none"
+    output = "--no-tensorboard --no-progress"
 
     def kill() -> None:
         wait_until(lambda: len(list((run / "checkpoints").glob("*"))) > 1, "the run makes progress", 200.0)
@@ -237,11 +238,11 @@ def test_a_run_ends_well_though_a_server_and_the_learner_are_killed(
 
     killer = threading.Thread(target=kill)
     killer.start()
-    status = replay_train(f"{settings} {shape} {judging}".split())
+    status = replay_train(f"{place} {shape} {judging} {output}".split())
     killer.join()
     shown = capfd.readouterr()
     assert status == 0, shown.err
-    assert json.loads((run / "result.json").read_text())["env_steps"] >= 6000
+    assert json.loads((run / "result.json").read_text())["env_steps"] >= 3000
     assert (run / "starts").read_text() == "2\n"
     wait_until(lambda: not left_over(tmp_path), "no process is left over")
 
