@@ -69,12 +69,11 @@ def places_of_batches(counts: Sequence[int], batches: int, random: np.random.Gen
     rows in random order. All batches have the same order of shards, because an order for each would take longer than
     the rest of the draw.
     """
-    of_shards = list(counts)
-    order = random.permutation(sum(of_shards))
-    rows_before = [0, *accumulate(of_shards)][:-1]
+    order = random.permutation(sum(counts))
+    rows_before = [0, *accumulate(counts)][:-1]
     # In a shard, the rows of a batch follow those of the batch before.
-    steps = np.repeat(of_shards, of_shards)
-    first = np.arange(len(order)) + np.repeat(rows_before, of_shards) * (batches - 1)
+    steps = np.repeat(counts, counts)
+    first = np.arange(len(order)) + np.repeat(rows_before, counts) * (batches - 1)
     places: NDArray[np.intp] = first.take(order) + steps.take(order) * np.arange(batches)[:, np.newaxis]
     return places
 

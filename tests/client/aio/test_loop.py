@@ -54,7 +54,7 @@ OMITTED = {
     "rows": {"progress"},
     "verify_checkpoint": {"partial"},  # of several servers
     "cancel": {"is_waited_for"},
-    "part_sampler": {"kind"},
+    "part_sampler": {"kind", "read_only"},
 }
 """Arguments without a counterpart, by method."""
 KINDS = ["ReplayClient", "Table", "Sampler", "MixedSampler", "Writer", "WriterStream", "RowReader"]

@@ -221,7 +221,7 @@ def test_a_setting_that_cannot_be_used_is_named(flags: list[str], complaint: str
         (["--memory-dir", "{file}"], 1, "memory_dir: expected a writable directory, got '{file}'"),
         (["--checkpoint-dir", "{file}"], 1, "checkpoint_dir: expected a writable directory, got"),
         (["--restore", "nowhere"], 1, "expected the directory of a checkpoint, got 'nowhere', which is missing"),
-        (["--restore", "{folder}"], 1, "expected the directory of a checkpoint, got '{folder}', which has no check"),
+        (["--restore", "{folder}"], 1, "expected the directory of a checkpoint, got '{folder}', which has no _check"),
         (["--restore", "{file}"], 1, "expected the directory of a checkpoint, got '{file}', which is not a directory"),
         (["--tls-cert", "nowhere", "--tls-key", "{file}"], 1, "nowhere: expected a PEM file, got: No such file"),
         (["--tls-cert", "{file}", "--tls-key", "{folder}"], 1, "{folder}: expected a PEM file, got: Is a directory"),

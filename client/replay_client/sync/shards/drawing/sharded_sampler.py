@@ -263,9 +263,9 @@ class ShardedSampler(Sampler):
         self._check_usable()
         now = time.monotonic()
         missing = self.prefetch - self.in_flight
-        # Most calls end here if one message requests the batches of several calls.
-        if 1 < self._together_before > missing < self.prefetch and now - self._looked_at < _STATE_EVERY_S:
-            return
+        is_early = self._together_before > 1 and missing < min(self._together_before, self.prefetch)
+        if is_early and now - self._looked_at < _STATE_EVERY_S:
+            return  # most calls, if one message requests the batches of several of them
         together = self._together_before = self._together()
         is_due = together == 1 or missing >= together
         self._looked_at = now
