@@ -6,7 +6,8 @@ The writers are coroutines of another process, each with its own connection. The
 400 clients of the library would need more than the two cores. Like the library, they send messages at the interval that
 the server asks for, from 0.1 to 1 s.
 
-The learner has a core of its own. The writers share the server's core, because real ones run on other machines.
+The learner has a core of its own, where writers do not disturb it, because real writers run on other machines. The
+process of the writers shares the server's core.
 """
 
 from __future__ import annotations
@@ -120,9 +121,9 @@ async def run_fleet(address: str, count: int) -> None:
 
 @contextmanager
 def on_core(index: int) -> Iterator[None]:
-    """Restrict this thread, and the processes that it starts, to one of its cores inside the block."""
+    """Inside the block, run this thread and the processes that it starts on one of its cores; the last if too few."""
     cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {sorted(cores)[index]})
+    os.sched_setaffinity(0, {sorted(cores)[: index + 1][-1]})
     try:
         yield
     finally:
