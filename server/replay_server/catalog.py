@@ -17,6 +17,7 @@ from replay_proto.access.tokens import Grant
 from replay_server import errors
 from replay_server.files.durable_files import sync_path
 from replay_server.files.mapped_file import NoSpaceError
+from replay_server.flow import resetting
 from replay_server.flow.bounds import Bounds, check_descriptors, check_quota, no_descriptors
 from replay_server.flow.budgets import Budget, QueuedBudget
 from replay_server.flow.long_calls import LongCalls
@@ -208,15 +209,26 @@ class Catalog:
                 await self._remove(table, hidden)
         log.info("table %s dropped", name, extra=_fields(name, began, client))
 
-    def reset(self, table: Table, *, client: str = "") -> int:
+    async def reset(self, table: Table, *, client: str = "") -> int:
         """Remove all rows of a table, and refuse calls that wait for it; ``client`` is as for `drop`.
+
+        Inserts that began earlier end first, and later ones wait.
 
         Returns:
             The number of live rows that were removed.
+
+        Raises:
+            RequestError: TABLE_NOT_FOUND if the table was dropped meanwhile, or NO_SPACE.
         """
+        return await _to_its_end(self._reset(table, client))
+
+    async def _reset(self, table: Table, client: str) -> int:
         began = time.monotonic()
-        removed = table.reset()
-        self.waiters.send_away(table, errors.table_reset)
+        waiters = self.waiters
+        removed = await table.turns.in_turn(
+            lambda: resetting.reset(table, lambda: waiters.send_away(table, errors.table_reset)),
+            lambda: waiters.changed(table),
+        )
         log.info("table %s reset: %d rows removed", table.name, removed, extra=_fields(table.name, began, client))
         return removed
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -105,6 +105,21 @@ class PriorityIndex(ABC):
     def clear(self, keys: Integers) -> None:
         """Remove rows that are no longer live. keys: int64[n], distinct, written and not yet cleared."""
         self.write(keys, np.full(len(keys), DEAD_PRIORITY))
+
+    def blank(self) -> Self:
+        """Return an index of the same kind and priority array, without rows. May run in any thread.
+
+        Neither reads nor changes the priority array. Before anything is written to the new index, `forget` must have
+        marked all rows of this one as dead.
+        """
+        return type(self)(self.parameters, self._priorities)
+
+    def forget(self, gone: LiveRows) -> None:
+        """Mark rows as dead in the priority array, and change nothing else. May run in any thread."""
+        first = gone.oldest % gone.slots
+        end = first + gone.size
+        self._priorities[first : min(end, gone.slots)] = DEAD_PRIORITY
+        self._priorities[: max(0, end - gone.slots)] = DEAD_PRIORITY
 
     def rebuild(self, live: LiveRows) -> None:
         """Rebuild from the priority array: keep the rows in ``live``, and mark other slots as dead."""

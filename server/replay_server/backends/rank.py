@@ -7,7 +7,9 @@ uses a heap that is sorted only occasionally.
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
@@ -123,6 +125,13 @@ class RankIndex(PriorityIndex):
         self._size = 0
         self._sums = power_sums(len(priorities), self._alpha)
         self._order = rank_tree.make_tree(len(priorities))
+
+    def blank(self) -> Self:
+        """Return an index without rows; see `PriorityIndex.blank`. It shares the prefix sums, which never change."""
+        made = copy(self)
+        made._size = 0
+        made._order = rank_tree.make_tree(len(self._priorities))
+        return made
 
     @property
     def total_mass(self) -> float:

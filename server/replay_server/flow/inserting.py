@@ -1,17 +1,14 @@
 """Large inserts, whose rows are stored by a worker thread.
 
 The thread stores the rows in spare slots of the ring. Then the event loop makes them all live in one step. In between,
-no other insert into the table runs (`replay_server.table.turns`), and other operations can only free up room. So an
-insert that is allowed at the start is still allowed at the end, unless the table is reset.
+no other insert or reset of the table runs (`replay_server.table.turns`), and other operations can only free up room. So
+an insert that is allowed at the start is still allowed at the end.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
 
-from replay_server import errors
 from replay_server.table.table import NewRows, Table, WriterStamp
 
 INLINE_BYTES = 1 << 20
@@ -24,25 +21,16 @@ def takes_long(table: Table, rows: NewRows) -> bool:
     return rows.count * table.config.schema.row_bytes > INLINE_BYTES
 
 
-def insert(table: Table, rows: NewRows, stamp: WriterStamp | None) -> Coroutine[Any, Any, range]:
-    """Insert rows like `Table.insert`, but in a worker thread. No other insert into the table may run at the same time.
+async def insert(table: Table, rows: NewRows, stamp: WriterStamp | None) -> range:
+    """Insert rows like `Table.insert`, but in a worker thread. No other insert or reset may run at the same time.
 
     Raises:
-        RequestError: as `Table.insert`, and TABLE_RESET if the table was reset during the insert and its gate no longer
-            allows it.
+        RequestError: as `Table.insert`.
     """
-    # Read `resets` now, when the gate has allowed the insert: the task starts later.
-    return _insert(table, rows, stamp, table.resets)
-
-
-async def _insert(table: Table, rows: NewRows, stamp: WriterStamp | None, resets: int) -> range:
     repeated = table.find_repeat(rows, stamp)
     if repeated is not None:
         return repeated
     await asyncio.to_thread(table.reserve, rows.count)
     async with table.directory.storing_beside:
         await asyncio.to_thread(table.store, rows, stamp)
-    if table.resets != resets and table.gate is not None and not table.gate.insert_allowed(rows.count):
-        table.erase_stored(rows.count)
-        raise errors.table_reset(table.name)
     return table.commit(rows, stamp)

@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 
 from replay_server.errors import Lack
 from replay_server.storage.header import Header
+from replay_server.table.items.items import Items
 
 
 class Gate(ABC):
@@ -74,6 +75,6 @@ class Gate(ABC):
     def insert_lacks(self, rows: int) -> Lack:
         """Return what waiting inserts lack; ``rows`` is the total number of their rows."""
 
-    def reset(self) -> None:
-        """Forget all grants: the table is about to be reset."""
+    def begin_anew(self, items: Items) -> None:
+        """Forget all grants, because the table is being reset. ``items`` count its drawable rows from now on."""
         self._granted = 0

@@ -144,6 +144,11 @@ class LimiterGate(Gate):
         self._header.store("sampled", self._header.state.sampled + charged)
         return charged
 
+    def begin_anew(self, items: Items) -> None:
+        """Forget all grants, and count drawable rows in ``items``."""
+        super().begin_anew(items)
+        self._items = items
+
     def draw_lacks(self, rows: int, granted: int) -> Lack:
         """Return what the draw lacks: ``"rows"`` if the table is below ``min_size``, otherwise ``"samples"``."""
         size = self.counters.size

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay_server import errors
-from replay_server.backends.index import Drawn, LiveRows
+from replay_server.backends.index import Drawn, LiveRows, PriorityIndex
 from replay_server.errors import Lack
 from replay_server.storage.header import Header
 from replay_server.storage.table_config import TableConfig
@@ -40,6 +40,9 @@ class OldestFirst(Gate):
     def gate(self) -> Gate:
         """This object, which is its own gate."""
         return self
+
+    def replace_index(self, index: PriorityIndex) -> None:
+        """Do nothing: rows are chosen by age."""
 
     def check_draw(self, rows: int) -> None:
         """Refuse a draw of more rows than a full queue can always deliver.

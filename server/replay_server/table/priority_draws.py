@@ -32,10 +32,15 @@ class PriorityDraws:
         """The rate limiter; None if the table has no rate limit."""
         self.turn = nullcontext()
         """Held by a draw from choosing rows until handing them out. It does nothing: only queues need a lock."""
-        self.ranked = index if isinstance(index, RankIndex) else None
+        self.ranked: RankIndex | None = None
         """The index, if it draws by rank."""
-        self._index = index
+        self.replace_index(index)
         self._random = np.random.default_rng(config.seed)
+
+    def replace_index(self, index: PriorityIndex) -> None:
+        """Draw from another index from now on, because the table is being reset."""
+        self._index = index
+        self.ranked = index if isinstance(index, RankIndex) else None
 
     def choose_points(self, draw: Draw, count: int) -> NDArray[np.float64]:
         """Return random points for all batches, as fractions of the mass: float64[count * batch_size] in [0, 1)."""

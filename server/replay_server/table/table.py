@@ -19,7 +19,7 @@ from replay_proto.layout import HEADER_FILE
 
 from replay_server import errors
 from replay_server.backends import LiveRows, index_bytes, make_index
-from replay_server.backends.index import DEAD_PRIORITY, live_slots
+from replay_server.backends.index import DEAD_PRIORITY, PriorityIndex, live_slots
 from replay_server.files.mapped_file import NoSpaceError
 from replay_server.storage.power_loss.recovery import PRIORITIES_FILE
 from replay_server.storage.power_loss.row_checksums import origin_word
@@ -28,7 +28,7 @@ from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import DamagedTableError, TableDirectory
 from replay_server.table.draws import Draw, DrawnBatch, DrawnRanks, WeightNorm, importance_weights
 from replay_server.table.figures.table_figures import TableFigures
-from replay_server.table.figures.times_sampled import COUNT_BYTES
+from replay_server.table.figures.times_sampled import COUNT_BYTES, TimesSampled
 from replay_server.table.gates import Gate
 from replay_server.table.items.items import Items, StepCounts
 from replay_server.table.items.link_kernels import BYTES_PER_SLOT
@@ -78,6 +78,15 @@ def memory_bytes(config: TableConfig) -> int:
     return index_bytes(config.index_backend, config.slots) + (COUNT_BYTES + links) * config.slots
 
 
+@dataclass(frozen=True)
+class Contents:
+    """What a table has in memory about its rows."""
+
+    index: PriorityIndex
+    items: Items
+    times_sampled: TimesSampled
+
+
 class ShardReport(NamedTuple):
     """State of another shard of a distributed table, as reported by a client."""
 
@@ -100,7 +109,7 @@ class Table:
         self._header = directory.header
         self._checksums = directory.rows.checksums
         self.turns = Turns()
-        """Runs inserts one at a time."""
+        """Runs inserts and resets one at a time."""
         self._index = make_index(self.config.index_backend, self.config.index_parameters, directory.priorities)
         steps = self.config.steps
         self._items: Items = SingleRows() if steps is None else StepWindows(self.config.slots, steps.window)
@@ -285,11 +294,6 @@ class Table:
             origin = 0 if stamp is None else origin_word(stamp.writer_id, stamp.sequence)
             self._checksums.seal(first, rows.count, origin)
 
-    def erase_stored(self, count: int) -> None:
-        """Discard rows that were stored but not committed, so that a power loss cannot bring them back."""
-        if self._checksums is not None:
-            self._checksums.erase(self.inserted, count)
-
     def commit(self, rows: NewRows, stamp: WriterStamp | None) -> range:
         """Make stored rows live and evict the rows that they replace. Return the keys of the new rows."""
         first, oldest = self.inserted, self.oldest
@@ -421,19 +425,50 @@ class Table:
         return int(keys.min()) + self.config.slots < self._header.write_horizon
 
     def reset(self) -> int:
-        """Remove all rows; keys continue.
+        """Remove all rows synchronously; keys continue. `replay_server.flow.resetting` does it beside other calls.
 
         Returns:
             Number of removed live rows.
+
+        Raises:
+            RequestError: NO_SPACE; nothing has changed.
         """
-        oldest, removed = self.oldest, self.size
-        self.resets += 1
-        if self.gate is not None:
-            self.gate.reset()
+        removed = self.live
+        self.begin_anew(self.blank())
+        self.forget(removed)
+        return removed.size
+
+    def blank(self) -> Contents:
+        """Return what a table of this config has in memory when it is empty. May run in any thread.
+
+        Raises:
+            RequestError: NO_SPACE; nothing has changed.
+        """
+        try:
+            return Contents(self._index.blank(), self._items.blank(), self.figures.blank_times_sampled())
+        except MemoryError:
+            raise errors.no_space(self.name, self.directory.folder.parent) from None
+
+    def begin_anew(self, blank: Contents) -> Contents:
+        """Remove all rows in time that does not depend on their number; nothing here can fail. Keys continue.
+
+        The caller must `forget` the removed rows before the next insert.
+
+        Returns:
+            What the table had in memory. Releasing it takes long if there were many rows.
+        """
         self._header.reset()
-        self._forget(oldest, self.inserted)
-        self._items.reset()
-        return removed
+        self.resets += 1
+        before = Contents(self._index, self._items, self.figures.replace_times_sampled(blank.times_sampled))
+        self._index, self._items = blank.index, blank.items
+        self.draws.replace_index(blank.index)
+        if self.gate is not None:
+            self.gate.begin_anew(blank.items)
+        return before
+
+    def forget(self, removed: LiveRows) -> None:
+        """Mark rows that `begin_anew` has removed as dead in the stored priorities. May run in any thread."""
+        self._index.forget(removed)
 
     def close(self) -> None:
         """Close the files; the table must not be used afterwards."""

@@ -1,4 +1,4 @@
-"""Runs inserts into a table one at a time, even if some of them await a worker thread.
+"""Runs inserts and resets of a table one at a time, even if some of them await a worker thread.
 
     turns = Turns()
     if turns.are_free:                              # no insert is running or waiting
@@ -8,7 +8,7 @@
             task = turns.begin(insert(...), ended)  # later inserts wait until this one ends
         await task
 
-A long insert completes even if its caller stops waiting.
+A long insert completes even if its caller stops waiting. A reset takes its turn with `Turns.in_turn`.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from replay_server.errors import RequestError
 
+T = TypeVar("T")
+
 
 class Turns:
-    """The waiting inserts of one table, and its long insert in progress, if any."""
+    """The waiting inserts of one table, and its long insert or reset in progress, if any."""
 
     def __init__(self) -> None:
         """Start with no inserts in line."""
-        self._under_way: asyncio.Task[range] | None = None
+        self._under_way: asyncio.Task[Any] | None = None
         self._line: deque[asyncio.Future[None]] = deque()
 
     @property
@@ -41,25 +43,34 @@ class Turns:
             await asyncio.wait([self._under_way])
 
     @property
-    def under_way(self) -> asyncio.Task[range] | None:
-        """The running long insert, or None."""
+    def under_way(self) -> asyncio.Task[Any] | None:
+        """The running long insert or reset, or None."""
         return self._under_way
 
-    def begin(self, insert: Coroutine[Any, Any, range], ended: Callable[[], None]) -> asyncio.Task[range]:
-        """Start a long insert, and return its task.
+    def begin(self, work: Coroutine[Any, Any, T], ended: Callable[[], None]) -> asyncio.Task[T]:
+        """Start a long insert or a reset, and return its task.
 
-        ``ended`` is called when the insert has finished or failed, before the next one starts.
+        ``ended`` is called when it has finished or failed, before the next one starts.
         """
         assert self._under_way is None
 
-        def go_on(_: asyncio.Task[range]) -> None:
+        def go_on(_: asyncio.Task[T]) -> None:
             self._under_way = None
             ended()
             self._admit_next()
 
-        self._under_way = asyncio.create_task(insert)
-        self._under_way.add_done_callback(go_on)
-        return self._under_way
+        self._under_way = task = asyncio.create_task(work)
+        task.add_done_callback(go_on)
+        return task
+
+    async def in_turn(self, work: Callable[[], Coroutine[Any, Any, T]], ended: Callable[[], None]) -> T:
+        """Wait until all earlier inserts have ended, then do long work; inserts wait until it ends. See `begin`."""
+        if self.are_free:
+            return await self.begin(work(), ended)
+        async with self.mine():
+            await self.ended()
+            task = self.begin(work(), ended)
+        return await task
 
     @asynccontextmanager
     async def mine(self) -> AsyncIterator[None]:

@@ -76,8 +76,10 @@ class IndexedRing:
 
     def reset(self) -> None:
         """Remove all rows; keys continue counting."""
+        gone, self.index = self.live, self.index.blank()
+        self.index.forget(gone)
         self.truth.clear()
-        self.rebuild()
+        self.check()
 
     def rebuild(self) -> None:
         """Rebuild the index from the priority array, like a restarted server."""

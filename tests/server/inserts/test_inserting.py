@@ -170,14 +170,19 @@ def test_a_repeat_that_comes_meanwhile_gets_the_same_keys(tmp_path: Path, monkey
     run(test)
 
 
-def test_after_a_reset_its_rows_are_the_only_ones(tmp_path: Path) -> None:
+def test_a_reset_waits_for_it_and_removes_its_rows_too(tmp_path: Path) -> None:
     async def test() -> None:
         async with held(tmp_path) as it:
-            assert it.table.reset() == 3
+            before, reset = it.insert(rows_from(2000, 2)), asyncio.create_task(it.catalog.reset(it.table))
+            await asyncio.sleep(0)
+            behind = it.insert(rows_from(3000, 2))
+            await asyncio.sleep(0)
+            assert it.table.size == 3, "nothing is removed before its turn"
             it.let_on()
-            await it.large
-            assert values_at(it.table, live_keys(it.table)).tolist() == list(range(LARGE))
-            assert set(it.table.priorities(live_keys(it.table))) == {1.0}, "the table was empty"
+            assert (len(await it.large), len(await before), await reset) == (LARGE, 2, 3 + LARGE + 2)
+            await behind
+            assert values_at(it.table, live_keys(it.table)).tolist() == [3000, 3001]
+            check_table(it.table)
 
     run(test)
 
@@ -192,18 +197,12 @@ def test_after_a_reset_the_rate_limiter_is_asked_again(tmp_path: Path) -> None:
         table, _ = await catalog.create(TableConfig("t", WHOLE, capacity=CAPACITY, rate_limit=limit))
         await catalog.waiters.insert(Caller(), table, rows_from(1000, 3), None, None)
         await catalog.waiters.draw(Caller(), table, 2 * LARGE + 3, 0)
-        await table.directory.storing_beside.acquire()
-        large = asyncio.create_task(catalog.waiters.insert(Caller(), table, rows, None, 0))
+        reset = asyncio.create_task(catalog.reset(table))
         while table.turns.under_way is None:
             await asyncio.sleep(0)
-        table.reset()
-        table.directory.storing_beside.release()
-        with pytest.raises(RequestError, match="was reset"):
-            await large
-        assert (table.size, table.inserted) == (0, 3)
-        checksums = table.directory.rows.checksums
-        assert checksums is not None
-        assert not checksums.whole(3, LARGE).any(), "a loss of power would bring rows of it back"
+        with pytest.raises(RequestError, match="at most"):
+            await catalog.waiters.insert(Caller(), table, rows, None, 0)
+        assert (await reset, table.size, table.inserted) == (3, 0, 3)
         assert await catalog.waiters.insert(Caller(), table, rows_from(7, 3), None, 0) == range(3, 6)
         catalog.close()
 
@@ -302,7 +301,7 @@ class Calls:
             keys = np.arange(self.table.oldest, self.table.inserted + 5)
             assert self.table.update(keys, np.ones(len(keys)))[0] == self.table.size
         elif what == "reset":
-            self.table.reset()
+            await self.catalog.reset(self.table)
             assert self.table.size == 0
         else:
             for _ in range(count):

@@ -78,9 +78,10 @@ class Steps(RuleBasedStateMachine):
 
     @rule()
     def reset(self) -> None:
-        """Evict everything."""
-        self._evict(len(self.oracle.rows) - self.oracle.oldest)
-        self.items.reset()
+        """Remove everything."""
+        self.oracle.oldest = len(self.oracle.rows)
+        self.drawable.clear()
+        self.items = self.items.blank()
 
     @rule()
     def restart(self) -> None:

@@ -79,7 +79,7 @@ class TableHandlers:
     async def reset(self, request: Framed[replay_pb2.ResetTableRequest], call: Call) -> bytes:
         """Reset a table."""
         table = self._catalog.find(request.head.table, fields.table_uid(request.head.table_uid))
-        removed = self._catalog.reset(table, client=call.caller.identity)
+        removed = await self._catalog.reset(table, client=call.caller.identity)
         return replay_pb2.ResetTableResponse(removed=removed).SerializeToString()
 
     def _describe(self, table: Table, caller: Caller) -> replay_pb2.TableDescription:

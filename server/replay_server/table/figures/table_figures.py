@@ -102,6 +102,15 @@ class TableFigures:
         """Record that rows are no longer live. keys: int64[n]."""
         self._times_sampled.disappear(keys)
 
+    def blank_times_sampled(self) -> TimesSampled:
+        """Return counts of draws for a table of the same size without rows. May run in any thread."""
+        return self._times_sampled.blank()
+
+    def replace_times_sampled(self, counts: TimesSampled) -> TimesSampled:
+        """Count draws of live rows in ``counts`` from now on; return the earlier counts."""
+        self._times_sampled, before = counts, self._times_sampled
+        return before
+
     def drawn(self, keys: NDArray[np.int64]) -> None:
         """Count draws of live rows. keys: int64[n], the rows handed out that are still live."""
         self._times_sampled.draw(keys)

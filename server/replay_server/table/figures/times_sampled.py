@@ -24,6 +24,10 @@ class TimesSampled:
         self._counts = np.zeros(slots, np.uint32)
         self._bars = np.zeros(_BARS, np.int64)
 
+    def blank(self) -> TimesSampled:
+        """Return counts for as many slots, without rows."""
+        return TimesSampled(len(self._counts))
+
     def appear(self, count: int) -> None:
         """Add new rows with a count of 0; `disappear` has already zeroed their slots."""
         self._bars[0] += count

@@ -8,7 +8,7 @@ can no longer be drawn.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,8 +100,8 @@ class Items(ABC):
         """
 
     @abstractmethod
-    def reset(self) -> None:
-        """Forget the newest step of every stream. The table calls this after it has removed all rows."""
+    def blank(self) -> Self:
+        """Return the items of the same kind of table, without rows. May run in any thread."""
 
     @abstractmethod
     def rebuild(self, live: LiveRows, links: NDArray[np.uint64]) -> NDArray[np.bool_] | None:

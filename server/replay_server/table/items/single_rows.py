@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,8 +36,9 @@ class SingleRows(Items):
         """Return all evicted rows."""
         return np.arange(first, end)
 
-    def reset(self) -> None:
-        """Do nothing."""
+    def blank(self) -> Self:
+        """Return this object, which has no state."""
+        return self
 
     def rebuild(self, live: LiveRows, links: NDArray[np.uint64]) -> None:
         """Return None: all live rows are items."""

@@ -11,7 +11,7 @@ closes the episode. Rows are evicted oldest first, so a window breaks when its f
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,9 +105,9 @@ class StepWindows(Items):
             self._newest = {stream: newest for stream, newest in self._newest.items() if newest.key >= end}
         return gone
 
-    def reset(self) -> None:
-        """Forget the newest step of every stream."""
-        self._newest.clear()
+    def blank(self) -> Self:
+        """Return windows of the same shape, without rows."""
+        return type(self)(self._slots, self._shape)
 
     def windows(self, anchors: NDArray[np.int64]) -> Windows:
         """Return the windows of anchors that can be drawn. The argument is their keys, int64[batch]."""
