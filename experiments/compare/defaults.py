@@ -8,7 +8,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final
 
-from replay_agent.settings.presets import PRESETS
+from replay_agent.settings.presets import preset
 
 
 class ReplayMethod(StrEnum):
@@ -67,7 +67,7 @@ class EnvironmentDefaults:
 
 _ACROBOT: Final[Mapping[str, Any]] = MappingProxyType(
     {
-        **PRESETS["Acrobot-v1"],
+        **preset("Acrobot-v1", "dqn"),
         # Every method learns it within half of these steps; more steps would only compare stability.
         "steps": 20_000,
         "validate_interval": 1_000,
@@ -75,7 +75,7 @@ _ACROBOT: Final[Mapping[str, Any]] = MappingProxyType(
 )
 _MOUNTAIN_CAR: Final[Mapping[str, Any]] = MappingProxyType(
     {
-        **PRESETS["MountainCar-v0"],
+        **preset("MountainCar-v0", "dqn"),
         "steps": 40_000,
         # Step size of uniform replay. Prioritized replay uses a quarter of it, which is the preset's step size.
         "learning_rate": 4e-3,
@@ -103,7 +103,7 @@ MINATAR_PREFIX: Final = "experiments.compare.minatar_games:MinAtar/"
 
 ENVIRONMENTS: Final[Mapping[str, EnvironmentDefaults]] = MappingProxyType(
     {
-        "CartPole-v1": EnvironmentDefaults(10, 3, PRESETS["CartPole-v1"]),
+        "CartPole-v1": EnvironmentDefaults(10, 3, preset("CartPole-v1", "dqn")),
         "Acrobot-v1": EnvironmentDefaults(10, 3, _ACROBOT),
         "MountainCar-v0": EnvironmentDefaults(5, 2, _MOUNTAIN_CAR),
         f"{MINATAR_PREFIX}Breakout-v1": EnvironmentDefaults(3, 1, _MINATAR),

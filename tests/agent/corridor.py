@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.wrappers import FrameStackObservation, TransformObservation
+from gymnasium.wrappers import FrameStackObservation, TransformObservation, TransformReward
 from numpy.typing import NDArray
 
 PLACES = 5
@@ -23,11 +23,13 @@ BEST_RETURN = GOAL_REWARD + (PLACES - 1) * STEP_REWARD
 TIME_LIMIT = 20
 PICTURE_WIDTH = 6
 STACK = 3
+RICHES = 50
 CORRIDOR_ID = "tests.agent.corridor:Corridor-v0"
 PICTURED_ID = "tests.agent.corridor:Pictured-v0"
 STACKED_ID = "tests.agent.corridor:Stacked-v0"
 CONTINUOUS_ID = "tests.agent.corridor:Continuous-v0"
 NUMBERED_ID = "tests.agent.corridor:Numbered-v0"
+RICH_ID = "tests.agent.corridor:Rich-v0"
 BROKEN_ID = "tests.agent.corridor:Broken-v0"
 
 
@@ -71,6 +73,11 @@ class Pictured(Corridor):
         return picture
 
 
+def make_rich() -> gymnasium.Env[Any, Any]:
+    """A corridor with fifty times the reward."""
+    return TransformReward(Corridor(), lambda reward: RICHES * float(reward))
+
+
 def make_stacked() -> gymnasium.Env[Any, Any]:
     """A corridor with stacks of three frames as observations."""
     # The wrapper refers to earlier observations.
@@ -104,6 +111,7 @@ class Broken(Corridor):
 gymnasium.register("Corridor-v0", "tests.agent.corridor:Corridor", max_episode_steps=TIME_LIMIT)
 gymnasium.register("Pictured-v0", "tests.agent.corridor:Pictured", max_episode_steps=TIME_LIMIT)
 gymnasium.register("Stacked-v0", "tests.agent.corridor:make_stacked", max_episode_steps=TIME_LIMIT)
+gymnasium.register("Rich-v0", "tests.agent.corridor:make_rich", max_episode_steps=TIME_LIMIT)
 gymnasium.register("Continuous-v0", "tests.agent.corridor:Continuous")
 gymnasium.register("Numbered-v0", "tests.agent.corridor:Numbered")
 gymnasium.register("Broken-v0", "tests.agent.corridor:Broken", max_episode_steps=TIME_LIMIT)

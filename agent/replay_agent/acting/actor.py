@@ -36,7 +36,7 @@ class Step(NamedTuple):
     Attributes:
         obs: observation in which the action was taken.
         action: the action, numbered from 0.
-        reward: the resulting reward.
+        reward: the resulting reward, clipped if the actor clips rewards.
         next_obs: the observation after the step, not after a reset.
         terminated: the episode reached a terminal state.
         truncated: the episode was cut off.
@@ -121,6 +121,7 @@ class Actor:
         actor_id: int = 0,
         device: torch.device | None = None,
         estimates: bool = False,
+        clips_rewards: bool = False,
     ) -> None:
         """Create the environment and start an episode.
 
@@ -132,6 +133,8 @@ class Actor:
             device: the network's device; None: the CPU.
             estimates: whether to estimate the values of actions and next observations, for priorities. Not supported
                 with a recurrent network, whose state would advance when the next observation is evaluated.
+            clips_rewards: whether the rewards of steps are clipped to [-1, 1] (Mnih et al., 2015, Methods). The returns
+                of finished episodes are those of the environment.
         """
         self._env: Environment = make_environment(env_id)
         info = describe_environment(self._env, env_id)
@@ -139,6 +142,7 @@ class Actor:
         self._first_action = info.first_action
         self._actor_id = actor_id
         self._estimates = estimates
+        self._clips_rewards = clips_rewards
         self._return, self._length = 0.0, 0
         self._obs: NDArray[Any] = _kept(self._env.reset(seed=seeds.environment)[0])
 
@@ -149,11 +153,12 @@ class Actor:
         action = self._policy.choose(obs, epsilon)
         next_obs, reward, terminated, truncated, _ = self._env.step(self._first_action + action)
         self._obs = _kept(next_obs)
-        step = Step(obs, action, float(reward), self._obs, bool(terminated), bool(truncated), state)
+        learned = min(max(float(reward), -1.0), 1.0) if self._clips_rewards else float(reward)
+        step = Step(obs, action, learned, self._obs, bool(terminated), bool(truncated), state)
         if values is not None:
             next_value = 0.0 if step.terminated else float(self._policy.look(self._obs).max())
             step = step._replace(value=float(values[action]), next_value=next_value)
-        self._return += step.reward
+        self._return += float(reward)
         self._length += 1
         return ActorStep(step, self._end_episode() if step.is_last else None)
 

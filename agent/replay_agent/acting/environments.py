@@ -27,6 +27,9 @@ Environment = gymnasium.Env[Any, Any]
 
 ATARI_PREFIX = "ALE/"
 ATARI_STACK = 4
+ATARI_FRAMES = 108_000
+"""Frames after which a game is truncated: half an hour at 60 frames per second."""
+FIRE = "FIRE"
 
 # The padding of a `Stack` that corresponds to each `padding_type` of `FrameStackObservation`.
 _PADDINGS: Mapping[str, Padding] = {"reset": "repeat", "zero": "zero"}
@@ -83,10 +86,28 @@ def make_environment(env_id: str) -> Environment:
         ) from error
 
 
+class _FireOnReset(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Presses FIRE at the beginning of an episode: some games wait for it, and a greedy policy may never press it."""
+
+    def __init__(self, env: Environment, fire: int) -> None:
+        super().__init__(env)
+        self._fire = fire
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        self.env.reset(**options)
+        obs, _, terminated, truncated, info = self.env.step(self._fire)
+        return self.env.reset() if terminated or truncated else (obs, info)
+
+
 def _make_atari(env_id: str) -> Environment:
     """Make a game as in Mnih et al. (2015): gray 84x84 frames, four emulator steps per action, stacks of four."""
     gymnasium.register_envs(import_module("ale_py"))
-    return FrameStackObservation(AtariPreprocessing(gymnasium.make(env_id, frameskip=1)), ATARI_STACK)
+    game = gymnasium.make(env_id, frameskip=1, max_num_frames_per_episode=ATARI_FRAMES)
+    meanings: list[str] = game.get_wrapper_attr("get_action_meanings")()
+    env: Environment = AtariPreprocessing(game)
+    if FIRE in meanings:
+        env = _FireOnReset(env, meanings.index(FIRE))
+    return FrameStackObservation(env, ATARI_STACK)
 
 
 def describe_environment(env: Environment, env_id: str) -> EnvironmentInfo:

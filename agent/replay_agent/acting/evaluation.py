@@ -1,4 +1,4 @@
-"""Plays greedy episodes with given seeds, many in parallel so that the network receives batches."""
+"""Plays greedy or nearly greedy episodes with given seeds, many in parallel so that the network receives batches."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from replay_agent.acting.environments import Environment
+from replay_agent.acting.seeds import evaluated_exploration
 from replay_agent.dqn.networks import ActingNetwork
 
 MAX_PARALLEL_EPISODES = 20
@@ -22,7 +23,7 @@ class EvaluationStoppedError(Exception):
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """Returns of greedy episodes.
+    """Returns of episodes.
 
     Attributes:
         returns: float64[episodes], undiscounted, in the order of the seeds.
@@ -44,16 +45,18 @@ def evaluate(
     seeds: Sequence[int],
     *,
     first_action: int = 0,
+    epsilon: float = 0.0,
     device: torch.device | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> EvaluationResult:
-    """Play one greedy episode per seed.
+    """Play one episode per seed. Equal seeds and networks give equal episodes.
 
     Args:
         network: computes the action values.
         make_env: creates an environment.
-        seeds: one seed per episode, passed to ``reset``.
+        seeds: one seed per episode, passed to ``reset``; random actions depend on it, too.
         first_action: the number that the environment uses for action 0.
+        epsilon: probability of a random action; otherwise, actions are greedy.
         device: the network's device; None: the CPU.
         should_stop: called before every step; True stops the evaluation.
 
@@ -66,8 +69,11 @@ def evaluate(
     try:
         for start in range(0, len(seeds), MAX_PARALLEL_EPISODES):
             part = seeds[start : start + MAX_PARALLEL_EPISODES]
-            episodes = [_Episode(env, env.reset(seed=seed)[0]) for env, seed in zip(environments, part, strict=False)]
-            _play(network, episodes, first_action, device, should_stop)
+            episodes = [
+                _Episode(env, env.reset(seed=seed)[0], evaluated_exploration(seed))
+                for env, seed in zip(environments, part, strict=False)
+            ]
+            _play(network, episodes, first_action, epsilon, device, should_stop)
             returns += [episode.total for episode in episodes]
             lengths += [episode.length for episode in episodes]
     finally:
@@ -80,6 +86,7 @@ def evaluate(
 class _Episode:
     env: Environment
     obs: NDArray[Any]
+    random: np.random.Generator
     total: float = 0.0
     length: int = 0
     done: bool = False
@@ -95,6 +102,7 @@ def _play(
     network: ActingNetwork,
     episodes: Sequence[_Episode],
     first_action: int,
+    epsilon: float,
     device: torch.device | None,
     should_stop: Callable[[], bool],
 ) -> None:
@@ -106,8 +114,10 @@ def _play(
             raise EvaluationStoppedError
         observations = np.stack([episode.obs for episode in running])
         values, states = action_values(network, observations, states, device)
-        for episode, action in zip(running, values.argmax(axis=1), strict=True):
-            episode.step(first_action + int(action))
+        actions = values.shape[1]
+        for episode, best in zip(running, values.argmax(axis=1), strict=True):
+            explores = episode.random.random() < epsilon
+            episode.step(first_action + int(episode.random.integers(actions) if explores else best))
         states = states[[not episode.done for episode in running]]
         running = [episode for episode in running if not episode.done]
 

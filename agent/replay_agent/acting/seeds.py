@@ -32,6 +32,8 @@ class Purpose(IntEnum):
     """Episodes that select a network."""
     EVALUATION = 6
     """Final episodes."""
+    EVALUATED = 7
+    """Random actions of an episode that is evaluated."""
 
 
 # Disjoint ranges of `reset` seeds, so that no network is evaluated on episodes used for training or selection.
@@ -92,6 +94,11 @@ class ActorSeeds:
     def environment(self) -> int:
         """Seed for the environment's first ``reset``."""
         return _episodes(Purpose.ENVIRONMENT, 1, self.seed)[0]
+
+
+def evaluated_exploration(seed: int) -> np.random.Generator:
+    """Create a generator for the random actions of the episode whose environment is reset with ``seed``."""
+    return np.random.default_rng(_spawn(seed, Purpose.EVALUATED))
 
 
 def _spawn(seed: int, purpose: Purpose, *which: int) -> np.random.SeedSequence:

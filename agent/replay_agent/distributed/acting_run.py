@@ -55,6 +55,7 @@ class ActingRun:
             self._network,
             actor_id=assignment.actor_id,
             estimates=assignment.actor_priorities,
+            clips_rewards=assignment.clip_rewards,
         )
         self._episodes: list[FinishedEpisode] = []
 

@@ -10,7 +10,14 @@ from replay_agent.dqn.networks import Bounds, NetworkSpec
 
 
 def make_task(
-    env_id: str, table: str, n_step: int, gamma: float, network: NetworkSpec, *, actor_priorities: bool = False
+    env_id: str,
+    table: str,
+    n_step: int,
+    gamma: float,
+    network: NetworkSpec,
+    *,
+    actor_priorities: bool = False,
+    clip_rewards: bool = False,
 ) -> JoinResponse:
     """Build the part of the assignment that is the same for all actors; `LearnerService.join` adds the rest."""
     return JoinResponse(
@@ -20,6 +27,7 @@ def make_task(
         gamma=gamma,
         network=QNetworkSpec(**asdict(network)),
         actor_priorities=actor_priorities,
+        clip_rewards=clip_rewards,
     )
 
 

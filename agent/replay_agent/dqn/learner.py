@@ -97,11 +97,16 @@ class Learner(ABC, Generic[Network, BatchT]):
 
     @torch.no_grad()
     def _follow(self) -> None:
-        """If due, move the target network toward the online network by the fraction ``target_tau``; 1 copies it."""
+        """If due, move the target network toward the online network by the fraction ``target_tau``; 1 copies it.
+
+        Buffers, such as the running statistics of a batch normalization, are averages already, so they are copied.
+        """
         if self.updates % self._config.target_interval:
             return
         for target, online in zip(self.target.parameters(), self.online.parameters(), strict=True):
             target.lerp_(online, self._config.target_tau)
+        for old, new in zip(self.target.buffers(), self.online.buffers(), strict=True):
+            old.copy_(new)
 
     @torch.no_grad()
     def latest_values(self) -> list[Tensor]:

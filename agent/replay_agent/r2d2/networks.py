@@ -32,10 +32,8 @@ class RecurrentQNetwork(ActingNetwork):
         Returns:
             Action values, float32[batch, positions, actions], and the states after the last position.
         """
-        encoded = self.torso(self.inputs(observations.flatten(0, 1))).unflatten(0, observations.shape[:2])
-        before = states.transpose(0, 1).contiguous()
-        outputs, after = self.lstm(encoded, (before[:1], before[1:]))
-        return self.head(outputs), torch.cat(after).transpose(0, 1)
+        outputs, after = self._recur(self._encode(observations), states)
+        return self.head(outputs), after
 
     def act(self, observations: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """See `ActingNetwork.act`."""
@@ -55,9 +53,24 @@ class RecurrentQNetwork(ActingNetwork):
         Returns:
             float32[batch, 2, lstm_units].
         """
-        for observation, is_step in zip(observations.unbind(1), mask.unbind(1), strict=True):
-            states = torch.where(is_step[:, None, None], self.act(observation, states)[1], states)
+        if not mask.shape[1]:
+            return states
+        encoded = self._encode(observations)
+        for position, is_step in enumerate(mask.unbind(1)):
+            _, after = self._recur(encoded[:, position : position + 1], states)
+            states = torch.where(is_step[:, None, None], after, states)
         return states
+
+    def _encode(self, observations: Tensor) -> Tensor:
+        """Return the LSTM's inputs for all positions, float32[batch, positions, features]."""
+        encoded: Tensor = self.torso(self.inputs(observations.flatten(0, 1)))
+        return encoded.view(*observations.shape[:2], self.lstm.input_size)
+
+    def _recur(self, encoded: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the LSTM's outputs at all positions, and the states after the last one."""
+        before = states.transpose(0, 1).contiguous()
+        outputs, after = self.lstm(encoded, (before[:1], before[1:]))
+        return outputs, torch.cat(after).transpose(0, 1)
 
 
 def build_recurrent_network(spec: NetworkSpec) -> RecurrentQNetwork:

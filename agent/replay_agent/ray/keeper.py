@@ -14,6 +14,8 @@ from typing import Any, Final
 
 from replay_proto.child_process import log_tail, start_module, stop
 
+from replay_agent.settings.whole_files import replace_text
+
 log = logging.getLogger(__name__)
 
 READY_PREFIX: Final = "replay-server listening on "
@@ -162,6 +164,4 @@ class _Notes:
 
     def store(self, **changed: int | None) -> None:
         vars(self).update(changed)
-        written = self._path.with_suffix(".new")
-        written.write_text(json.dumps({"port": self.port, "shard_id": self.shard_id}, allow_nan=False), "utf-8")
-        written.replace(self._path)
+        replace_text(self._path, json.dumps({"port": self.port, "shard_id": self.shard_id}, allow_nan=False))

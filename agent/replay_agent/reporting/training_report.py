@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from replay_agent.acting.evaluation import EvaluationResult
+from replay_agent.settings.whole_files import replace_text
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class TrainingReport:
 
     def save(self, path: Path) -> None:
         """Write the report as JSON."""
-        path.write_text(json.dumps(asdict(self), indent=2, allow_nan=False) + "\n")
+        replace_text(path, json.dumps(asdict(self), indent=2, allow_nan=False) + "\n")
 
     def show(self, console: Console) -> None:
         """Print the report as a table."""

@@ -1,8 +1,9 @@
-"""Settings for known environments; the user's settings override them."""
+"""Settings for known environments, by algorithm; the user's settings override them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Any
 
@@ -61,16 +62,17 @@ _MOUNTAIN_CAR: Mapping[str, Any] = MappingProxyType(
     }
 )
 
-# Common in the literature for DQN with n-step returns on Atari; not tuned.
-_PONG: Mapping[str, Any] = MappingProxyType(
+# Mnih et al. (2015, Nature 518), with prioritized draws of n-step returns and their usual step size; not tuned.
+_ATARI: Mapping[str, Any] = MappingProxyType(
     {
-        "steps": 2_000_000,
+        "steps": 10_000_000,
         "capacity": 200_000,
         "learning_rate": 1e-4,
         "adam_epsilon": 1.5e-4,
         "batch_size": 32,
         "n_step": 3,
         "gamma": 0.99,
+        "clip_rewards": True,
         "target_interval": 2_000,
         "target_tau": 1.0,
         "replay_ratio": 0.25,
@@ -78,18 +80,48 @@ _PONG: Mapping[str, Any] = MappingProxyType(
         "dueling": True,
         "epsilon_steps": 250_000,
         "epsilon_end": 0.01,
-        # An episode takes 1,000 to 5,000 steps.
-        "validate_interval": 50_000,
+        # An episode may take up to 27,000 steps.
+        "validate_interval": 250_000,
         "validation_episodes": 5,
         "confirm_episodes": 20,
         "evaluation_episodes": 20,
+        # A greedy policy may wait for ever, for example for the ball that FIRE would launch.
+        "evaluation_epsilon": 0.01,
+    }
+)
+
+_PONG: Mapping[str, Any] = MappingProxyType(
+    {
+        **_ATARI,
+        "steps": 2_000_000,
+        # An episode takes 1,000 to 5,000 steps.
+        "validate_interval": 50_000,
         # A perfect game has 21 points.
         "solved_return": 18.0,
     }
 )
 
-# For --algorithm r2d2; without memory, no algorithm solves these.
-_MASKED_CARTPOLE: Mapping[str, Any] = MappingProxyType(
+# Kapturowski et al. (2019, table 2), without their thousands of frames per second; not tuned.
+_RECURRENT_ATARI: Mapping[str, Any] = MappingProxyType(
+    {
+        **_ATARI,
+        "learning_rate": 1e-4,
+        "adam_epsilon": 1e-3,
+        "batch_size": 32,
+        "n_step": 5,
+        "gamma": 0.997,
+        "clip_rewards": False,  # values are rescaled instead
+        "sequence_length": 80,
+        "sequence_period": 40,
+        "burn_in": 40,
+        "lstm_units": 512,
+        # A gradient step learns from 2,560 steps.
+        "replay_ratio": 0.0125,
+    }
+)
+
+# A gradient step learns from 32 sequences of 16 steps, so it is taken every eighth step.
+_RECURRENT_CARTPOLE: Mapping[str, Any] = MappingProxyType(
     {
         "steps": 100_000,
         "capacity": 50_000,
@@ -107,14 +139,14 @@ _MASKED_CARTPOLE: Mapping[str, Any] = MappingProxyType(
         "epsilon_steps": 10_000,
         "epsilon_end": 0.05,
         "validate_interval": 2_500,
-        # Gymnasium's threshold for CartPole-v1.
+        # Gymnasium's threshold.
         "solved_return": 475.0,
     }
 )
 
 _TMAZE: Mapping[str, Any] = MappingProxyType(
     {
-        **_MASKED_CARTPOLE,
+        **_RECURRENT_CARTPOLE,
         # A whole episode without detours has 21 steps.
         "sequence_length": 30,
         "sequence_period": 15,
@@ -123,13 +155,31 @@ _TMAZE: Mapping[str, Any] = MappingProxyType(
     }
 )
 
-PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+# For other environments, with sequences of 20 steps.
+_RECURRENT: Mapping[str, Any] = MappingProxyType({"batch_size": 32, "replay_ratio": 0.0625})
+
+PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     {
-        "CartPole-v1": _CARTPOLE,
-        "Acrobot-v1": _ACROBOT,
-        "MountainCar-v0": _MOUNTAIN_CAR,
-        "ALE/Pong-v5": _PONG,
-        "replay_agent.memory_tasks:MaskedCartPole-v1": _MASKED_CARTPOLE,
-        "replay_agent.memory_tasks:TMaze-v0": _TMAZE,
+        "dqn": {
+            "CartPole-v1": _CARTPOLE,
+            "Acrobot-v1": _ACROBOT,
+            "MountainCar-v0": _MOUNTAIN_CAR,
+            "ALE/Pong-v5": _PONG,
+            "ALE/*": _ATARI,
+        },
+        "r2d2": {
+            "CartPole-v1": _RECURRENT_CARTPOLE,
+            "replay_agent.memory_tasks:MaskedCartPole-v1": _RECURRENT_CARTPOLE,
+            "replay_agent.memory_tasks:TMaze-v0": _TMAZE,
+            "ALE/*": _RECURRENT_ATARI,
+            "*": _RECURRENT,
+        },
     }
 )
+"""Presets by algorithm and pattern of environment ids, as for `fnmatch`; the first pattern that matches counts."""
+
+
+def preset(env: str, algorithm: str) -> Mapping[str, Any]:
+    """Return the settings for an environment and an algorithm; empty if there are none."""
+    patterns = PRESETS.get(algorithm, {})
+    return next((settings for pattern, settings in patterns.items() if fnmatchcase(env, pattern)), {})

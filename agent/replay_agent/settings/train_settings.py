@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from annotated_types import MinLen
 from cyclopts import App, ArgumentCollection, CycloptsError
@@ -18,9 +18,11 @@ from pydantic import Field, PositiveInt, model_validator
 from replay_proto.command_line import MAX_PORT, NONE, SPLIT, Address, Settings, given, group, read_settings
 from replay_proto.steps import MAX_WINDOW
 
-from replay_agent.settings.presets import PRESETS
+from replay_agent.settings.presets import preset
+from replay_agent.settings.whole_files import replace_text
 
-DEFAULT_ENV = "CartPole-v1"
+DEFAULT_ENV: Final = "CartPole-v1"
+DEFAULT_ALGORITHM: Final = "dqn"
 SETTINGS_FILE = "settings.json"
 # Settings of one start, which a resumed run does not inherit.
 NOT_RESUMED = frozenset({"resume", "config"})
@@ -61,7 +63,7 @@ class TrainSettings(Settings):
 
     env: Annotated[str, RUN] = DEFAULT_ENV
     """Gymnasium environment with discrete actions; module:EnvId imports module"""
-    algorithm: Annotated[Literal["dqn", "r2d2"], RUN] = "dqn"
+    algorithm: Annotated[Literal["dqn", "r2d2"], RUN] = DEFAULT_ALGORITHM
     """Double DQN or R2D2, which learns from sequences with a recurrent network, for environments that need memory"""
     steps: Annotated[int, RUN] = Field(200_000, ge=1)
     """environment steps to train for, over all actors"""
@@ -97,7 +99,7 @@ class TrainSettings(Settings):
     beta_start: Annotated[float, REPLAY] = Field(0.4, ge=0, le=1)
     """initial importance-sampling exponent; increases linearly to 1"""
     beta_steps: Annotated[int | None, REPLAY] = Field(None, ge=0)
-    """environment steps until beta is 1 (default: --steps)"""
+    """environment steps until beta is 1 (default: --steps of the first start)"""
     weight_norm: Annotated[Literal["batch", "table"], REPLAY] = "batch"
     """normalize weights by the largest weight of the batch or of the table"""
     draw_mode: Annotated[Literal["stratified", "independent"], REPLAY] = "stratified"
@@ -130,6 +132,8 @@ class TrainSettings(Settings):
     """discount factor of one environment step, 0 to 1"""
     n_step: Annotated[int, LEARNING] = Field(3, ge=1)
     """environment steps before bootstrapping"""
+    clip_rewards: Annotated[bool, LEARNING] = False
+    """learn from rewards clipped to [-1, 1]; reported returns are those of the environment"""
     double: Annotated[bool, LEARNING] = True
     """Double DQN: the online network selects actions, the target network evaluates them"""
     target_interval: Annotated[int, LEARNING] = Field(1, ge=1)
@@ -226,6 +230,8 @@ class TrainSettings(Settings):
     """mean return over the confirming episodes at which training ends (default: never)"""
     evaluation_episodes: Annotated[int, JUDGING] = Field(100, ge=0)
     """final greedy episodes with the best network, on new seeds"""
+    evaluation_epsilon: Annotated[float, JUDGING] = Field(0.0, ge=0, le=1)
+    """probability of a random action in validations and in the final evaluation"""
 
     checkpoint_interval_s: Annotated[float, KEEPING] = Field(60.0, gt=0)
     """seconds between checkpoints"""
@@ -249,8 +255,8 @@ class TrainSettings(Settings):
     @model_validator(mode="before")
     @classmethod
     def _add_preset(cls, values: Any) -> Any:
-        """Fill in missing settings from the environment's preset."""
-        return {**PRESETS.get(values.get("env", DEFAULT_ENV), {}), **values}
+        """Fill in missing settings from the preset of the environment and the algorithm."""
+        return {**preset(values.get("env", DEFAULT_ENV), values.get("algorithm", DEFAULT_ALGORITHM)), **values}
 
     @model_validator(mode="after")
     def _lockstep_is_alone(self) -> Self:
@@ -356,10 +362,19 @@ class TrainSettings(Settings):
         """Whether the table is dropped when training is done."""
         return self.table is None if self.keep_table is None else not self.keep_table
 
+    @property
+    def annealing_steps(self) -> int:
+        """Environment steps until beta is 1."""
+        return self.steps if self.beta_steps is None else self.beta_steps
+
     def save(self, path: Path) -> None:
-        """Save the settings, so that the run can be resumed."""
+        """Save the settings, so that the run can be resumed.
+
+        The default of ``beta_steps`` is saved as a number: if the run is resumed with more steps, beta does not fall.
+        """
         left_out = NOT_RESUMED if self.ray is None else NOT_RESUMED | PLACED_BY_RAY
-        path.write_text(self.model_dump_json(indent=2, exclude=set(left_out)) + "\n")
+        saved = self.model_copy(update={"beta_steps": self.annealing_steps})
+        replace_text(path, saved.model_dump_json(indent=2, exclude=set(left_out)) + "\n")
 
 
 def _resumed_run(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:

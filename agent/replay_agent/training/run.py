@@ -31,6 +31,7 @@ from replay_agent.reporting.progress import ProgressView, make_progress
 from replay_agent.reporting.tensorboard import MetricsLog
 from replay_agent.reporting.training_report import EvaluationSummary, TrainingReport
 from replay_agent.settings.train_settings import TrainSettings
+from replay_agent.settings.whole_files import replace_text, replacing
 from replay_agent.training.checkpoint import CheckpointError
 from replay_agent.training.devices import choose_device, limit_threads
 from replay_agent.training.own_actors import (
@@ -220,10 +221,11 @@ def _advice(settings: TrainSettings, trainer: Trainer, run: RunDirectory) -> str
 def _conclude(settings: TrainSettings, trainer: Trainer, run: RunDirectory, ending: Ending) -> TrainingReport:
     """Evaluate, plot the curve, write the result, and clean up."""
     if trainer.selector.best_weights is not None:
-        save_file(trainer.selector.best_weights, run.best)
+        with replacing(run.best) as written:
+            save_file(trainer.selector.best_weights, written)
     title = f"{settings.env}, {settings.algorithm}, {settings.backend}, seed {settings.seed}"
     draw_curve(trainer.history, run.curve, title, settings.solved_return)
-    run.history.write_text(json.dumps(trainer.history.to_json(), allow_nan=False) + "\n")
+    replace_text(run.history, json.dumps(trainer.history.to_json(), allow_nan=False) + "\n")
     report = TrainingReport(
         env=settings.env,
         algorithm=settings.algorithm,

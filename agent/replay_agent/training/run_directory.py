@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from replay_agent.settings.train_settings import SETTINGS_FILE, TrainSettings
+from replay_agent.settings.whole_files import replace_text
 
 RANDOM_SUFFIX_BYTES = 2
 # After a trainer is killed, its server takes a moment to notice and exit.
@@ -78,9 +79,7 @@ class RunDirectory:
     def begin(self, settings: TrainSettings) -> None:
         """Save the settings for later starts, and count this start."""
         settings.model_copy(update={"name": self.name}).save(self.settings)
-        written = self._starts.with_suffix(".new")
-        written.write_text(f"{self._count_starts() + 1}\n")
-        written.replace(self._starts)
+        replace_text(self._starts, f"{self._count_starts() + 1}\n")
 
     def _stored_settings(self) -> dict[str, Any]:
         if not self.settings.is_file():

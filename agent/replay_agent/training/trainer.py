@@ -96,8 +96,7 @@ class Trainer:
         self.selector = self._make_selector()
         self.training_s = 0.0
         self._epsilon, actor_epsilons = _exploration(settings)
-        beta_steps = settings.steps if settings.beta_steps is None else settings.beta_steps
-        self._beta = LinearSchedule(settings.beta_start, 1.0, beta_steps)
+        self._beta = LinearSchedule(settings.beta_start, 1.0, settings.annealing_steps)
         self._next_validation = settings.validate_interval
         self._is_solved = False
         self._actor = self._make_actor() if settings.acts else None
@@ -120,6 +119,7 @@ class Trainer:
             settings.gamma,
             self.learner.spec,
             actor_priorities=settings.actors_estimate,
+            clip_rewards=settings.clip_rewards,
         )
         self.service = LearnerService(task, self._seeds, self._weights, self._guide, actor_epsilons)
         self._shown = _Shown()
@@ -367,6 +367,7 @@ class Trainer:
             lambda: make_environment(self._env.env_id),
             seeds,
             first_action=self._env.first_action,
+            epsilon=self._settings.evaluation_epsilon,
             device=self._device,
             should_stop=self._stop.is_set,
         )
@@ -396,6 +397,7 @@ class Trainer:
             self.learner.online,
             device=self._device,
             estimates=self._settings.actors_estimate,
+            clips_rewards=self._settings.clip_rewards,
         )
 
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dreplay_proto/v1/learner.proto\x12\treplay.v1\"\x1b\n\x0bJoinRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\xe2\x01\n\x0cJoinResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08\x61\x63tor_id\x18\x02 \x01(\x03\x12\x0c\n\x04seed\x18\x03 \x01(\x03\x12\x0e\n\x06\x65nv_id\x18\x04 \x01(\t\x12\r\n\x05table\x18\x05 \x01(\t\x12\x0e\n\x06n_step\x18\x06 \x01(\x05\x12\r\n\x05gamma\x18\x07 \x01(\x01\x12(\n\x07network\x18\x08 \x01(\x0b\x32\x17.replay.v1.QNetworkSpec\x12\x14\n\x07\x65psilon\x18\t \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x10\x61\x63tor_priorities\x18\n \x01(\x08\x42\n\n\x08_epsilon\"\xbe\x01\n\x0cQNetworkSpec\x12\x19\n\x11observation_shape\x18\x01 \x03(\x03\x12\x19\n\x11observation_dtype\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x63tions\x18\x03 \x01(\x03\x12\x14\n\x0chidden_sizes\x18\x04 \x03(\x03\x12\x0f\n\x07\x64ueling\x18\x05 \x01(\x08\x12,\n\x06\x62ounds\x18\x06 \x01(\x0b\x32\x1c.replay.v1.ObservationBounds\x12\x12\n\nlstm_units\x18\x07 \x01(\x03\".\n\x11ObservationBounds\x12\x0b\n\x03low\x18\x01 \x03(\x01\x12\x0c\n\x04high\x18\x02 \x03(\x01\"_\n\rReportRequest\x12\x10\n\x08\x61\x63tor_id\x18\x01 \x01(\x03\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12,\n\x08\x65pisodes\x18\x03 \x03(\x0b\x32\x1a.replay.v1.FinishedEpisode\"9\n\x0f\x46inishedEpisode\x12\x16\n\x0e\x65pisode_return\x18\x01 \x01(\x01\x12\x0e\n\x06length\x18\x02 \x01(\x03\"u\n\x0eReportResponse\x12\x15\n\rgranted_steps\x18\x01 \x01(\x03\x12\x10\n\x08pause_ms\x18\x02 \x01(\x03\x12\x0f\n\x07\x65psilon\x18\x03 \x01(\x01\x12\x17\n\x0fweights_version\x18\x04 \x01(\x03\x12\x10\n\x08\x66inished\x18\x05 \x01(\x08\"9\n\x11GetWeightsRequest\x12\x14\n\x0chave_version\x18\x01 \x01(\x03\x12\x0e\n\x06run_id\x18\x02 \x01(\t\":\n\x12GetWeightsResponse\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x13\n\x0bsafetensors\x18\x02 \x01(\x0c\x32\xd3\x01\n\x0eLearnerService\x12\x37\n\x04Join\x12\x16.replay.v1.JoinRequest\x1a\x17.replay.v1.JoinResponse\x12=\n\x06Report\x12\x18.replay.v1.ReportRequest\x1a\x19.replay.v1.ReportResponse\x12I\n\nGetWeights\x12\x1c.replay.v1.GetWeightsRequest\x1a\x1d.replay.v1.GetWeightsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dreplay_proto/v1/learner.proto\x12\treplay.v1\"\x1b\n\x0bJoinRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\xf8\x01\n\x0cJoinResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08\x61\x63tor_id\x18\x02 \x01(\x03\x12\x0c\n\x04seed\x18\x03 \x01(\x03\x12\x0e\n\x06\x65nv_id\x18\x04 \x01(\t\x12\r\n\x05table\x18\x05 \x01(\t\x12\x0e\n\x06n_step\x18\x06 \x01(\x05\x12\r\n\x05gamma\x18\x07 \x01(\x01\x12(\n\x07network\x18\x08 \x01(\x0b\x32\x17.replay.v1.QNetworkSpec\x12\x14\n\x07\x65psilon\x18\t \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x10\x61\x63tor_priorities\x18\n \x01(\x08\x12\x14\n\x0c\x63lip_rewards\x18\x0b \x01(\x08\x42\n\n\x08_epsilon\"\xbe\x01\n\x0cQNetworkSpec\x12\x19\n\x11observation_shape\x18\x01 \x03(\x03\x12\x19\n\x11observation_dtype\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x63tions\x18\x03 \x01(\x03\x12\x14\n\x0chidden_sizes\x18\x04 \x03(\x03\x12\x0f\n\x07\x64ueling\x18\x05 \x01(\x08\x12,\n\x06\x62ounds\x18\x06 \x01(\x0b\x32\x1c.replay.v1.ObservationBounds\x12\x12\n\nlstm_units\x18\x07 \x01(\x03\".\n\x11ObservationBounds\x12\x0b\n\x03low\x18\x01 \x03(\x01\x12\x0c\n\x04high\x18\x02 \x03(\x01\"_\n\rReportRequest\x12\x10\n\x08\x61\x63tor_id\x18\x01 \x01(\x03\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12,\n\x08\x65pisodes\x18\x03 \x03(\x0b\x32\x1a.replay.v1.FinishedEpisode\"9\n\x0f\x46inishedEpisode\x12\x16\n\x0e\x65pisode_return\x18\x01 \x01(\x01\x12\x0e\n\x06length\x18\x02 \x01(\x03\"u\n\x0eReportResponse\x12\x15\n\rgranted_steps\x18\x01 \x01(\x03\x12\x10\n\x08pause_ms\x18\x02 \x01(\x03\x12\x0f\n\x07\x65psilon\x18\x03 \x01(\x01\x12\x17\n\x0fweights_version\x18\x04 \x01(\x03\x12\x10\n\x08\x66inished\x18\x05 \x01(\x08\"9\n\x11GetWeightsRequest\x12\x14\n\x0chave_version\x18\x01 \x01(\x03\x12\x0e\n\x06run_id\x18\x02 \x01(\t\":\n\x12GetWeightsResponse\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x13\n\x0bsafetensors\x18\x02 \x01(\x0c\x32\xd3\x01\n\x0eLearnerService\x12\x37\n\x04Join\x12\x16.replay.v1.JoinRequest\x1a\x17.replay.v1.JoinResponse\x12=\n\x06Report\x12\x18.replay.v1.ReportRequest\x1a\x19.replay.v1.ReportResponse\x12I\n\nGetWeights\x12\x1c.replay.v1.GetWeightsRequest\x1a\x1d.replay.v1.GetWeightsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,21 +34,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_JOINREQUEST']._serialized_start=44
   _globals['_JOINREQUEST']._serialized_end=71
   _globals['_JOINRESPONSE']._serialized_start=74
-  _globals['_JOINRESPONSE']._serialized_end=300
-  _globals['_QNETWORKSPEC']._serialized_start=303
-  _globals['_QNETWORKSPEC']._serialized_end=493
-  _globals['_OBSERVATIONBOUNDS']._serialized_start=495
-  _globals['_OBSERVATIONBOUNDS']._serialized_end=541
-  _globals['_REPORTREQUEST']._serialized_start=543
-  _globals['_REPORTREQUEST']._serialized_end=638
-  _globals['_FINISHEDEPISODE']._serialized_start=640
-  _globals['_FINISHEDEPISODE']._serialized_end=697
-  _globals['_REPORTRESPONSE']._serialized_start=699
-  _globals['_REPORTRESPONSE']._serialized_end=816
-  _globals['_GETWEIGHTSREQUEST']._serialized_start=818
-  _globals['_GETWEIGHTSREQUEST']._serialized_end=875
-  _globals['_GETWEIGHTSRESPONSE']._serialized_start=877
-  _globals['_GETWEIGHTSRESPONSE']._serialized_end=935
-  _globals['_LEARNERSERVICE']._serialized_start=938
-  _globals['_LEARNERSERVICE']._serialized_end=1149
+  _globals['_JOINRESPONSE']._serialized_end=322
+  _globals['_QNETWORKSPEC']._serialized_start=325
+  _globals['_QNETWORKSPEC']._serialized_end=515
+  _globals['_OBSERVATIONBOUNDS']._serialized_start=517
+  _globals['_OBSERVATIONBOUNDS']._serialized_end=563
+  _globals['_REPORTREQUEST']._serialized_start=565
+  _globals['_REPORTREQUEST']._serialized_end=660
+  _globals['_FINISHEDEPISODE']._serialized_start=662
+  _globals['_FINISHEDEPISODE']._serialized_end=719
+  _globals['_REPORTRESPONSE']._serialized_start=721
+  _globals['_REPORTRESPONSE']._serialized_end=838
+  _globals['_GETWEIGHTSREQUEST']._serialized_start=840
+  _globals['_GETWEIGHTSREQUEST']._serialized_end=897
+  _globals['_GETWEIGHTSRESPONSE']._serialized_start=899
+  _globals['_GETWEIGHTSRESPONSE']._serialized_end=957
+  _globals['_LEARNERSERVICE']._serialized_start=960
+  _globals['_LEARNERSERVICE']._serialized_end=1171
 # @@protoc_insertion_point(module_scope)

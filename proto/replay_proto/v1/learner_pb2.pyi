@@ -53,6 +53,7 @@ class JoinResponse(google.protobuf.message.Message):
     NETWORK_FIELD_NUMBER: builtins.int
     EPSILON_FIELD_NUMBER: builtins.int
     ACTOR_PRIORITIES_FIELD_NUMBER: builtins.int
+    CLIP_REWARDS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Random UUID of this run of the learner; it changes when the learner is restarted."""
     actor_id: builtins.int
@@ -82,6 +83,8 @@ class JoinResponse(google.protobuf.message.Message):
     """Whether the actor computes the priorities of its new rows, as absolute TD errors, from the weights that it has. If
     not, it leaves them to the table.
     """
+    clip_rewards: builtins.bool
+    """Whether the actor clips the rewards that it records to [-1, 1]. The returns that it reports are not clipped."""
     @property
     def network(self) -> global___QNetworkSpec:
         """Architecture of the network whose weights GetWeights returns."""
@@ -99,9 +102,10 @@ class JoinResponse(google.protobuf.message.Message):
         network: global___QNetworkSpec | None = ...,
         epsilon: builtins.float | None = ...,
         actor_priorities: builtins.bool = ...,
+        clip_rewards: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_epsilon", b"_epsilon", "epsilon", b"epsilon", "network", b"network"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_epsilon", b"_epsilon", "actor_id", b"actor_id", "actor_priorities", b"actor_priorities", "env_id", b"env_id", "epsilon", b"epsilon", "gamma", b"gamma", "n_step", b"n_step", "network", b"network", "run_id", b"run_id", "seed", b"seed", "table", b"table"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_epsilon", b"_epsilon", "actor_id", b"actor_id", "actor_priorities", b"actor_priorities", "clip_rewards", b"clip_rewards", "env_id", b"env_id", "epsilon", b"epsilon", "gamma", b"gamma", "n_step", b"n_step", "network", b"network", "run_id", b"run_id", "seed", b"seed", "table", b"table"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_epsilon", b"_epsilon"]) -> typing.Literal["epsilon"] | None: ...
 
 global___JoinResponse = JoinResponse

@@ -29,6 +29,8 @@ from tests.agent.corridor import (
     CORRIDOR_ID,
     NUMBERED_ID,
     PLACES,
+    RICH_ID,
+    RICHES,
     STACK,
     STACKED_ID,
     STEP_REWARD,
@@ -110,6 +112,28 @@ def test_evaluation_depends_on_nothing_but_network_and_seeds() -> None:
     together = evaluate(network, lambda: make_environment("CartPole-v1"), seeds)
     alone = [evaluate(network, lambda: make_environment("CartPole-v1"), [seed]).mean for seed in seeds]
     assert together.returns.tolist() == alone
+
+
+def test_evaluation_may_take_random_actions_that_depend_on_the_seed_alone() -> None:
+    seeds = list(range(20))
+    greedy, random, again = (
+        evaluate(always(1), lambda: make_environment(CORRIDOR_ID), seeds, epsilon=epsilon)
+        for epsilon in (0.0, 0.5, 0.5)
+    )
+    assert random.lengths.mean() > greedy.lengths.mean()
+    assert random.lengths.tolist() == again.lengths.tolist()
+    assert len({*random.lengths.tolist()}) > 1
+    alone = evaluate(always(1), lambda: make_environment(CORRIDOR_ID), seeds[7:8], epsilon=0.5)
+    assert alone.lengths.tolist() == random.lengths[7:8].tolist()
+
+
+def test_clipped_rewards_are_learned_and_returns_are_those_of_the_environment() -> None:
+    actor = Actor(RICH_ID, ActorSeeds(0), always(1), clips_rewards=True)
+    steps = [actor.step(epsilon=0.0) for _ in range(PLACES - 1)]
+    assert {each.step.reward for each in steps} == {-1.0, 1.0}
+    assert steps[-1].episode is not None
+    assert steps[-1].episode.episode_return == pytest.approx(RICHES * BEST_RETURN)
+    actor.close()
 
 
 def test_evaluation_breaks_off_when_told() -> None:

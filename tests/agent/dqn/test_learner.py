@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 from replay_agent.dqn.double_dqn import DoubleDQN, TransitionBatch
-from replay_agent.dqn.learner import DoubleDQNConfig
-from replay_agent.dqn.networks import NetworkSpec
+from replay_agent.dqn.learner import DoubleDQNConfig, Learner
+from replay_agent.dqn.networks import NetworkSpec, build_network
+from torch import nn
 
 SPEC = NetworkSpec((2,), "float32", actions=2, hidden_sizes=(4,), dueling=False)
 CPU = torch.device("cpu")
@@ -54,6 +55,23 @@ def test_priorities_are_absolute_unweighted_td_errors_from_before_the_step(doubl
     shift_target(learner)
     expected = expected_td_errors(learner, batch, double=double)
     assert learner.update(batch).priorities.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("tau", [1.0, 0.01])
+def test_the_target_network_has_the_statistics_of_the_online_network(tau: float) -> None:
+    class Normalized(DoubleDQN):
+        def __init__(self) -> None:
+            network = build_network(SPEC)
+            network.torso = nn.Sequential(nn.BatchNorm1d(2), network.torso)
+            Learner.__init__(self, SPEC, network, DoubleDQNConfig(learning_rate=1e-2, target_tau=tau), CPU)
+
+    learner = Normalized()
+    for _ in range(3):
+        learner.update(make_batch())
+    statistics = dict(learner.target.named_buffers())
+    assert statistics["torso.0.num_batches_tracked"] >= 3
+    for name, online in learner.online.named_buffers():
+        torch.testing.assert_close(statistics[name], online)
 
 
 def test_double_and_plain_dqn_differ_where_the_networks_disagree() -> None:

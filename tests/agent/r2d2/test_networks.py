@@ -47,6 +47,15 @@ def test_places_without_a_step_leave_the_state_as_it_is() -> None:
 
 
 @torch.no_grad()
+def test_all_observations_of_a_burn_in_are_encoded_at_once() -> None:
+    network, seen = network_for((3,), "float32"), observations(2, 6, (3,), "float32")
+    encoded = []
+    network.torso.register_forward_hook(lambda *call: encoded.append(len(call[-1])))
+    network.burn_in(seen, torch.zeros(2, *network.state_shape), torch.ones(2, 6, dtype=torch.bool))
+    assert encoded == [12]
+
+
+@torch.no_grad()
 def test_the_network_remembers_what_it_saw() -> None:
     network, seen = network_for((3,), "float32"), observations(1, 4, (3,), "float32")
     states = torch.zeros(1, *network.state_shape)

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -7,7 +11,7 @@ from typing import get_args
 import pytest
 from replay_agent.acting.environments import inspect_environment
 from replay_agent.settings.actor_settings import load_actor_settings
-from replay_agent.settings.presets import PRESETS
+from replay_agent.settings.presets import preset
 from replay_agent.settings.train_settings import NOT_RESUMED, SETTINGS_FILE, TrainSettings, load_train_settings
 from replay_agent.training.algorithms import network_spec
 
@@ -34,14 +38,51 @@ def test_flags_win_over_the_environment_which_wins_over_the_file_which_wins_over
     monkeypatch.setenv("REPLAY_TRAIN_N_STEP", "6")
     settings = load_train_settings(["--config", str(config), "--batch-size", "33"])
     assert (settings.batch_size, settings.n_step, settings.gamma) == (33, 6, 0.5)
-    assert settings.learning_rate == PRESETS["CartPole-v1"]["learning_rate"]
+    assert settings.learning_rate == preset("CartPole-v1", "dqn")["learning_rate"]
 
 
 def test_a_preset_belongs_to_its_environment() -> None:
-    assert load_train_settings(["--env", "Acrobot-v1"]).solved_return == PRESETS["Acrobot-v1"]["solved_return"]
+    assert load_train_settings(["--env", "Acrobot-v1"]).solved_return == preset("Acrobot-v1", "dqn")["solved_return"]
     unknown = load_train_settings(["--env", "Taxi-v3"])
     assert unknown.solved_return is None
     assert unknown.steps == TrainSettings.model_fields["steps"].default
+
+
+def test_a_preset_belongs_to_its_algorithm() -> None:
+    dqn = load_train_settings(["--env", "CartPole-v1"])
+    r2d2 = load_train_settings(["--env", "CartPole-v1", "--algorithm", "r2d2"])
+    other = load_train_settings(["--env", "Taxi-v3", "--algorithm", "r2d2"])
+    # A gradient step of R2D2 learns from every step of its sequences.
+    learned = [each.replay_ratio * each.batch_size * each.sequence_length for each in (r2d2, other)]
+    assert all(steps <= dqn.replay_ratio * dqn.batch_size for steps in learned)
+
+
+def test_beta_does_not_fall_when_a_run_is_resumed_with_more_steps(tmp_path: Path) -> None:
+    load_train_settings(["--steps", "2000"]).save(tmp_path / SETTINGS_FILE)
+    resumed = load_train_settings(["--resume", str(tmp_path), "--steps", "4000"])
+    assert (resumed.steps, resumed.annealing_steps) == (4000, 2000)
+    assert load_train_settings(["--resume", str(tmp_path), "--beta-steps", "none"]).annealing_steps == 2000
+
+
+def test_settings_that_cannot_be_written_leave_the_old_ones(tmp_path: Path) -> None:
+    path = tmp_path / SETTINGS_FILE
+    load_train_settings(["--seed", "1"]).save(path)
+    with limited_file_size(100), pytest.raises(OSError, match="File too large"):
+        load_train_settings(["--seed", "2"]).save(path)
+    assert load_train_settings(["--resume", str(tmp_path)]).seed == 1
+
+
+@contextmanager
+def limited_file_size(most: int) -> Iterator[None]:
+    """Let this process write files of so many bytes at most."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
 def test_the_network_scales_observations_where_the_settings_say_so() -> None:
@@ -69,11 +110,12 @@ def test_a_resumed_run_keeps_its_settings_unless_they_are_given_anew(tmp_path: P
 def test_early_stopping_that_was_switched_off_stays_off_when_the_run_is_resumed(tmp_path: Path) -> None:
     flags = ["--env", "CartPole-v1", "--solved-return", "none", "--hidden-sizes", "none"]
     first = load_train_settings(flags)
-    assert PRESETS["CartPole-v1"]["solved_return"] is not None
+    assert preset("CartPole-v1", "dqn")["solved_return"] is not None
     assert (first.solved_return, first.hidden_sizes) == (None, None)
     first.save(tmp_path / SETTINGS_FILE)
     resumed = load_train_settings(["--resume", str(tmp_path)])
-    assert resumed.model_dump(exclude={"resume"}) == first.model_dump(exclude={"resume"})
+    left_out = {"resume", "beta_steps"}
+    assert resumed.model_dump(exclude=left_out) == first.model_dump(exclude=left_out)
 
 
 def test_every_setting_that_may_have_no_value_takes_none_back_on_resume(tmp_path: Path) -> None:
@@ -136,7 +178,7 @@ def test_sizes_are_read_from_flags_and_from_the_environment(monkeypatch: pytest.
         ),
         (
             ["--algorithm", "r2d2", "--sequence-length", "998"],
-            "sequence_length 998, n_step 3, learning_starts 1000",
+            "sequence_length 998, n_step 5, learning_starts 1000",
         ),
         (
             ["--algorithm", "r2d2", "--burn-in", "4077", "--sequence-length", "17", "--n-step", "3"],

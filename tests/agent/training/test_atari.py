@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from replay_agent.acting.environments import inspect_environment
+from replay_agent.acting.environments import inspect_environment, make_environment
 from replay_agent.processes.signals import StopRequest
+from replay_agent.settings.train_settings import load_train_settings
 from replay_agent.training.trainer import Ending, Trainer
 from replay_client import ReplayClient
 
@@ -23,6 +24,34 @@ def test_a_game_has_stacks_of_four_gray_frames() -> None:
     info = inspect_environment(PONG)
     assert (info.observation_shape, info.observation_dtype, info.actions) == ((4, 84, 84), "uint8", 6)
     assert (info.stack, info.padding, info.frame_shape) == (4, "repeat", (84, 84))
+
+
+def test_the_ball_of_breakout_is_in_play_without_the_player_pressing_fire() -> None:
+    env = make_environment("ALE/Breakout-v5")
+    _, info = env.reset(seed=0)
+    assert info["lives"] == 5
+    for _ in range(100):
+        *_, info = env.step(0)
+    assert info["lives"] == 4  # without FIRE, the ball would never be launched
+    env.close()
+
+
+def test_a_game_without_fire_and_one_that_is_never_lost_end() -> None:
+    env = make_environment("ALE/Freeway-v5")
+    env.reset(seed=0)
+    env.close()
+    env = make_environment(PONG)
+    assert env.get_wrapper_attr("spec").kwargs["max_num_frames_per_episode"] == 30 * 60 * 60
+    env.close()
+
+
+@pytest.mark.parametrize("game", ["ALE/Pong-v5", "ALE/Breakout-v5", "ALE/Seaquest-v5"])
+def test_every_game_has_a_preset_of_the_field(game: str) -> None:
+    settings = load_train_settings(["--env", game])
+    assert (settings.learning_rate, settings.target_tau, settings.batch_size) == (1e-4, 1.0, 32)
+    assert (settings.clip_rewards, settings.evaluation_epsilon, settings.evaluation_episodes) == (True, 0.01, 20)
+    recurrent = load_train_settings(["--env", game, "--algorithm", "r2d2"])
+    assert (recurrent.sequence_length, recurrent.burn_in, recurrent.clip_rewards) == (80, 40, False)
 
 
 def test_a_game_is_learned_from_frames_that_are_stored_once(
