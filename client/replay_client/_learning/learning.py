@@ -244,7 +244,7 @@ class Learning:
             request.ahead = ahead
             if self._reader.mapped is not None:
                 request.same_host.CopyFrom(self._reader.mapped.request)
-        request.charge = self.charge
+        request.charge, request.refund = max(self.charge, 0), max(-self.charge, 0)
         exchange = Exchange(
             message=request.SerializeToString(), draw=draw, has_update=has_update, batches=batches, charge=self.charge
         )

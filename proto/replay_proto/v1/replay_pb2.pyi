@@ -1662,6 +1662,7 @@ class LearnRequest(google.protobuf.message.Message):
     WANTS_STATE_FIELD_NUMBER: builtins.int
     RANKS_FIELD_NUMBER: builtins.int
     CHARGE_FIELD_NUMBER: builtins.int
+    REFUND_FIELD_NUMBER: builtins.int
     table: builtins.str
     """Name of the table; required in the stream's first message, and the same or empty later."""
     table_uid: builtins.bytes
@@ -1675,9 +1676,12 @@ class LearnRequest(google.protobuf.message.Message):
     wants_state: builtins.bool
     """If true, the response has the `state`."""
     charge: builtins.int
-    """Number of samples that the rate limiter shall count as drawn, before the draw, as far as its bounds allow. Negative:
-    it shall count fewer samples, because those of another shard were charged instead. Only with a rate limiter; it does
-    not check `min_size`, because the number of rows in all shards counts.
+    """Number of samples that the rate limiter shall count as drawn, before the draw, as far as its bounds allow; at least
+    0. Only with `samples_per_insert`. It does not check `min_size`, because the number of rows in all shards counts.
+    """
+    refund: builtins.int
+    """Number of samples that the rate limiter shall no longer count as drawn, as far as its bounds allow, because those of
+    another shard were charged instead; at least 0. Only with `samples_per_insert`.
     """
     @property
     def update(self) -> global___PriorityUpdate:
@@ -1708,9 +1712,10 @@ class LearnRequest(google.protobuf.message.Message):
         wants_state: builtins.bool = ...,
         ranks: global___RankQuery | None = ...,
         charge: builtins.int = ...,
+        refund: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["draw", b"draw", "ranks", b"ranks", "same_host", b"same_host", "update", b"update"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ahead", b"ahead", "batches", b"batches", "charge", b"charge", "draw", b"draw", "ranks", b"ranks", "same_host", b"same_host", "table", b"table", "table_uid", b"table_uid", "update", b"update", "wants_state", b"wants_state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ahead", b"ahead", "batches", b"batches", "charge", b"charge", "draw", b"draw", "ranks", b"ranks", "refund", b"refund", "same_host", b"same_host", "table", b"table", "table_uid", b"table_uid", "update", b"update", "wants_state", b"wants_state"]) -> None: ...
 
 global___LearnRequest = LearnRequest
 
@@ -1785,7 +1790,7 @@ class LearnResponse(google.protobuf.message.Message):
     table_uid: builtins.bytes
     """The table's uid."""
     charged: builtins.int
-    """Number of samples that were charged: from 0 to the request's `charge`."""
+    """Number of samples that were charged, at most the request's `charge`, less those that were refunded."""
     rows: builtins.bytes
     """Rows of the batches, one batch after another, each with all its columns; none if the client copies them itself."""
     @property

@@ -226,7 +226,7 @@ class ReplayServiceServicer(object):
         """A learner's stream: each request may update priorities and then draw batches. Replies come in the order of the
         requests. An update affects all later draws on the stream. A refused request ends the stream; earlier requests
         stay in effect.
-        Right: read; with an update, also write.
+        Right: read; with an update, a charge or a refund, also write.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -134,7 +134,7 @@ class ReplayServiceStub:
     """A learner's stream: each request may update priorities and then draw batches. Replies come in the order of the
     requests. An update affects all later draws on the stream. A refused request ends the stream; earlier requests
     stay in effect.
-    Right: read; with an update, also write.
+    Right: read; with an update, a charge or a refund, also write.
     """
 
     Stats: grpc.UnaryUnaryMultiCallable[
@@ -302,7 +302,7 @@ class ReplayServiceAsyncStub:
     """A learner's stream: each request may update priorities and then draw batches. Replies come in the order of the
     requests. An update affects all later draws on the stream. A refused request ends the stream; earlier requests
     stay in effect.
-    Right: read; with an update, also write.
+    Right: read; with an update, a charge or a refund, also write.
     """
 
     Stats: grpc.aio.UnaryUnaryMultiCallable[
@@ -492,7 +492,7 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
         """A learner's stream: each request may update priorities and then draw batches. Replies come in the order of the
         requests. An update affects all later draws on the stream. A refused request ends the stream; earlier requests
         stay in effect.
-        Right: read; with an update, also write.
+        Right: read; with an update, a charge or a refund, also write.
         """
 
     @abc.abstractmethod

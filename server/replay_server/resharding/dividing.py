@@ -10,7 +10,8 @@ from replay_proto.errors import FieldError
 from replay_proto.rate_limit import divided
 
 from replay_server.resharding.parts import OldTable, ReshardError
-from replay_server.storage.shard_map import MOST_ID, Shard, ShardMap
+from replay_server.storage.ranges import SAMPLED, SHARD_IDS
+from replay_server.storage.shard_map import Shard, ShardMap
 from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import UID_BYTES
 from replay_server.storage.table_state import TableState
@@ -34,8 +35,10 @@ def new_map(old: ShardMap | None, addresses: Sequence[str]) -> ShardMap:
         ReshardError: an address occurs twice or is too long, or the ids are used up.
     """
     first = 1 if old is None else old.shards[-1].id + 1  # without a map, keys had the id 0
-    if first + len(addresses) - 1 > MOST_ID:
-        raise ReshardError(f"expected fewer new servers: ids of shards end at {MOST_ID}, and {first - 1} is in use")
+    if first + len(addresses) - 1 > SHARD_IDS.most:
+        raise ReshardError(
+            f"expected fewer new servers: ids of shards end at {SHARD_IDS.most}, and {first - 1} is in use"
+        )
     shards = tuple(Shard(first + number, address, "active") for number, address in enumerate(addresses))
     try:
         return ShardMap(secrets.token_bytes(UID_BYTES), 1, shards).checked()
@@ -121,7 +124,7 @@ def new_states(old: Sequence[TableState], config: TableConfig, sizes: Sequence[i
                 inserted=gone + size,
                 floor=gone + max(0, size - config.capacity),
                 counted_from=gone - counted_gone,
-                sampled=sampled_to_here - sampled_so_far,
+                sampled=SAMPLED.nearest(sampled_to_here - sampled_so_far),
             )
         )
         sampled_so_far = sampled_to_here

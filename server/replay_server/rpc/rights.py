@@ -59,12 +59,12 @@ TO_ADMINISTER_ALL = Demand(None, lambda caller, _named, _: caller.check_on_all(R
 def _check_learn(caller: Caller, named: Any, stream_table: str) -> None:
     table = named.table or stream_table
     caller.check(Right.READ, table)
-    if named.HasField("update"):
+    if named.HasField("update") or named.charge or named.refund:
         caller.check(Right.WRITE, table)
 
 
-TO_LEARN = Demand(only(replay_pb2.LearnRequest, "table", "update"), _check_learn)
-"""The right to read the table; if the request has an update, also the right to write to it."""
+TO_LEARN = Demand(only(replay_pb2.LearnRequest, "table", "update", "charge", "refund"), _check_learn)
+"""The right to read the table; if the request has an update, a charge or a refund, also the right to write to it."""
 
 
 def to_copy(most: int) -> Demand:

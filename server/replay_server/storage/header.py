@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from replay_proto.layout import HEADER_FILE, HEADER_WORDS, WRITE_HORIZON
 
 from replay_server.files.mapped_file import MappedFile
-from replay_server.storage.table_state import RESETTING, STATE_FIELDS, STATE_WORDS, StateField, TableState
+from replay_server.storage.ranges import RESETTING
+from replay_server.storage.table_state import STATE_FIELDS, STATE_WORDS, StateField, TableState
 
 FIRST_STATE_WORD = WRITE_HORIZON + 1
 """Index of the word with the first field of the `TableState`; the other fields follow."""

@@ -1,7 +1,7 @@
 """The counters of a table, stored together in the header, sync points and checkpoints.
 
 The header stores each counter in one aligned word, so each store is atomic. A reset changes several counters, but
-storing a single word commits it; see `RESETTING`.
+storing a single word commits it; see `replay_server.storage.ranges.RESETTING`.
 """
 
 from __future__ import annotations
@@ -9,11 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-MAX_KEY = (1 << 48) - 1
-"""The top 16 bits of a key are reserved."""
-RESETTING = -(1 << 63)
-"""Value of ``sampled`` during a reset; a server that reads it completes the reset."""
-_MOST_SAMPLED = 1 << 62
+from replay_server.storage.ranges import KEYS, RESETTING, SAMPLED
 
 StateField = Literal["inserted", "floor", "counted_from", "delivered", "sampled"]
 
@@ -61,9 +57,10 @@ class TableState(NamedTuple):
     def check(self, times: int) -> None:
         """Raise `ValueError` unless the state is consistent."""
         if (
-            not 0 <= self.counted_from <= self.floor <= self.inserted <= MAX_KEY
+            not 0 <= self.counted_from <= self.floor <= self.inserted
+            or self.inserted not in KEYS
             or not 0 <= self.delivered <= self.inserted * times
-            or abs(self.sampled) > _MOST_SAMPLED
+            or self.sampled not in SAMPLED
         ):
             raise ValueError(f"expected the state of a table, found {self._asdict()}")
 

@@ -13,6 +13,7 @@ from replay_proto.rate_limit import RateLimit
 from replay_server import errors
 from replay_server.errors import Lack
 from replay_server.storage.header import Header
+from replay_server.storage.ranges import SAMPLED
 from replay_server.storage.table_config import TableConfig
 from replay_server.table.gates import Gate
 from replay_server.table.items.items import Items
@@ -121,7 +122,7 @@ class LimiterGate(Gate):
     def count_drawn(self, rows: int) -> None:
         """Add the samples to the count in the table's state."""
         self._granted -= rows
-        self._header.store("sampled", self._header.state.sampled + rows)
+        self._count(rows)
 
     def count_failed(self, rows: int) -> None:
         """Do nothing: the samples stay counted."""
@@ -129,20 +130,26 @@ class LimiterGate(Gate):
     def charge(self, samples: int) -> int:
         """Count samples of a distributed table as drawn, but no more than the bounds allow.
 
-        Args:
-            samples: number to count. If negative, take back that many, because another shard was charged instead.
+        Returns:
+            Number of samples counted, from 0 to ``samples``.
+        """
+        # The whole table has min_size rows, although this shard may have fewer.
+        return self._count(samples_allowed(self.limit, self.counters._replace(size=self.limit.min_size), samples))
+
+    def refund(self, samples: int) -> int:
+        """Take back samples, because another shard was charged instead, but no more than the bounds allow.
 
         Returns:
-            Number of samples counted, between 0 and ``samples``; negative if samples were taken back.
+            Number of samples taken back, from 0 to ``samples``.
         """
-        limit, counters = self.limit, self.counters
-        if samples >= 0:
-            # The whole table has min_size rows, although this shard may have fewer.
-            charged = samples_allowed(limit, counters._replace(size=limit.min_size), samples)
-        else:
-            charged = -min(-samples, max(0, math.floor(limit.max_diff - difference(limit, counters))))
-        self._header.store("sampled", self._header.state.sampled + charged)
-        return charged
+        return -self._count(-min(samples, max(0, math.floor(self.limit.max_diff - self.difference))))
+
+    def _count(self, samples: int) -> int:
+        """Add samples to the count in the table's state, which stops at the ends of its range; return the change."""
+        before = self._header.state.sampled
+        after = SAMPLED.nearest(before + samples)
+        self._header.store("sampled", after)
+        return after - before
 
     def begin_anew(self, items: Items) -> None:
         """Forget all grants, and count drawable rows in ``items``."""

@@ -23,6 +23,7 @@ from replay_server.backends.index import DEAD_PRIORITY, PriorityIndex, live_slot
 from replay_server.files.mapped_file import NoSpaceError
 from replay_server.storage.power_loss.recovery import PRIORITIES_FILE
 from replay_server.storage.power_loss.row_checksums import origin_word
+from replay_server.storage.ranges import KEYS
 from replay_server.storage.runs import Runs
 from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import DamagedTableError, TableDirectory
@@ -269,11 +270,16 @@ class Table:
         return max(self.largest_priority, self.others_largest_priority) or FIRST_PRIORITY
 
     def reserve(self, count: int) -> None:
-        """Reserve space for this many more rows. May run in any thread.
+        """Reserve keys and space for this many more rows. May run in any thread.
 
         Raises:
-            RequestError: NO_SPACE; nothing has changed.
+            RequestError: NO_SPACE, or TOO_LARGE if no keys are left; nothing has changed.
         """
+        inserted = self.inserted + count
+        if inserted > KEYS.most:
+            raise errors.too_large(
+                "rows ever inserted into a table", KEYS.most, inserted, "bits of a key; use another table"
+            )
         try:
             self.directory.rows.reserve(self.inserted, count)
         except NoSpaceError:

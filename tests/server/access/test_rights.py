@@ -41,6 +41,8 @@ Read               read on the table
 UpdatePriorities   write on the table
 Learn              read on the table
 Learn:update       read on the table, write on the table
+Learn:charge       read on the table, write on the table
+Learn:refund       read on the table, write on the table
 Stats              read on any
 Stats:table        read on the table
 Checkpoint         admin on all
@@ -92,6 +94,8 @@ def request_of(call: str, table: str, other: str, series: str) -> Message:
         )
     if call == "Learn:update":
         return replay_pb2.LearnRequest(table=table, update=replay_pb2.PriorityUpdate())
+    if rpc == "Learn" and kind:
+        return replay_pb2.LearnRequest(table=table, **{kind: 1})  # type: ignore[arg-type]
     message: Message = getattr(replay_pb2, f"{rpc}Request")()
     if "table" in message.DESCRIPTOR.fields_by_name and call != "Stats":
         message.table = table  # type: ignore[attr-defined]

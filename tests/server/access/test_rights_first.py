@@ -133,10 +133,14 @@ def test_more_names_than_there_can_be_tables_are_too_many(channel: grpc.Channel)
 
 
 PARTS = st.one_of(
-    st.builds(bytes_field, st.integers(1, 7), st.binary(max_size=6)),
+    st.builds(bytes_field, st.integers(1, 11), st.binary(max_size=6)),
     st.builds(lambda text: bytes_field(1, text.encode()), st.text(max_size=4)),
     st.builds(lambda text: bytes_field(1, bytes_field(1, text.encode())), st.text(max_size=4)),
-    st.builds(lambda bits: bytes([0x08]) + bits, st.sampled_from([b"\x01", b"\x80\x01"])),
+    st.builds(
+        lambda number, bits: bytes([number << 3]) + bits,
+        st.sampled_from([1, 10, 11]),
+        st.sampled_from([b"\x01", b"\x80\x01"]),
+    ),
     st.builds(lambda number: bytes([0x09]) + struct.pack("<d", number), st.floats()),
     st.sampled_from([b"\x8a\x80\x00\x01a", b"\x0b\x0a\x01x\x0c", b"\x8a\x80\x80\x80\x10\x01b"]),
 )
@@ -146,7 +150,7 @@ PARTS = st.one_of(
     ("message_type", "paths"),
     [
         (replay_pb2.CreateTableRequest, ["config.name"]),
-        (replay_pb2.LearnRequest, ["table", "update"]),
+        (replay_pb2.LearnRequest, ["table", "update", "charge", "refund"]),
         (replay_pb2.StatsRequest, ["table"]),
     ],
 )
@@ -164,9 +168,9 @@ def test_what_is_read_first_is_what_is_read_later(
 
 
 def seen(message: Message, path: str) -> object:
-    """The text of a field, or whether the field is present if it is not text."""
+    """The text or number of a field, or whether a message is present."""
     *within, name = path.split(".")
     for part in within:
         message = getattr(message, part)
     value = getattr(message, name)
-    return value if isinstance(value, str) else message.HasField(name)
+    return value if isinstance(value, str | int) else message.HasField(name)

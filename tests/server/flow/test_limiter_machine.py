@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from replay_proto.errors import FieldError
 from replay_proto.rate_limit import ErrorBuffer, RateLimit
-from replay_server.storage.table_state import MAX_KEY
+from replay_server.storage.ranges import KEYS
 from replay_server.table.limiter import Counters, difference, insert_allowed, samples_allowed, samples_needed
 
 from tests.support.examples import examples
@@ -132,6 +132,7 @@ TestLimiting = Limiting.TestCase
 TestLimiting.settings = settings(max_examples=examples(100), stateful_step_count=40)
 
 
+MAX_KEY = KEYS.most
 COUNTERS = st.sampled_from([0, 1, 1000, MAX_KEY // 2, MAX_KEY]) | st.integers(0, MAX_KEY)
 NUMBERS = (
     st.floats()

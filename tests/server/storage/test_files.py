@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from replay_server.files.mapped_file import RESERVE_STEP_BYTES, MappedFile, NoSpaceError
 from replay_server.storage.header import FIRST_STATE_WORD, Header
-from replay_server.storage.table_state import RESETTING, STATE_FIELDS, STATE_WORDS, TableState
+from replay_server.storage.ranges import RESETTING
+from replay_server.storage.table_state import STATE_FIELDS, STATE_WORDS, TableState
 
 CAPACITY = 100
 

@@ -128,7 +128,7 @@ class SamplingHandlers:
             self._check_size(table, wanted)
             if wanted.is_gated and not self._replaces_batch(table, wanted.same_host):
                 self._catalog.waiters.check_draw(table, wanted.rows, wanted.wait_s)
-        of_shards = message.HasField("ranks") or message.charge
+        of_shards = message.HasField("ranks") or message.charge or message.refund
         if of_shards:
             self._check_shard_request(table, message)
         response = replay_pb2.LearnResponse(table_uid=table.uid)
@@ -165,8 +165,12 @@ class SamplingHandlers:
 
     def _check_shard_request(self, table: Table, message: replay_pb2.LearnRequest) -> None:
         """Check the fields that clients send only if the table is divided among several servers."""
-        if message.charge and not isinstance(table.gate, LimiterGate):
-            raise FieldError("charge", "0 for a table without a rate limiter", str(message.charge))
+        for field, samples in (("charge", message.charge), ("refund", message.refund)):
+            fields.at_least(field, 0, samples)
+            if samples and not (
+                isinstance(table.gate, LimiterGate) and table.gate.limit.samples_per_insert is not None
+            ):
+                raise FieldError(field, "0 for a table without samples_per_insert", str(samples))
         query = message.ranks
         if message.HasField("ranks") and not (isinstance(table.draws, PriorityDraws) and table.draws.ranked):
             raise FieldError("ranks", "none for a table with another backend than rank", "questions about ranks")
@@ -177,16 +181,16 @@ class SamplingHandlers:
         self, table: Table, message: replay_pb2.LearnRequest, response: replay_pb2.LearnResponse
     ) -> None:
         """Answer the part of the request that `_check_shard_request` has checked."""
-        if message.charge:
-            response.charged = self._charge(table, message.charge)
+        if message.charge or message.refund:
+            response.charged = self._charge(table, message.charge, message.refund)
         if message.HasField("ranks"):
             priorities = fields.numbers("ranks.priorities", message.ranks.priorities)
             response.ranks.CopyFrom(_ranks(table, message.ranks.draws, priorities))
 
-    def _charge(self, table: Table, samples: int) -> int:
+    def _charge(self, table: Table, samples: int, refunded: int) -> int:
         """Charge samples to the rate limiter, serve calls that may now proceed, and return how many were charged."""
         assert isinstance(table.gate, LimiterGate)
-        charged = table.gate.charge(samples)
+        charged = table.gate.charge(samples) - table.gate.refund(refunded)
         self._catalog.waiters.changed(table)
         return charged
 

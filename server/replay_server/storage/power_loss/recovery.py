@@ -37,9 +37,10 @@ from replay_server.files.mapped_file import MappedFile
 from replay_server.storage.header import FIRST_STATE_WORD, LOST, state_in
 from replay_server.storage.power_loss.row_checksums import RowChecksums, inserts_in, short_sequence, writer_tag
 from replay_server.storage.power_loss.sync_point import SYNC_POINT_FILE, SyncPoint, SyncPoints
+from replay_server.storage.ranges import SAMPLED
 from replay_server.storage.row_store import RowStore
 from replay_server.storage.table_config import TableConfig
-from replay_server.storage.table_state import MAX_KEY, TableState
+from replay_server.storage.table_state import TableState
 from replay_server.storage.writer_records import FILE_NAME as WRITERS_FILE
 from replay_server.storage.writer_records import WRITER_RECORDS_BYTES, WriterRecords, ids_in
 
@@ -246,7 +247,7 @@ def _within(limit: RateLimit, inserted: int, sampled: int) -> int:
         return sampled
     owed = inserted * limit.samples_per_insert
     least, most = math.ceil(owed - limit.max_diff), math.floor(owed - limit.min_diff)
-    return min(max(0, min(max(sampled, least), most)), MAX_KEY)
+    return SAMPLED.nearest(min(max(sampled, least), most))
 
 
 def _apply(folder: Path, config: TableConfig, point: SyncPoint) -> None:
