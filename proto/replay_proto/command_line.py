@@ -118,12 +118,17 @@ def run_app(app: App, arguments: Sequence[str] | None = None) -> Any:
         print(end="", flush=True)
         return result
     except BrokenPipeError:  # the other end of the pipe has been closed, for example by `head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes the rest at exit
+        discard_output()
         sys.exit(EXIT_BROKEN_PIPE)
     except CycloptsError as error:
         for fault in _faults_of(error):
             print(f"{app.name[0]}: {fault}", file=sys.stderr)
         sys.exit(EXIT_USAGE)
+
+
+def discard_output() -> None:
+    """Let what is still printed go nowhere, after a failed write: Python flushes the rest at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def given(arguments: ArgumentCollection, setting: str) -> str | None:

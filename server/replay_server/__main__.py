@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from replay_proto.extras import needs_extras
 from replay_proto.quiet import quiet_grpc
 
+from replay_server.files.standard_error import open_closed_streams
 from replay_server.process.garbage import loading
 
 if TYPE_CHECKING:
@@ -17,13 +20,21 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Parse the command line and run the server."""
+    # The kernel discards the signals that the first process of a container has no handler for.
+    signal.signal(signal.SIGTERM, _exit)
+    open_closed_streams()
     quiet_grpc()
     # Import lazily to answer fast: importing the settings takes 0.3 s, the server 1 s.
     with needs_extras("replay-server", "server"):
         from replay_server.process.settings import read_command_line
 
         settings = read_command_line(sys.argv[1:])
-        run = load_server()
+        from replay_server.errors import FatalError
+
+        try:
+            run = load_server()
+        except FatalError as error:
+            sys.exit(f"replay-server: {error}")
     run(settings)
 
 
@@ -32,6 +43,10 @@ def load_server() -> Callable[[ServerSettings], None]:
     with loading():
         from replay_server.process.main import run
     return run
+
+
+def _exit(_number: int, _frame: FrameType | None) -> None:
+    sys.exit(0)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from email.message import Message
 from typing import Any
 
+import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.server_process import ServerProcess
@@ -93,6 +94,16 @@ class Scrape:
         """The sample of an RPC; 0 if there is none."""
         found = {"grpc_method": method, "grpc_service": "replay.v1.ReplayService", "grpc_type": kind, **labels}
         return self._values.get((name, frozenset(found.items())), 0.0)
+
+
+def listening_ports(server: ServerProcess) -> set[tuple[str, int]]:
+    """Addresses on which a server listens."""
+    connections = psutil.Process(server.pid).net_connections("tcp")
+    return {
+        (each.laddr.ip.removeprefix("::ffff:"), each.laddr.port)
+        for each in connections
+        if each.status == psutil.CONN_LISTEN
+    }
 
 
 def scrape(server: ServerProcess, token: str = "", context: ssl.SSLContext | None = None) -> Scrape:

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 from replay_proto.access.serving import configure_listeners, only_message, server_options
+from replay_proto.addresses import host_and_port
 from replay_proto.errors import FieldError
 from replay_proto.v1 import learner_pb2
 
@@ -86,12 +87,12 @@ class LearnerServer:
     @property
     def address(self) -> str:
         """HOST:PORT that it listens on."""
-        return f"{self.host}:{self.port}"
+        return host_and_port(self.host, self.port)
 
     @property
     def local_address(self) -> str:
         """HOST:PORT for processes on this machine."""
-        return f"127.0.0.1:{self.port}" if self.host in ("0.0.0.0", "[::]", "") else self.address
+        return f"127.0.0.1:{self.port}" if self.host in ("0.0.0.0", "::", "[::]", "") else self.address
 
     def close(self) -> None:
         """Finish running calls and stop. Idempotent."""
@@ -110,7 +111,7 @@ class LearnerServer:
         )
         handlers = {name: self._unary(*method) for name, method in service.methods().items()}
         self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, handlers)])
-        address = f"{self.host}:{port}"
+        address = host_and_port(self.host, port)
         try:
             if credentials is None:
                 bound = self._server.add_insecure_port(address)

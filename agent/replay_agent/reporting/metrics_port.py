@@ -11,6 +11,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+from replay_proto.addresses import host_and_port
 
 from replay_agent.reporting.progress import ProgressView
 from replay_agent.reporting.status import Status
@@ -54,7 +55,9 @@ class MetricsPort(ProgressView, Collector):
         try:
             self._server = make_server(host, port, make_wsgi_app(registry), _Server, _Handler)
         except OSError as error:
-            raise ValueError(f"expected an http_host and http_port to listen on, got {host}:{port}: {error}") from error
+            raise ValueError(
+                f"expected an http_host and http_port to listen on, got {host_and_port(host, port)}: {error}"
+            ) from error
         self._server.timeout = _LOOK_S
         self._has_ended = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="metrics", daemon=True)

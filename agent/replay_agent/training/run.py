@@ -12,6 +12,7 @@ from replay_client import LocalServer, LocalServerError, ReplayClient, ReplayErr
 from replay_client.security import token_from_environment
 from replay_proto.access.exposure import ExposedError, check_exposure, is_loopback
 from replay_proto.access.watched import UnusableFileError
+from replay_proto.addresses import host_and_port
 from rich.console import Console
 from safetensors.torch import save_file
 
@@ -182,8 +183,7 @@ def _train(settings: TrainSettings, trainer: Trainer, run: RunDirectory, pool: P
         if settings.http_port is not None:
             port = MetricsPort(progress, settings.http_host, settings.http_port)
             progress = stack.enter_context(port)
-            host = f"[{settings.http_host}]" if ":" in settings.http_host else settings.http_host
-            log.info("metrics at http://%s:%d/metrics", host, port.port)
+            log.info("metrics at http://%s/metrics", host_and_port(settings.http_host, port.port))
         try:
             return _train_and_save(trainer, run, progress, pool)
         except DivergedError as error:

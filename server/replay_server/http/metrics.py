@@ -25,6 +25,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from replay_server import __version__
+from replay_server.files.standard_error import STANDARD_ERROR
 from replay_server.http.snapshot import ServerSnapshot, TableSnapshot
 from replay_server.rpc.endpoint import AnyEndpoint
 from replay_server.rpc.endpoints import SERVICE
@@ -86,6 +87,11 @@ def metrics(snapshot: ServerSnapshot) -> Iterator[Metric]:
     )
     yield GaugeMetricFamily(
         "replay_storage_size_bytes", "Size of the tables' file system.", snapshot.storage.size_bytes
+    )
+    yield CounterMetricFamily(
+        "replay_log_lines_dropped",
+        "Lines of the log that were dropped, because standard error could not be written, or not fast enough.",
+        STANDARD_ERROR.lines_dropped,
     )
     yield from _PROCESS.collect()
     yield from _of_methods(snapshot.endpoints.items())

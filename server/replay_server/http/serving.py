@@ -18,6 +18,7 @@ from typing import Final
 
 import uvicorn
 from replay_proto.access.serving import hold_back_silent
+from replay_proto.addresses import host_and_port
 from starlette.types import ASGIApp, Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
@@ -64,7 +65,7 @@ class HttpServer:
                 (host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=dualstack
             )
         except OSError as error:
-            raise FatalError(f"cannot listen on {host}:{port} for HTTP: {error.strerror}") from error
+            raise FatalError(f"cannot listen on {host_and_port(host, port)} for HTTP: {error.strerror}") from error
         self._listener.setblocking(False)
         hold_back_silent(self._listener)
         self._context = context

@@ -13,6 +13,7 @@ import numpy as np
 from numba.core import types as numba_types
 from numpy.typing import NDArray
 
+from replay_server.errors import FatalError
 from replay_server.kernels import kernel_cache
 
 log = logging.getLogger(__name__)
@@ -30,6 +31,9 @@ KERNELS: list[Any] = []
 """The numba dispatchers of all kernels; `replay_server.process.warming` compiles them."""
 
 types: Any = numba_types
+
+if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]  # numba sets it from the environment
+    raise FatalError("NUMBA_DISABLE_JIT: expected 0 or nothing, because kernels must be compiled, got 1; unset it")
 
 
 def kernel(function: Kernel) -> Kernel:

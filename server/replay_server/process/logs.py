@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from datetime import UTC, datetime
 from typing import Final, Literal
+
+from replay_server.files.standard_error import STANDARD_ERROR
 
 LogFormat = Literal["text", "json"]
 _TEXT: Final = "%(asctime)s %(levelname)-7s %(name)s  %(message)s"
@@ -19,8 +20,9 @@ _OWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"
 
 
 def set_up_logging(level: str, form: LogFormat) -> None:
-    """Log to standard error; ``level`` is a name such as ``info``."""
-    handler = logging.StreamHandler(sys.stderr)
+    """Log to standard error, from a thread; ``level`` is a name such as ``info``."""
+    STANDARD_ERROR.start()
+    handler = logging.StreamHandler(STANDARD_ERROR)
     handler.setFormatter(logging.Formatter(_TEXT) if form == "text" else JsonLines())
     logging.basicConfig(level=level.upper(), handlers=[handler])
 

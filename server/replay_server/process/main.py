@@ -19,7 +19,9 @@ import uvloop
 from replay_proto.access.certificates import RENEWAL_S, ServerCertificates
 from replay_proto.access.exposure import is_loopback
 from replay_proto.access.watched import UnusableFileError
+from replay_proto.addresses import host_and_port
 from replay_proto.child_process import when_parent_dies
+from replay_proto.command_line import discard_output
 from replay_proto.errors import FieldError
 
 from replay_server import __version__
@@ -30,6 +32,7 @@ from replay_server.checkpoint.store import Checkpoints
 from replay_server.errors import FatalError, RequestError
 from replay_server.files import trust
 from replay_server.files.many_files import allow_many_files
+from replay_server.files.standard_error import STANDARD_ERROR
 from replay_server.http.snapshot import View
 from replay_server.process.garbage import collect_rarely, loading
 from replay_server.process.server import ReplayServer
@@ -75,8 +78,9 @@ async def serve(settings: ServerSettings) -> None:
         UnusableFileError: if the tokens or certificates cannot be used.
     """
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
     if settings.exit_with_parent:
         _stop_with_parent(stop)
     authenticator, certificates = Authenticator(settings.tokens), _certificates(settings)
@@ -115,7 +119,7 @@ async def serve(settings: ServerSettings) -> None:
         await server.start()
         view.state = "ready"
         log.info("version %s, tables in %s", __version__, root.path)
-        print(f"replay-server listening on {settings.host}:{port}", flush=True)
+        await _announce(settings.host, port)
         periodic = [asyncio.create_task(collect_rarely())]
         if checkpoints is not None and settings.checkpoint_every is not None:
             periodic.append(asyncio.create_task(checkpoints.create_every(settings.checkpoint_every)))
@@ -139,6 +143,16 @@ async def serve(settings: ServerSettings) -> None:
             finally:
                 root.close()
     log.info("stopped")
+
+
+async def _announce(host: str, port: int) -> None:
+    """Say on standard output that the server is ready, after all that it has logged until now."""
+    await asyncio.to_thread(STANDARD_ERROR.drain)
+    try:
+        print(f"replay-server listening on {host_and_port(host, port)}", flush=True)
+    except OSError as error:
+        log.warning("standard output cannot be written to: %s", error)
+        discard_output()
 
 
 async def _warm_up(stop: asyncio.Event) -> bool:
@@ -218,8 +232,7 @@ async def _http(
     served = HttpServer(Routes(view, readers, page).app(), settings.http_host, settings.http_port, context)
     served.start()
     making = asyncio.create_task(feed.run(), name="live page")
-    host = f"[{settings.http_host}]" if ":" in settings.http_host else settings.http_host
-    url = f"{'http' if context is None else 'https'}://{host}:{served.port}"
+    url = f"{'http' if context is None else 'https'}://{host_and_port(settings.http_host, served.port)}"
     log.info("live page at %s/, metrics at %s/metrics", url, url)
     try:
         yield

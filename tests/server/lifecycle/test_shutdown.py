@@ -25,7 +25,7 @@ WRITER = b"0123456789abcdef"
 
 
 @wire_only
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_server_that_is_told_to_end_exits_with_0_and_leaves_nothing(
     start_server: StartServer, call: Call, tmp_path: Path, number: signal.Signals
 ) -> None:

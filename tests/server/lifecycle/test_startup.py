@@ -23,6 +23,7 @@ from replay_server.storage.table_directory import TableDirectory
 
 from tests.support.caller import Caller, make_draw
 from tests.support.deadlines import PATIENCE_S, wait_until
+from tests.support.http_port import listening_ports
 from tests.support.refusals import code_of, refused
 from tests.support.rows import WHOLE
 from tests.support.server_process import ServerProcess, run_to_its_end, server_command, server_environment
@@ -53,16 +54,6 @@ def taken_port() -> Iterator[int]:
     """A port that is already in use."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener.getsockname()[1]
-
-
-def listening_ports(server: ServerProcess) -> set[tuple[str, int]]:
-    """Addresses on which a server listens."""
-    connections = psutil.Process(server.pid).net_connections("tcp")
-    return {
-        (each.laddr.ip.removeprefix("::ffff:"), each.laddr.port)
-        for each in connections
-        if each.status == psutil.CONN_LISTEN
-    }
 
 
 def started_in(folder: Path) -> list[Path]:

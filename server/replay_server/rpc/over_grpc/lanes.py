@@ -17,6 +17,7 @@ from typing import Final
 
 import grpc
 from replay_proto.access.serving import configure_listeners, connections_that_fit, listeners
+from replay_proto.addresses import host_and_port
 
 from replay_server.errors import FatalError
 
@@ -64,19 +65,19 @@ class Lanes:
         Raises:
             FatalError: if the server cannot listen on the address.
         """
-        host = f"[{host}]" if ":" in host else host
         first, *others = self._servers
         try:
-            port = _add_port(first, f"{host}:{port}", credentials)
+            port = _add_port(first, host_and_port(host, port), credentials)
         except RuntimeError as error:
             raise FatalError(
-                f"cannot listen on {host}:{port}: the port may be in use, or the address not on this machine"
+                f"cannot listen on {host_and_port(host, port)}: the port may be in use, or the address not on this "
+                "machine"
             ) from error
         if others:
             for found in listeners(port):
                 found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             for other in others:
-                _add_port(other, f"{host}:{port}", credentials)
+                _add_port(other, host_and_port(host, port), credentials)
             choose_by_host(port, len(self._servers))
         configure_listeners(port)
         return port
