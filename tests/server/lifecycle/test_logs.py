@@ -12,6 +12,7 @@ from typing import Any
 from replay_server.process.logs import JsonLines
 
 from tests.support.caller import Caller
+from tests.support.deadlines import wait_until
 from tests.support.server_process import ServerProcess, run_to_its_end
 
 JSON = ("--log-format", "json")
@@ -33,6 +34,7 @@ def test_every_event_is_a_line_with_table_client_and_duration(
     caller.checkpoint("seen")
     table.reset()
     table.drop()
+    wait_until(lambda: "table seen dropped" in server.log(), "everything is logged")
     found = {event["message"].partition(":")[0]: event for event in events(server)}
     for message, field in {
         "table seen created": ("table", "seen"),
@@ -58,13 +60,15 @@ def test_calls_add_nothing_to_the_log(
 ) -> None:
     server = start_server(*JSON)
     table = call(server).create()
+    wait_until(lambda: "created" in server.log(), "the table is logged")
     before = len(events(server))
     for _ in range(20):
         table.insert(range(3))
         table.sample(2)
         table.update([0], [1.0])
     table.stats()
-    assert len(events(server)) == before
+    server.terminate()
+    assert [event["message"] for event in events(server)[before:]] == ["stopping", "stopped"]
 
 
 def test_a_server_that_cannot_start_says_so_in_json(tmp_path: Path) -> None:
