@@ -68,7 +68,7 @@ def good_request(method: str, table: CalledTable) -> Message:
         "ReportShard": replay_pb2.ReportShardRequest(
             table=name,
             table_uid=uid,
-            report=replay_pb2.ShardReport(shard_id=1, inserted=9, size=7, total_mass=2.5),
+            report=replay_pb2.ShardReport(shard_id=3, inserted=9, size=7, total_mass=2.5),
         ),
         "Inspect": replay_pb2.InspectRequest(table=name, table_uid=uid),
     }

@@ -1559,7 +1559,7 @@ class PriorityUpdate(google.protobuf.message.Message):
     """float64[n], finite and not negative: the absolute TD error, before any exponent."""
     others_largest: builtins.float
     """Largest priority in the other shards of a distributed table, finite and not negative. Rows that are inserted
-    without a priority get at least this one, until a later update changes it.
+    without a priority get at least this one, until a later update changes it, or the table is reset.
     """
     def __init__(
         self,
@@ -2272,13 +2272,13 @@ class ShardReport(google.protobuf.message.Message):
     SIZE_FIELD_NUMBER: builtins.int
     TOTAL_MASS_FIELD_NUMBER: builtins.int
     shard_id: builtins.int
-    """The shard's id in the shard map."""
+    """The shard's id in the server's shard map."""
     inserted: builtins.int
-    """Rows ever inserted. Of several reports, the one with the most counts."""
+    """Rows ever inserted, at most 2^48 - 1. Of several reports, the one with the most counts."""
     size: builtins.int
-    """Live rows at that time."""
+    """Live rows at that time: at most `inserted`, and at most the capacity of the whole table."""
     total_mass: builtins.float
-    """Mass of the rows that could be drawn at that time; 0 if unknown."""
+    """Mass of the rows that could be drawn at that time, at most 2^948; 0 if unknown."""
     def __init__(
         self,
         *,

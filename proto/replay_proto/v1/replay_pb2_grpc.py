@@ -284,8 +284,9 @@ class ReplayServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReportShard(self, request, context):
-        """Tells the server what a client last heard of another shard of a table, whose server is away. Stats has it.
-        Right: any.
+        """Tells the server what a client last heard of another shard of a table, whose server is away. Stats has it until the
+        table is reset.
+        Right: write.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

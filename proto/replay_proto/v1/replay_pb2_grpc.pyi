@@ -192,8 +192,9 @@ class ReplayServiceStub:
         replay_proto.v1.replay_pb2.ReportShardRequest,
         replay_proto.v1.replay_pb2.ReportShardResponse,
     ]
-    """Tells the server what a client last heard of another shard of a table, whose server is away. Stats has it.
-    Right: any.
+    """Tells the server what a client last heard of another shard of a table, whose server is away. Stats has it until the
+    table is reset.
+    Right: write.
     """
 
     Inspect: grpc.UnaryUnaryMultiCallable[
@@ -360,8 +361,9 @@ class ReplayServiceAsyncStub:
         replay_proto.v1.replay_pb2.ReportShardRequest,
         replay_proto.v1.replay_pb2.ReportShardResponse,
     ]
-    """Tells the server what a client last heard of another shard of a table, whose server is away. Stats has it.
-    Right: any.
+    """Tells the server what a client last heard of another shard of a table, whose server is away. Stats has it until the
+    table is reset.
+    Right: write.
     """
 
     Inspect: grpc.aio.UnaryUnaryMultiCallable[
@@ -564,8 +566,9 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
         request: replay_proto.v1.replay_pb2.ReportShardRequest,
         context: _ServicerContext,
     ) -> typing.Union[replay_proto.v1.replay_pb2.ReportShardResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.ReportShardResponse]]:
-        """Tells the server what a client last heard of another shard of a table, whose server is away. Stats has it.
-        Right: any.
+        """Tells the server what a client last heard of another shard of a table, whose server is away. Stats has it until the
+        table is reset.
+        Right: write.
         """
 
     @abc.abstractmethod

@@ -66,7 +66,7 @@ def all_endpoints(
     shards = ShardHandlers(catalog)
     add("GetShards", replay_pb2.GetShardsRequest, rights.FOR_ANY, shards.get)
     add("SetShards", replay_pb2.SetShardsRequest, rights.TO_ADMINISTER_ALL, shards.set)
-    add("ReportShard", replay_pb2.ReportShardRequest, to_describe, shards.report)
+    add("ReportShard", replay_pb2.ReportShardRequest, write, shards.report)
 
     kept = CheckpointHandlers(checkpoints, catalog.shards)
     add("Checkpoint", replay_pb2.CheckpointRequest, to_copy, kept.create)

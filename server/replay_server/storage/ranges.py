@@ -47,9 +47,9 @@ class Range:
 
 KEYS: Final = Range(0, (1 << 48) - 1)
 """Keys and counts of inserted rows: the top 16 bits of a key are reserved."""
-SAMPLED: Final = Range(-(1 << 62), 1 << 62)
+SAMPLED: Final = Range(-(1 << 52), 1 << 52)
 """Rows drawn, as a rate limiter counts them. In a distributed table, a row may be counted in another shard than the one
-it was drawn from, so the count may be negative."""
+it was drawn from, so the count may be negative. Sums over all shards fit into 64 bits, and each count into a float."""
 RESETTING: Final = -(1 << 63)
 """Marks a reset that has begun, in place of the count of drawn rows. Counting cannot reach it."""
 assert RESETTING not in SAMPLED
@@ -57,10 +57,13 @@ SEQUENCES: Final = Range(1, _INT64)
 """Sequence numbers of a writer's inserts."""
 ROWS_OF_INSERT: Final = Range(1, MOST_ROWS_AT_ONCE)
 """Rows of one insert."""
-CAPACITIES: Final = Range(0, _INT64)
-"""Capacity of a whole table, of which a table is a shard; 0 if it is not. A table's own depends on its backend."""
+CAPACITIES: Final = Range(0, 1 << 50)
+"""Capacity of a whole table, of which a table is a shard: up to 1024 times the largest capacity of a table; 0 if it is
+not a shard. A table's own capacity depends on its backend."""
 SHARD_IDS: Final = Range(0, (1 << 15) - 1)
 """Ids of shards: keys of distributed tables have 15 bits for them."""
+LARGEST_MASS: Final = 2.0**948
+"""Largest mass of a table: that of as many rows as there are keys, each with the largest mass of a row, 2^900."""
 MAP_VERSIONS: Final = Range(1, _INT64)
 """Versions of a shard map."""
 CHECKPOINT_NUMBERS: Final = Range(1, 10**15)

@@ -18,11 +18,11 @@ from replay_proto.errors import FieldError
 from replay_proto.v1 import replay_pb2
 
 from replay_server.files.durable_files import replace_file
+from replay_server.storage.ranges import KEYS, MAP_VERSIONS, SHARD_IDS, Range
+from replay_server.storage.table_config import is_table_name
 from replay_server.storage.table_directory import DamagedTableError
 
 SHARD_MAP_FILE: Final = "shards.json"
-MOST_ID: Final = (1 << 15) - 1
-"""Largest id of a shard: keys have 15 bits for it."""
 _MOST_SHARDS: Final = 1024
 _MOST_ADDRESS: Final = 256
 _MOST_TABLES: Final = 10_000
@@ -48,6 +48,15 @@ class LostRows(NamedTuple):
     """Rows that the lost shard had."""
     inserted: int
     """Rows ever inserted into the lost shard."""
+
+    def check(self, field: str) -> None:
+        """Raise `FieldError` unless these may be the rows of a table."""
+        if not is_table_name(self.table):
+            raise FieldError(f"{field}.table", "the name of a table", repr(self.table))
+        if len(self.table_uids) > _MOST_SHARDS or any(len(uid) != 2 * _UID_BYTES for uid in self.table_uids):
+            raise FieldError(f"{field}.table_uids", f"at most {_MOST_SHARDS} uids of {_UID_BYTES} bytes", "others")
+        KEYS.check(f"{field}.inserted", self.inserted)
+        Range(0, self.inserted).check(f"{field}.size", self.size)
 
 
 class Shard(NamedTuple):
@@ -156,20 +165,20 @@ class ShardMap(NamedTuple):
         """
         if len(self.uid) != _UID_BYTES:
             raise FieldError("map.uid", f"{_UID_BYTES} bytes", f"{len(self.uid)} bytes")
-        if self.version < 1:
-            raise FieldError("map.version", "at least 1", str(self.version))
+        MAP_VERSIONS.check("map.version", self.version)
         if not 1 <= len(self.shards) <= _MOST_SHARDS:
             raise FieldError("map.shards", f"1 to {_MOST_SHARDS} shards", str(len(self.shards)))
         for index, shard in enumerate(self.shards):
             field = f"map.shards[{index}]"
-            if not 0 <= shard.id <= MOST_ID:
-                raise FieldError(f"{field}.id", f"0 to {MOST_ID}", str(shard.id))
+            SHARD_IDS.check(f"{field}.id", shard.id)
             if index and shard.id <= self.shards[index - 1].id:
                 raise FieldError(f"{field}.id", "more than the id before it", str(shard.id))
             if not 1 <= len(shard.address) <= _MOST_ADDRESS:
                 raise FieldError(f"{field}.address", f"1 to {_MOST_ADDRESS} characters", repr(shard.address))
             if len(shard.lost_rows) > _MOST_TABLES:
                 raise FieldError(f"{field}.lost_rows", f"at most {_MOST_TABLES} tables", str(len(shard.lost_rows)))
+            for lost in shard.lost_rows:
+                lost.check(f"{field}.lost_rows")
             if shard.state not in _STATES:
                 raise FieldError(f"{field}.state", "active, draining, lost or retired", "another state")
         addresses = [shard.address for shard in self.in_use]

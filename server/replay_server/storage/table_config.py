@@ -21,6 +21,7 @@ from replay_server.backends import BACKENDS
 from replay_server.backends.parameters import read_parameters
 from replay_server.backends.sum_tree import SumTree, SumTreeParameters
 from replay_server.backends.uniform import UniformIndex
+from replay_server.storage.ranges import CAPACITIES, SHARD_IDS
 from replay_server.storage.row_store import LINK, STEP_LINK
 
 DEFAULT_BACKEND = "sum_tree"
@@ -102,12 +103,13 @@ class TableConfig:
         largest = BACKENDS[self.index_backend].most_rows
         if not 1 <= self.capacity <= largest:
             raise FieldError("capacity", f"1 to {largest} rows with the backend {self.backend}", str(self.capacity))
-        if self.whole_capacity < 0:
-            raise FieldError("whole_capacity", "at least 0", str(self.whole_capacity))
+        CAPACITIES.check("whole_capacity", self.whole_capacity)
         if len(self.whole_uid) not in (0, _UID_BYTES):
             raise FieldError("whole_uid", f"{_UID_BYTES} bytes, or none", f"{len(self.whole_uid)} bytes")
         if len(self.whole_shards) > _MOST_SHARDS:
             raise FieldError("whole_shards", f"at most {_MOST_SHARDS} ids", str(len(self.whole_shards)))
+        for shard_id in self.whole_shards:
+            SHARD_IDS.check("whole_shards", shard_id)
         if self.seed is not None and not 0 <= self.seed <= _MAX_SEED:
             raise FieldError("seed", f"0 to {_MAX_SEED}", str(self.seed))
         if self.rate_limit is not None:
@@ -201,6 +203,11 @@ class TableConfig:
     def most_live(self) -> int:
         """Maximum number of live rows. A queue keeps rows until they are drawn; its gate ensures that they fit."""
         return self.slots if self.is_queue else self.capacity
+
+    @property
+    def whole_most_live(self) -> int:
+        """Maximum number of live rows of the whole table or, if that is unknown, of any shard of it."""
+        return max(self.whole_capacity, self.most_live)
 
     def difference(self, other: TableConfig) -> FieldError | None:
         """Return the first field that differs from another config; None if there is none.

@@ -70,7 +70,7 @@ def samples_needed(limit: RateLimit, counters: Counters, rows: int) -> int:
     assert limit.samples_per_insert is not None
     needed = math.ceil((counters.inserted + rows) * limit.samples_per_insert - limit.max_diff)
     # The subtraction may have been rounded down, but at least one more sample is needed.
-    return max(needed, counters.sampled + 1)
+    return SAMPLED.nearest(max(needed, counters.sampled + 1))
 
 
 class LimiterGate(Gate):

@@ -129,10 +129,11 @@ class Table:
         """Statistics since the server started."""
         self.resets = 0
         """Number of resets since the server started."""
-        self.others_largest_priority = 0.0
+        self.others_largest_priority: float
         """Largest priority in the other shards of a distributed table, according to the latest update by a learner."""
-        self.reports: dict[int, ShardReport] = {}
+        self.reports: dict[int, ShardReport]
         """Clients' reports on shards whose servers they could not reach, by shard id."""
+        self._forget_others()
 
     @property
     def name(self) -> str:
@@ -387,10 +388,14 @@ class Table:
         assert self.draws.ranked is not None
         return self.draws.ranked.count_larger(priorities)
 
-    def hand_out(self, batches: Sequence[DrawnBatch]) -> None:
-        """Count the batches of one `draw_at` as handed out, and release rows that were delivered for the last time."""
+    def hand_out(self, batches: Sequence[DrawnBatch], *, is_counted: bool = False) -> None:
+        """Count the batches of one `draw_at` as handed out, and release rows that were delivered for the last time.
+
+        If ``is_counted``, they replace batches that were counted as handed out, but could not be used.
+        """
         keys = np.concatenate([batch.keys for batch in batches]) if len(batches) > 1 else batches[0].keys
-        self.figures.handed_out(len(keys))
+        if not is_counted:
+            self.figures.handed_out(len(keys))
         # Rows may have been evicted while the batches were copied in a worker thread.
         oldest = self.oldest
         are_live = batches[0].inserted - batches[0].size == oldest
@@ -468,9 +473,15 @@ class Table:
         before = Contents(self._index, self._items, self.figures.replace_times_sampled(blank.times_sampled))
         self._index, self._items = blank.index, blank.items
         self.draws.replace_index(blank.index)
+        self._forget_others()
         if self.gate is not None:
             self.gate.begin_anew(blank.items)
         return before
+
+    def _forget_others(self) -> None:
+        """Forget what clients told about the table's other shards."""
+        self.others_largest_priority = 0.0
+        self.reports = {}
 
     def forget(self, removed: LiveRows) -> None:
         """Mark rows that `begin_anew` has removed as dead in the stored priorities. May run in any thread."""

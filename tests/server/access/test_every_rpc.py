@@ -64,7 +64,7 @@ ListCheckpoints             401    401    401      403    403    403    403     
 VerifyCheckpoint            401    401    401      403    403    403    403     403    404     cut
 GetShards                   401    401    401      ok     ok     ok     ok      ok     ok      cut
 SetShards                   401    401    401      403    403    403    403     403    409     cut
-ReportShard                 401    401    401      ok     ok     ok     ok      403    ok      cut
+ReportShard                 401    401    401      403    400    403    400     403    403     cut
 Inspect                     401    401    401      ok     403    403    ok      403    403     cut
 LearnerService.Join         401    401    401      403    ok     403    ok      403    403     cut
 LearnerService.Report       401    401    401      403    ok     403    ok      403    403     cut
@@ -89,6 +89,7 @@ CODES = {
     "401": grpc.StatusCode.UNAUTHENTICATED,
     "403": grpc.StatusCode.PERMISSION_DENIED,
     "404": grpc.StatusCode.NOT_FOUND,
+    "400": grpc.StatusCode.INVALID_ARGUMENT,
     "409": grpc.StatusCode.ABORTED,
     "cut": grpc.StatusCode.UNAVAILABLE,
 }

@@ -53,7 +53,7 @@ ListCheckpoints    admin on all
 VerifyCheckpoint   admin on all
 GetShards          read/write/admin on any
 SetShards          admin on all
-ReportShard        read/write/admin on the table
+ReportShard        write on the table
 Inspect            read on the table
 """
 """Required rights by RPC (with a kind of request after a colon). `on any`: on any table that the token covers."""

@@ -38,10 +38,11 @@ TOO_LITTLE = {
     "ListCheckpoints": READ,
     "VerifyCheckpoint": READ,
     "SetShards": READ,
+    "ReportShard": READ,
     "Inspect": WRITE,
 }
-"""An insufficient right for each RPC except DescribeTable, GetShards and ReportShard, open to all, and Checkpoint,
-which has only names."""
+"""An insufficient right for each RPC except DescribeTable and GetShards, open to all, and Checkpoint, which has only
+names."""
 BROKEN = b"\xff" * 20
 """Bytes that are not a valid message."""
 TIMEOUT_S = 20.0

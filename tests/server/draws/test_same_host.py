@@ -100,8 +100,22 @@ def test_a_learner_copies_rows_too(table: CalledTable) -> None:
 
 def test_a_request_that_stands_in_for_one_that_was_overtaken_is_counted(table: CalledTable) -> None:
     table.insert(range(5))
+    assert sample(table, nonce=nonce_of(table)).rows == b""
     assert len(sample(table, nonce=nonce_of(table), overtaken=True).rows) == 20 * WHOLE.row_bytes
-    assert (table.stats().overtaken, table.stats().sampled_same_host) == (1, 0)
+    stats = table.stats()
+    assert (stats.sampled, stats.overtaken, stats.sampled_same_host) == (20, 1, 20)
+
+
+def test_a_learner_s_batch_that_was_overtaken_counts_once(table: CalledTable) -> None:
+    table.insert(range(5))
+    stream = LearnStream(table)
+    for overtaken in (False, True):
+        same_host = replay_pb2.SameHost(nonce=nonce_of(table), overtaken=overtaken)
+        stream.send(draw=make_draw(10), same_host=same_host, ahead=2)
+        stream.receive()
+    stats = table.stats()
+    assert (stats.sampled, stats.batches, stats.batches_ahead) == (10, 1, 2)
+    stream.close()
 
 
 def test_a_refusal_of_an_empty_table_counts_nothing(table: CalledTable) -> None:

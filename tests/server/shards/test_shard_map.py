@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
+from replay_proto.merged_stats import merged_table_stats
 from replay_proto.v1 import replay_pb2
+from replay_server.storage.ranges import KEYS, LARGEST_MASS, SAMPLED
 
-from tests.support.caller import Caller, make_draw, make_update, table_config
+from tests.support.caller import CALL_TIMEOUT_S, CalledTable, Caller, make_draw, make_update, table_config
 from tests.support.refusals import refused
 from tests.support.server_process import ServerProcess
 from tests.support.small_disk import with_small_disk
@@ -18,6 +22,7 @@ StartServer = Callable[..., ServerProcess]
 Call = Callable[[ServerProcess], Caller]
 ACTIVE, LOST = replay_pb2.SHARD_STATE_ACTIVE, replay_pb2.SHARD_STATE_LOST
 UID = b"of this service."
+LARGEST = (1 << 63) - 1
 
 
 def shard(number: int, address: str = "", state: replay_pb2.ShardState.ValueType = ACTIVE) -> replay_pb2.Shard:
@@ -171,6 +176,98 @@ def test_new_rows_get_the_largest_priority_of_all_shards(caller: Caller) -> None
     assert caller.stub.Read(replay_pb2.ReadRequest(table="t", keys=(3).to_bytes(8, "little"))).priorities == _float64(5)
     with pytest.raises(grpc.RpcError, match="others_largest"):
         hear(float("inf"))
+
+
+def test_a_reset_forgets_what_clients_told_of_other_shards(caller: Caller) -> None:
+    table = divided_table(caller)
+    report(table)
+    update = replay_pb2.PriorityUpdate(others_largest=5.0)
+    caller.stub.UpdatePriorities(replay_pb2.UpdatePrioritiesRequest(table="t", table_uid=table.uid, update=update))
+    table.reset()
+    assert not table.stats().reports
+    table.insert([0])
+    assert table.read([0]).priorities.tolist() == [1.0]
+
+
+def report(table: CalledTable, **about: Any) -> None:
+    """Report on a shard, by default on one of the map, with valid numbers."""
+    given = replay_pb2.ShardReport(**{"shard_id": 1, "inserted": 9, "size": 7, "total_mass": 2.5, **about})
+    request = replay_pb2.ReportShardRequest(table=table.name, table_uid=table.uid, report=given)
+    table.stub.ReportShard(request, timeout=CALL_TIMEOUT_S)
+
+
+@pytest.mark.parametrize(
+    ("field", "about"),
+    [
+        ("shard_id", {"shard_id": 2}),
+        ("shard_id", {"shard_id": -1}),
+        ("inserted", {"inserted": LARGEST, "size": 0}),
+        ("inserted", {"inserted": -1, "size": -1}),
+        ("size", {"size": 10}),
+        ("size", {"size": -1}),
+        ("size", {"size": 101, "inserted": 200}),
+        ("total_mass", {"total_mass": 1e308}),
+        ("total_mass", {"total_mass": float("nan")}),
+    ],
+)
+def test_a_report_with_impossible_numbers_is_refused(caller: Caller, field: str, about: dict[str, Any]) -> None:
+    table = divided_table(caller)
+    with refused("INVALID_FIELD", field=f"report.{field}"):
+        report(table, **about)
+    assert not table.stats().reports
+
+
+def test_a_server_without_a_map_keeps_no_reports(caller: Caller) -> None:
+    with refused("INVALID_FIELD", field="report.shard_id"):
+        report(caller.create("t"))
+
+
+def test_of_each_shard_the_report_with_the_most_inserts_is_kept(caller: Caller) -> None:
+    table = divided_table(caller)
+    for inserted in (9, 12, 10):
+        report(table, inserted=inserted)
+    assert [each.inserted for each in table.stats().reports] == [12]
+
+
+def test_the_largest_numbers_of_as_many_shards_as_there_can_be_add_up(caller: Caller) -> None:
+    table = divided_table(caller)
+    report(table, inserted=KEYS.most, size=100, total_mass=LARGEST_MASS)
+    stats = table.stats()
+    parts = dict.fromkeys(range(1024), stats)
+    lost = [replay_pb2.LostRows(table="t", table_uids=[table.uid], size=KEYS.most, inserted=KEYS.most)]
+    shards = [replay_pb2.Shard(id=number, state=LOST, lost_rows=lost) for number in range(1024)]
+    stats.rate_limiter.sampled = SAMPLED.most
+    stats.table.inserted = KEYS.most
+    stats.total_mass = LARGEST_MASS
+    whole = merged_table_stats(parts, replay_pb2.ShardMap(shards=shards))
+    assert whole.rate_limiter.sampled == 1024 * SAMPLED.most
+    assert whole.lost == 1024 * KEYS.most
+    assert math.isfinite(whole.total_mass)
+
+
+@pytest.mark.parametrize(
+    ("field", "rows"),
+    [
+        ("inserted", {"inserted": LARGEST}),
+        ("inserted", {"inserted": -1}),
+        ("size", {"size": 3, "inserted": 2}),
+        ("table", {"table": "../t"}),
+        ("table_uids", {"table_uids": [b"short"]}),
+    ],
+)
+def test_lost_rows_with_impossible_numbers_are_refused(caller: Caller, field: str, rows: dict[str, Any]) -> None:
+    lost = replay_pb2.LostRows(**{"table": "t", "table_uids": [UID], "size": 1, "inserted": 2, **rows})
+    gone = replay_pb2.Shard(id=1, address="h1:50051", state=LOST, lost_rows=[lost])
+    with refused("INVALID_FIELD", field=f"map.shards[1].lost_rows.{field}"):
+        replace(caller, shard_map(1, shard(0), gone), 0)
+    assert not current(caller).HasField("map")
+
+
+def divided_table(caller: Caller) -> CalledTable:
+    """A table of a server whose map has the shards 0 and 1."""
+    replace(caller, shard_map(1), 0)
+    request = replay_pb2.CreateTableRequest(config=table_config("t"), shards_version=1)
+    return CalledTable(caller, "t", caller.stub.CreateTable(request).table.uid)
 
 
 def _float64(*values: float) -> bytes:

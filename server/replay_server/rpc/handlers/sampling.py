@@ -151,8 +151,9 @@ class SamplingHandlers:
 
         table = await self._admit(call, wanted)
         answer = await self._drawn(call, table, wanted, reply)
-        table.figures.asked_ahead(batches, ahead)
-        client.rows += wanted.rows
+        if not self._replaces_batch(table, wanted.same_host):
+            table.figures.asked_ahead(batches, ahead)
+            client.rows += wanted.rows
         return answer
 
     def _check_size(self, table: Table, wanted: _Wanted) -> None:
@@ -262,6 +263,8 @@ class SamplingHandlers:
         are overwritten while they are gathered, the draw is repeated, but counts once.
         """
         resets = table.resets
+        # The batch that it replaces was counted already.
+        replaces = self._replaces_batch(table, wanted.same_host)
         draw = _drawing(table, wanted)
         drawn: list[DrawnBatch] = []
 
@@ -274,11 +277,10 @@ class SamplingHandlers:
             answer = reply(table, drawn).SerializeToString()
             table.figures.counts.copied_by_clients += sum([len(batch.keys) for batch in drawn])
         else:
-            if self._replaces_batch(table, wanted.same_host):
-                table.figures.counts.overtaken_copies += 1
+            table.figures.counts.overtaken_copies += replaces
             answer = await reply_with_rows(table, carried, choose, wanted.rows * window_rows(table))
         self._check_same(table, resets)
-        table.hand_out(drawn)
+        table.hand_out(drawn, is_counted=replaces)
         # There may now be room for waiting inserts.
         self._catalog.waiters.changed(table)
         return answer

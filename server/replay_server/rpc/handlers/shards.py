@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 from typing import Final
 
@@ -15,7 +14,8 @@ from replay_server.catalog import Catalog
 from replay_server.files.mapped_file import tells_full
 from replay_server.rpc.call import Call
 from replay_server.rpc.handlers import fields
-from replay_server.storage.shard_map import MOST_ID, SHARD_MAP_FILE, ShardMap
+from replay_server.storage.ranges import KEYS, LARGEST_MASS, Range
+from replay_server.storage.shard_map import SHARD_MAP_FILE, ShardMap
 from replay_server.table.table import ShardReport
 
 _UID_BYTES: Final = 16
@@ -38,7 +38,7 @@ class ShardHandlers:
     async def set(self, request: Framed[replay_pb2.SetShardsRequest], _call: Call) -> bytes:
         """Replace the shard map, if the caller knows its current version."""
         new = ShardMap.from_proto(request.head.map)
-        expected = fields.at_least("expected_version", 0, request.head.expected_version)
+        expected = request.head.expected_version
         current = self._kept.current
         if expected != self._kept.version:
             raise errors.shards_changed(self._kept.version, expected)
@@ -55,13 +55,13 @@ class ShardHandlers:
     async def report(self, request: Framed[replay_pb2.ReportShardRequest], _call: Call) -> bytes:
         """Store a client's report on another shard, unless the stored report on that shard counts more inserts."""
         table = self._catalog.find(request.head.table, fields.table_uid(request.head.table_uid))
-        given = request.head.report
-        if not 0 <= given.shard_id <= MOST_ID:
-            raise FieldError("report.shard_id", f"0 to {MOST_ID}", str(given.shard_id))
-        if not 0 <= given.size <= given.inserted:
-            raise FieldError("report.size", f"0 to {given.inserted}, the rows ever inserted", str(given.size))
-        if not 0.0 <= given.total_mass < math.inf:
-            raise FieldError("report.total_mass", "finite and not negative", str(given.total_mass))
+        given, current = request.head.report, self._kept.current
+        if current is None or not current.has(given.shard_id):
+            raise FieldError("report.shard_id", "a shard in the shard map of this server", str(given.shard_id))
+        KEYS.check("report.inserted", given.inserted)
+        Range(0, min(given.inserted, table.config.whole_most_live)).check("report.size", given.size)
+        if not 0.0 <= given.total_mass <= LARGEST_MASS:
+            raise FieldError("report.total_mass", f"a number from 0 to {LARGEST_MASS:.3g}", str(given.total_mass))
         before = table.reports.get(given.shard_id)
         if before is None or given.inserted >= before.inserted:
             mass = given.total_mass or (before.total_mass if before is not None else 0.0)
