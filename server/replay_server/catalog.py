@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 import shutil
+import threading
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import replace
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 from replay_proto.access.tokens import Grant
 
 from replay_server import errors
+from replay_server.errors import StoppedError
 from replay_server.files.durable_files import sync_path
 from replay_server.files.mapped_file import NoSpaceError
 from replay_server.flow import resetting
@@ -66,15 +68,18 @@ class Catalog:
         """The folder of the tables."""
         return self._root.tables
 
-    def restore(self) -> None:
-        """Open the tables stored in the root.
+    def restore(self, stopped: threading.Event | None = None) -> None:
+        """Open the tables stored in the root. May run in any thread, before the catalog is used.
 
         Raises:
+            StoppedError: ``stopped`` was set.
             DamagedTableError: a table is corrupt. With ``checked``, also if the machine went down while a table without
                 checksums was open, because its rows cannot be verified.
         """
         for folder in finished_tables(self._root.tables):
             began = time.monotonic()
+            if stopped is not None and stopped.is_set():
+                raise StoppedError(f"opening table {folder.name}")
             table = Table(self._open(folder))
             self._tables[table.name] = table
             log.info("table %s restored: %d rows", table.name, table.size, extra=_fields(table.name, began))

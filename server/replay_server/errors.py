@@ -18,6 +18,10 @@ class FatalError(Exception):
     """The server cannot start or shut down properly; the message says why."""
 
 
+class StoppedError(Exception):
+    """Work in a thread ended early, because the server is shutting down; the message names the work."""
+
+
 class RequestError(Exception):
     """A request was refused and had no effect."""
 

@@ -1,9 +1,11 @@
-"""Restores tables from checkpoints, after verifying the checksum of every file."""
+"""Restores tables from checkpoints, after verifying the checksum of every file: all tables of a checkpoint, or none."""
 
 from __future__ import annotations
 
 import errno
+import logging
 import shutil
+import threading
 import zlib
 from functools import partial
 from pathlib import Path
@@ -21,30 +23,40 @@ from replay_server.checkpoint.manifest import (
 )
 from replay_server.checkpoint.writing import PRIORITIES_FILE, WRITERS_FILE
 from replay_server.errors import FatalError
+from replay_server.files.long_work import LongWork
+from replay_server.files.mapped_file import MappedFile
+from replay_server.storage import restored_tables
 from replay_server.storage.row_store import store_in_ring
 from replay_server.storage.table_directory import TableDirectory
 
+log = logging.getLogger(__name__)
+
 _CHUNK_BYTES = 4 << 20
+_SYNC_BYTES = 64 << 20
+"""Bytes restored between syncs, so that no sync takes long: a thread that syncs cannot be stopped."""
 
 
 class RestoreError(FatalError):
     """A checkpoint cannot be restored here; the message says why."""
 
 
-def verify(folder: Path) -> CheckpointManifest:
-    """Verify the checksums of a checkpoint.
+def verify(folder: Path, work: LongWork | None = None) -> CheckpointManifest:
+    """Verify the checksums of a checkpoint; ``work`` counts the bytes read.
 
     Raises:
         DamagedCheckpointError: a file is corrupt; the message names the first such file.
         CheckpointRemovedError: the checkpoint was removed while it was read.
+        StoppedError: ``work`` was stopped.
     """
+    work = work or LongWork(f"verifying {folder}")
     with unless_removed(folder):
         manifest = CheckpointManifest.load(folder)
+        work.total_bytes = work.total_bytes or manifest.nbytes
         for table in manifest.tables:
             for file in table.files:
                 path = folder / table.config.name / file.name
                 try:
-                    size, crc32 = _measured(path)
+                    size, crc32 = _measured(path, work)
                 except OSError as error:
                     raise DamagedCheckpointError(path, error.strerror or str(error)) from error
                 if (size, crc32) != (file.size, file.crc32):
@@ -54,40 +66,63 @@ def verify(folder: Path) -> CheckpointManifest:
         return manifest
 
 
-def restore(folder: Path, tables: Path, *, checked: bool = False) -> CheckpointManifest:
+def resume(tables: Path) -> CheckpointManifest | None:
+    """Complete a restore whose server ended before it served: all of its tables were restored.
+
+    Returns:
+        The manifest of the checkpoint; None if there was no such restore.
+    """
+    left = restored_tables.place(tables)
+    if left is None or not (left / MANIFEST_FILE).is_file():
+        return None
+    return CheckpointManifest.load(left)
+
+
+def restore(
+    folder: Path, tables: Path, *, checked: bool = False, stopped: threading.Event | None = None
+) -> CheckpointManifest:
     """Restore all tables of a checkpoint into the directory ``tables``. If that fails, restore none.
 
-    If ``checked``, the restored tables have checksums.
+    They appear all at once; see `replay_server.storage.restored_tables`. If the checkpoint has just been restored, and
+    no server has served its tables yet, there is nothing left to do.
+
+    Args:
+        folder: directory of the checkpoint.
+        tables: directory of the tables.
+        checked: whether the restored tables have checksums.
+        stopped: ends the work early once it is set.
 
     Raises:
         DamagedCheckpointError: a file is corrupt.
         RestoreError: ``folder`` is not a checkpoint, or a table already exists.
         CheckpointRemovedError: the checkpoint was removed while it was read.
         NoSpaceError: there is not enough space.
+        StoppedError: ``stopped`` was set.
     """
     if not (folder / MANIFEST_FILE).is_file():
         fault = no_checkpoint(folder)
         raise RestoreError(f"restore: expected the directory of a checkpoint, got {str(folder)!r}, which {fault}")
-    manifest = verify(folder)
+    before, manifest = resume(tables), CheckpointManifest.load(folder)
+    if before is not None and before.to_bytes() == manifest.to_bytes():
+        log.info("%s was restored by an earlier start", folder)
+        return manifest
+    restored_tables.settle(tables)
     existing = [table.config.name for table in manifest.tables if (tables / table.config.name).exists()]
     if existing:
         raise RestoreError(
             f"{folder}: table {existing[0]!r} already exists in {tables}; restore into an empty --data-dir, or start "
             "without --restore"
         )
-    made: list[Path] = []
-    try:
+    work = LongWork(f"restoring {folder}", stopped)
+    work.total_bytes = 2 * manifest.nbytes  # each file is read twice
+    verify(folder, work)
+    with restored_tables.all_at_once(tables) as stage:
         for table in manifest.tables:
-            fill = partial(_fill, folder / table.config.name, table)
+            fill = partial(_fill, folder / table.config.name, table, work)
             with unless_removed(folder):
-                directory = TableDirectory.create(tables, table.config, uid=table.uid, checked=checked, fill=fill)
-            made.append(directory.folder)
-            directory.close()
-    except BaseException:
-        # Remove all tables restored so far: they would block the next attempt.
-        for path in made:
-            shutil.rmtree(path, ignore_errors=True)
-        raise
+                TableDirectory.create(stage, table.config, uid=table.uid, checked=checked, fill=fill).close()
+        with unless_removed(folder):
+            shutil.copyfile(folder / MANIFEST_FILE, stage / MANIFEST_FILE)
     return manifest
 
 
@@ -98,33 +133,41 @@ def no_checkpoint(folder: Path) -> str:
     return "is not a directory" if folder.exists() else "is missing"
 
 
-def _measured(path: Path) -> tuple[int, int]:
+def _measured(path: Path, work: LongWork) -> tuple[int, int]:
     size = crc32 = 0
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
             size += len(chunk)
             crc32 = zlib.crc32(chunk, crc32)
+            work.advance(len(chunk))
     return size, crc32
 
 
-def _fill(folder: Path, table: TableManifest, directory: TableDirectory) -> None:
+def _fill(folder: Path, table: TableManifest, work: LongWork, directory: TableDirectory) -> None:
     """Copy a table from a checkpoint to its new directory; each row goes into the slot of its key."""
     directory.rows.reserve(table.state.floor, table.size)
-    for index, ring in enumerate(directory.rows.values()):
-        _fill_ring(folder / column_file(index), table, ring)
-    _fill_ring(folder / PRIORITIES_FILE, table, directory.priorities)
+    columns = zip(directory.rows.values(), directory.rows.files(), strict=False)  # the last file may be of checksums
+    for index, (ring, file) in enumerate(columns):
+        _fill_ring(folder / column_file(index), table, ring, file, work)
+    _fill_ring(folder / PRIORITIES_FILE, table, directory.priorities, directory.priorities_file, work)
     directory.header.restore(table.state)
     directory.writers.load(np.fromfile(folder / WRITERS_FILE, np.uint8), table.state.inserted)
     directory.flush()
 
 
-def _fill_ring(path: Path, table: TableManifest, ring: Array) -> None:
+def _fill_ring(path: Path, table: TableManifest, ring: Array, file: MappedFile, work: LongWork) -> None:
     row_bytes = ring.nbytes // len(ring)
     if path.stat().st_size != table.size * row_bytes:
         raise OSError(errno.EIO, f"expected {table.size} rows of {row_bytes} bytes", str(path))
     key, row = table.state.floor, ring.shape[1:]
-    with path.open("rb") as file:
-        while chunk := file.read(max(1, _CHUNK_BYTES // row_bytes) * row_bytes):
+    unsynced = 0
+    with path.open("rb") as source:
+        while chunk := source.read(max(1, _CHUNK_BYTES // row_bytes) * row_bytes):
             values = np.frombuffer(chunk, ring.dtype).reshape(-1, *row)
             store_in_ring(ring, key % len(ring), values)
             key += len(values)
+            work.advance(len(chunk))
+            unsynced += len(chunk)
+            if unsynced >= _SYNC_BYTES:
+                file.sync()
+                unsynced = 0

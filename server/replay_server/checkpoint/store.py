@@ -33,8 +33,8 @@ from replay_server.checkpoint.manifest import (
 )
 from replay_server.checkpoint.reading import verify
 from replay_server.checkpoint.snapshot import TableSnapshot, take_snapshots
-from replay_server.checkpoint.writing import CancelledError, write_checkpoint
-from replay_server.errors import RequestError
+from replay_server.checkpoint.writing import write_checkpoint
+from replay_server.errors import RequestError, StoppedError
 from replay_server.files import held_folders, trust
 from replay_server.files.durable_files import sync_path
 from replay_server.files.mapped_file import tells_full
@@ -164,7 +164,7 @@ class Checkpoints:
             try:
                 with span("replay/write checkpoint"):
                     made = await asyncio.to_thread(self._write, _name(series, number), snapshots, taken_s, shard_id)
-            except CancelledError:
+            except StoppedError:
                 raise errors.shutting_down() from None
             except OSError as error:
                 if tells_full(error):

@@ -17,7 +17,8 @@ from replay_proto.layout import column_file
 
 from replay_server.checkpoint.manifest import MANIFEST_FILE, CheckpointManifest, FileManifest, TableManifest
 from replay_server.checkpoint.snapshot import TableSnapshot
-from replay_server.files.durable_files import sync_path
+from replay_server.errors import StoppedError
+from replay_server.files.durable_files import sync_path, write_all
 from replay_server.storage.shard_map import ShardMap
 
 PRIORITIES_FILE = "priorities.bin"
@@ -25,10 +26,6 @@ WRITERS_FILE = "writers.bin"
 _CHUNK_BYTES = 4 << 20
 _SYNC_BYTES = 32 << 20
 """Bytes written between syncs: too many dirty pages would slow down stores to mapped files."""
-
-
-class CancelledError(Exception):
-    """The checkpoint was canceled, because the server is shutting down."""
 
 
 class ChecksummedFile:
@@ -50,8 +47,7 @@ class ChecksummedFile:
         """Append the bytes of an array."""
         data = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
         self._crc32 = zlib.crc32(data, self._crc32)
-        while data:
-            data = data[self._file.write(data) :]
+        write_all(self._file.fileno(), data)
         self._size += values.nbytes
         self._unsynced += values.nbytes
         if self._unsynced >= _SYNC_BYTES:
@@ -82,7 +78,7 @@ def write_checkpoint(
 
     Raises:
         OSError: if a file cannot be written, for instance because the disk is full.
-        CancelledError: once ``cancelled`` is set.
+        StoppedError: once ``cancelled`` is set.
     """
     manifest = CheckpointManifest(
         taken_s, [_write_table(folder, snapshot, cancelled) for snapshot in snapshots], shards, shard_id
@@ -127,7 +123,7 @@ def _write_columns(folder: Path, snapshot: TableSnapshot, cancelled: threading.E
         key = snapshot.first_key
         while key < snapshot.state.inserted:
             if cancelled.is_set():
-                raise CancelledError
+                raise StoppedError("writing a checkpoint")
             count = min(rows_at_once, snapshot.state.inserted - key)
             columns = snapshot.rows.copy(key, count)
             if key < snapshot.rows.oldest_whole:

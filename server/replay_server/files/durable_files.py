@@ -15,6 +15,17 @@ def sync_path(path: Path) -> None:
         os.close(descriptor)
 
 
+def write_all(descriptor: int, content: bytes | memoryview) -> None:
+    """Write all of a buffer. A single call of the system may write only a part, for instance if a disk is nearly full.
+
+    Raises:
+        OSError: the rest cannot be written.
+    """
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
 def overwrite_file(path: Path, content: bytes) -> None:
     """Overwrite the beginning of a file with ``content``, or create the file.
 
@@ -24,7 +35,7 @@ def overwrite_file(path: Path, content: bytes) -> None:
     is_new = not path.exists()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        os.write(descriptor, content)
+        write_all(descriptor, content)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -27,9 +27,9 @@ from replay_proto.errors import FieldError
 from replay_server import __version__
 from replay_server.auth.caller import Authenticator
 from replay_server.catalog import Catalog
-from replay_server.checkpoint.reading import restore
+from replay_server.checkpoint.reading import restore, resume
 from replay_server.checkpoint.store import Checkpoints
-from replay_server.errors import FatalError, RequestError
+from replay_server.errors import FatalError, RequestError, StoppedError
 from replay_server.files import trust
 from replay_server.files.many_files import allow_many_files
 from replay_server.files.standard_error import STANDARD_ERROR
@@ -38,9 +38,10 @@ from replay_server.process.garbage import collect_rarely, loading
 from replay_server.process.server import ReplayServer
 from replay_server.process.settings import ServerSettings
 from replay_server.process.syncing import Syncer
-from replay_server.process.warming import WarmUpCancelledError, warm_up
+from replay_server.process.warming import warm_up
 from replay_server.rpc.local_socket.listener import SOCKET_NAME
 from replay_server.storage.permissions import GROUP_UMASK, UMASK, keep_private, share_with_group
+from replay_server.storage.restored_tables import settle
 from replay_server.storage.root import Root
 
 if TYPE_CHECKING:  # see `_http`
@@ -104,19 +105,15 @@ async def serve(settings: ServerSettings) -> None:
         )
         view = View(catalog, server.endpoints)
         await open_ports.enter_async_context(_http(view, checkpoints, authenticator, certificates, settings))
-        if not await _warm_up(stop):
-            return
-        if settings.restore is not None:
-            restored = restore(settings.restore, root.tables, checked=checked)
-            log.info("%s restored: %d tables", settings.restore, len(restored.tables))
-            if restored.shards is not None and catalog.shards.current is None:
-                catalog.shards.replace(restored.shards)
-        catalog.restore()
+        with loading():
+            await _in_thread(stop, warm_up)
+        await _in_thread(stop, partial(_open_tables, catalog, root, settings))
         # Existing tables keep their checksums, whatever the current setting.
         if checked or any(table.directory.is_checked for table in catalog):
             syncer = Syncer(catalog, settings.sync_every)
         await _make_tables(catalog, settings)
         await server.start()
+        settle(root.tables)
         view.state = "ready"
         log.info("version %s, tables in %s", __version__, root.path)
         await _announce(settings.host, port)
@@ -129,6 +126,8 @@ async def serve(settings: ServerSettings) -> None:
         for task in periodic:
             task.cancel()
         await server.stop(settings.drain_s)
+    except StoppedError as work:
+        log.info("stopped while %s", work)
     finally:
         try:
             await open_ports.aclose()
@@ -155,25 +154,34 @@ async def _announce(host: str, port: int) -> None:
         discard_output()
 
 
-async def _warm_up(stop: asyncio.Event) -> bool:
-    """Compile or load the kernels, and exempt their objects from garbage collection.
+async def _in_thread(stop: asyncio.Event, work: Callable[[threading.Event], object]) -> None:
+    """Do work that takes long in a thread, so that signals and probes are answered meanwhile.
 
-    Returns:
-        False if ``stop`` was set while kernels were compiled.
+    Args:
+        stop: the work shall end early once this is set.
+        work: gets an event that tells it to end early.
+
+    Raises:
+        StoppedError: the work ended early.
     """
-    cancelled = threading.Event()
-    with loading():
-        warming = asyncio.create_task(asyncio.to_thread(warm_up, cancelled))
-        stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait((warming, stopping), return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        cancelled.set()
-        try:
-            await warming
-        except WarmUpCancelledError:
-            log.info("stopped while compiling kernels")
-            return False
-    return True
+    stopped = threading.Event()
+    working = asyncio.create_task(asyncio.to_thread(work, stopped))
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    stopped.set()
+    await working
+
+
+def _open_tables(catalog: Catalog, root: Root, settings: ServerSettings, stopped: threading.Event) -> None:
+    """Restore a checkpoint, if the settings name one, and open all tables."""
+    restored = resume(root.tables)
+    if settings.restore is not None:
+        restored = restore(settings.restore, root.tables, checked=settings.durability == "power", stopped=stopped)
+        log.info("%s restored: %d tables", settings.restore, len(restored.tables))
+    if restored is not None and restored.shards is not None and catalog.shards.current is None:
+        catalog.shards.replace(restored.shards)
+    catalog.restore(stopped)
 
 
 def _root(settings: ServerSettings) -> Root:

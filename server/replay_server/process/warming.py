@@ -16,6 +16,7 @@ import time
 import numpy as np
 
 from replay_server.backends import BACKENDS, rank, warm_up_backend
+from replay_server.errors import StoppedError
 from replay_server.kernels import kernel_cache
 from replay_server.kernels.compile import KERNELS
 from replay_server.storage.power_loss.checksum_kernels import compile_checksums
@@ -33,10 +34,6 @@ _LOOK_S = 0.1
 _SAY_S = 3.0
 
 
-class WarmUpCancelledError(Exception):
-    """The server was stopped while its kernels were being compiled."""
-
-
 def warm_up(cancelled: threading.Event | None = None) -> None:
     """Load every kernel; first compile missing ones, logging progress.
 
@@ -44,7 +41,7 @@ def warm_up(cancelled: threading.Event | None = None) -> None:
         cancelled: ends the compilation once it is set.
 
     Raises:
-        WarmUpCancelledError: if ``cancelled`` was set.
+        StoppedError: if ``cancelled`` was set.
     """
     if not kernel_cache.is_complete(kernel_cache.folder()):
         _compile_beside(cancelled or threading.Event())
@@ -125,7 +122,7 @@ def _start_helper(share: str) -> subprocess.Popen[bytes]:
 
 def _wait(cancelled: threading.Event) -> None:
     if cancelled.wait(_LOOK_S):
-        raise WarmUpCancelledError
+        raise StoppedError("compiling kernels")
 
 
 class _Progress:

@@ -55,7 +55,8 @@ _MANIFEST = "manifest.json"
 _SEALED_AT_ONCE = 1 << 17
 _STORED_AT_ONCE = 16 << 20
 """Bytes that `TableDirectory.store_anew` handles per step; a step takes a few milliseconds."""
-_UNFINISHED = ".new-"
+UNFINISHED = ".new-"
+"""Name prefix of folders that are being created."""
 _REMOVED = ".dropped-"
 
 
@@ -82,10 +83,11 @@ class TableDirectory:
         self.uid = uid
         self.header = Header(folder, most_live=config.most_live, times=config.times, create=create)
         self.rows = RowStore(folder, config.schema, config.slots, create=create, link=config.link, checked=checked)
-        self._priorities_file = MappedFile(folder / PRIORITIES_FILE, config.slots * PRIORITY_BYTES, create=create)
+        self.priorities_file = MappedFile(folder / PRIORITIES_FILE, config.slots * PRIORITY_BYTES, create=create)
+        """The file of `priorities`."""
         # The index may write to any slot at any time, so reserve all space now.
-        self._priorities_file.reserve(self._priorities_file.size)
-        self.priorities: NDArray[np.float64] = self._priorities_file.view(  # type: ignore[assignment]
+        self.priorities_file.reserve(self.priorities_file.size)
+        self.priorities: NDArray[np.float64] = self.priorities_file.view(  # type: ignore[assignment]
             np.dtype("<f8"), (config.slots,)
         )
         self.nonce = _read_nonce(folder / NONCE_FILE)
@@ -120,7 +122,7 @@ class TableDirectory:
             OSError: if it cannot be created.
         """
         uid = uid or secrets.token_bytes(UID_BYTES)
-        unfinished = parent / f"{_UNFINISHED}{uid.hex()}"
+        unfinished = parent / f"{UNFINISHED}{uid.hex()}"
         directory: TableDirectory | None = None
         try:
             unfinished.mkdir(mode=FOLDER_MODE)
@@ -186,7 +188,7 @@ class TableDirectory:
     def reserved_bytes(self) -> int:
         """Bytes reserved so far for the table's files."""
         synced = SYNC_POINT_BYTES if self.is_checked else 0
-        return self.rows.reserved_bytes + self._priorities_file.reserved + self.writers.file.reserved + synced
+        return self.rows.reserved_bytes + self.priorities_file.reserved + self.writers.file.reserved + synced
 
     @property
     def is_checked(self) -> bool:
@@ -304,7 +306,7 @@ class TableDirectory:
     def close(self) -> None:
         """Unmap all files; the directory stays."""
         self.priorities = np.empty(0)
-        self._priorities_file.close()
+        self.priorities_file.close()
         self.rows.close()
         self.writers.close()
         self.header.close()
@@ -319,7 +321,7 @@ class TableDirectory:
     @property
     def _other_files(self) -> Sequence[MappedFile]:
         """Files that change even without inserts."""
-        return (self._priorities_file, self.writers.file, self.header.file)
+        return (self.priorities_file, self.writers.file, self.header.file)
 
     @property
     def _live(self) -> range:
@@ -374,7 +376,7 @@ def _read_nonce(path: Path) -> bytes:
 def finished_tables(parent: Path) -> Iterator[Path]:
     """Yield the tables' directories below ``parent``, in order of name; delete half-created and half-removed ones."""
     for folder in sorted(parent.iterdir()):
-        if folder.name.startswith((_UNFINISHED, _REMOVED)):
+        if folder.name.startswith((UNFINISHED, _REMOVED)):
             shutil.rmtree(folder, ignore_errors=True)
         elif folder.is_dir() and not folder.name.startswith("."):
             yield folder

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from replay_server.checkpoint import reading
-from replay_server.checkpoint.manifest import CheckpointRemovedError, TableManifest
-from replay_server.checkpoint.reading import restore, verify
+from replay_server.checkpoint.manifest import MANIFEST_FILE, CheckpointManifest, CheckpointRemovedError, TableManifest
+from replay_server.checkpoint.reading import RestoreError, restore, resume, verify
 from replay_server.checkpoint.snapshot import take_snapshots
 from replay_server.checkpoint.writing import write_checkpoint
+from replay_server.files.long_work import LongWork
 from replay_server.files.mapped_file import NoSpaceError
+from replay_server.storage import restored_tables
 from replay_server.storage.table_config import TableConfig
-from replay_server.storage.table_directory import TableDirectory
+from replay_server.storage.table_directory import TableDirectory, finished_tables
 from replay_server.table.oldest_first import OldestFirst
 from replay_server.table.table import NewRows, Table
 
@@ -47,6 +51,10 @@ async def checkpoint_of_three(tmp_path: Path) -> Path:
     return checkpoint
 
 
+def tables_in(folder: Path) -> list[str]:
+    return [path.name for path in finished_tables(folder)]
+
+
 @pytest.mark.parametrize("checked", [False, True])
 @pytest.mark.parametrize("broken", ["a", "b", "c"])
 def test_without_room_for_all_tables_none_is_made(
@@ -56,10 +64,10 @@ def test_without_room_for_all_tables_none_is_made(
     (tmp_path / "tables").mkdir()
     fill = reading._fill
 
-    def full(folder: Path, table: TableManifest, directory: TableDirectory) -> None:
+    def full(folder: Path, table: TableManifest, work: LongWork, directory: TableDirectory) -> None:
         if table.config.name == broken:
             raise NoSpaceError(errno.ENOSPC, "no room")
-        fill(folder, table, directory)
+        fill(folder, table, work, directory)
 
     with monkeypatch.context() as small:
         small.setattr(reading, "_fill", full)
@@ -67,7 +75,7 @@ def test_without_room_for_all_tables_none_is_made(
             restore(checkpoint, tmp_path / "tables", checked=checked)
     assert list((tmp_path / "tables").iterdir()) == []
     restore(checkpoint, tmp_path / "tables", checked=checked)
-    assert sorted(path.name for path in (tmp_path / "tables").iterdir()) == ["a", "b", "c"]
+    assert tables_in(tmp_path / "tables") == ["a", "b", "c"]
 
 
 def test_a_checkpoint_that_is_removed_after_it_was_verified_is_named_and_leaves_nothing(
@@ -77,10 +85,10 @@ def test_a_checkpoint_that_is_removed_after_it_was_verified_is_named_and_leaves_
     (tmp_path / "tables").mkdir()
     fill = reading._fill
 
-    def removed_meanwhile(folder: Path, table: TableManifest, directory: TableDirectory) -> None:
+    def removed_meanwhile(folder: Path, table: TableManifest, work: LongWork, directory: TableDirectory) -> None:
         if table.config.name == "b":
             shutil.rmtree(checkpoint)
-        fill(folder, table, directory)
+        fill(folder, table, work, directory)
 
     monkeypatch.setattr(reading, "_fill", removed_meanwhile)
     with pytest.raises(CheckpointRemovedError, match=str(checkpoint)):
@@ -107,3 +115,69 @@ def test_a_queue_that_holds_rows_for_a_waiting_draw_is_restored(tmp_path: Path) 
     check_table(again)
     assert (again.oldest, again.inserted) == (0, 130)
     again.close()
+
+
+DIES = 77
+
+
+def restore_and_die(checkpoint: Path, tables: Path, at: str, nth: int) -> None:
+    """Restore in a fork of this process that ends like a killed one, at the n-th call of a function of `Path`."""
+    child = os.fork()
+    if child == 0:
+        calls, function = [0], getattr(Path, at)
+
+        def counted(path: Path, *arguments: object, **options: object) -> object:
+            calls[0] += tables in path.parents
+            if calls[0] == nth:
+                os._exit(DIES)
+            return function(path, *arguments, **options)
+
+        setattr(Path, at, counted)
+        restore(checkpoint, tables)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == DIES
+
+
+MOMENTS = {
+    "before anything": ("mkdir", 1, []),
+    "in the middle": ("mkdir", 3, []),
+    "before they appear": ("rename", 4, []),
+    "before the first is in its place": ("rename", 5, ["a", "b", "c"]),
+    "before the last is in its place": ("rename", 7, ["a", "b", "c"]),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_killed_at_any_moment_all_tables_are_there_or_none_and_the_same_command_works(
+    tmp_path: Path, moment: str
+) -> None:
+    checkpoint, tables = asyncio.run(checkpoint_of_three(tmp_path)), tmp_path / "tables"
+    tables.mkdir()
+    at, nth, expected = MOMENTS[moment]
+    restore_and_die(checkpoint, tables, at, nth)
+    without_restoring = shutil.copytree(tables, tmp_path / "copy")
+    resume(without_restoring)
+    assert tables_in(without_restoring) == expected
+    restore(checkpoint, tables)
+    assert tables_in(tables) == ["a", "b", "c"]
+    restore(checkpoint, tables)
+    restored_tables.settle(tables)
+    with pytest.raises(RestoreError, match="table 'a' already exists"):
+        restore(checkpoint, tables)
+    for name in "abc":
+        table = Table(TableDirectory.open(tables / name))
+        check_table(table)
+        assert table.size == 50
+        table.close()
+
+
+def test_another_checkpoint_is_not_taken_for_the_one_that_was_restored(tmp_path: Path) -> None:
+    checkpoint, tables = asyncio.run(checkpoint_of_three(tmp_path)), tmp_path / "tables"
+    other = shutil.copytree(checkpoint, tmp_path / "other")
+    later = replace(CheckpointManifest.load(other), taken_s=1.0)
+    (other / MANIFEST_FILE).write_bytes(later.to_bytes())
+    tables.mkdir()
+    restore(checkpoint, tables)
+    with pytest.raises(RestoreError, match="table 'a' already exists"):
+        restore(other, tables)
+    assert tables_in(tables) == ["a", "b", "c"]

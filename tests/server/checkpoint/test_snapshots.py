@@ -13,7 +13,8 @@ from replay_server.checkpoint import snapshot as snapshots
 from replay_server.checkpoint import writing
 from replay_server.checkpoint.reading import restore
 from replay_server.checkpoint.snapshot import take_snapshots
-from replay_server.checkpoint.writing import CancelledError, write_checkpoint
+from replay_server.checkpoint.writing import write_checkpoint
+from replay_server.errors import StoppedError
 from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import TableDirectory
 from replay_server.table.table import NewRows, Table
@@ -161,6 +162,6 @@ def test_a_copy_ends_soon_when_the_server_does(table: Table, tmp_path: Path, mon
     before_every_copy(table, cancelled.set, monkeypatch)
     folder = tmp_path / "made"
     folder.mkdir()
-    with pytest.raises(CancelledError):
+    with pytest.raises(StoppedError):
         write_checkpoint(folder, [taken], 0.0, cancelled)
     assert (folder / "table" / "column-000.bin").stat().st_size == 100 * 8
