@@ -38,6 +38,7 @@ from replay_server.errors import RequestError, StoppedError
 from replay_server.files import held_folders, trust
 from replay_server.files.durable_files import sync_path
 from replay_server.files.mapped_file import tells_full
+from replay_server.storage.ranges import CHECKPOINT_NUMBERS
 from replay_server.storage.table_config import is_table_name
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,6 @@ DEFAULT_SERIES = "checkpoint"
 PERIODIC_SERIES = "periodic"
 _PARTIAL = ".partial-"
 _REMOVED = ".removed-"
-_MOST_NUMBER = 10**15
 _NUMBERED = re.compile(r"(.+)-(\d{6,})")
 
 
@@ -126,12 +126,11 @@ class Checkpoints:
             FieldError: for an invalid series name or number, a negative ``keep``, or an unknown shard.
             OSError: for other disk errors.
         """
-        if not is_table_name(_name(series, 1)):
-            raise FieldError("series", "letters, digits, '_', '-' or '.', a letter or digit first", repr(series))
+        if number:
+            CHECKPOINT_NUMBERS.check("number", number)
+        _check_name(series, number or 1)
         if keep < 0:
             raise FieldError("keep", "at least 0", str(keep))
-        if not 0 <= number <= _MOST_NUMBER:
-            raise FieldError("number", f"0 to {_MOST_NUMBER}", str(number))
         shards = self._catalog.shards.current
         if shard_id is not None and not (shards and shards.has(shard_id)):
             raise FieldError("shard_id", "a shard in the shard map of this server", str(shard_id))
@@ -215,20 +214,22 @@ class Checkpoints:
             os.close(self._lock)
 
     def _check_room(self, series: str, size: int) -> None:
-        there = [path for path in self.folder.iterdir() if _is_name(path.name)]
-        others = sum(_bytes_below(path) for path in there)
-        self._catalog.bounds.check_checkpoint({series, *map(_series_of, there)}, others + size)
+        found = (_NUMBERED.fullmatch(path.name) for path in self.folder.iterdir())
+        all_series = {series, *(match[1] for match in found if match)}
+        self._catalog.bounds.check_checkpoint(all_series, _bytes_below(self.folder) + size)
 
     def _checked_number(self, series: str, wanted: int) -> int:
         """Return the number for a new checkpoint of a series: ``wanted`` or, if that is 0, the next number.
 
         Raises:
-            FieldError: ``wanted`` is not above the number of the last checkpoint.
+            FieldError: ``wanted`` is not above the last checkpoint's number, no number is left, or the name is too long.
         """
         last = max((number for _, number in self._of(series)), default=0)
         if wanted and wanted <= last:
             raise FieldError("number", f"more than {last}, the last of series {series!r}", str(wanted))
-        return wanted or last + 1
+        number = CHECKPOINT_NUMBERS.check("number", wanted or last + 1)
+        _check_name(series, number)
+        return number
 
     def _write(self, name: str, snapshots: Sequence[TableSnapshot], taken_s: float, shard_id: int | None) -> Checkpoint:
         partial = self.folder / f"{_PARTIAL}{name}"
@@ -282,8 +283,18 @@ def _is_name(name: str) -> bool:
     return _NUMBERED.fullmatch(name) is not None and is_table_name(name)
 
 
-def _series_of(checkpoint: Path) -> str:
-    return checkpoint.name.rpartition("-")[0]
+def _check_name(series: str, number: int) -> None:
+    """Check the whole name of a checkpoint.
+
+    Raises:
+        FieldError: it does not follow the rules for names of tables.
+    """
+    if not is_table_name(_name(series, number)):
+        raise FieldError(
+            "series",
+            "letters, digits, '_', '-' or '.', a letter or digit first, at most 128 characters with the number",
+            repr(_name(series, number)),
+        )
 
 
 def _bytes_below(folder: Path) -> int:

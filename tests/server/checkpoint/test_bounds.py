@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
+from replay_proto.v1 import replay_pb2
 
 from tests.support.caller import Caller
 from tests.support.deadlines import wait_until
@@ -56,6 +58,47 @@ def test_there_are_so_many_series(start_server: StartServer, call: Call, tmp_pat
     assert refusal.metadata["setting"] == "max_checkpoint_series of the server"
     assert below(folder) == before
     caller.checkpoint(series="one")
+
+
+def test_a_name_is_checked_as_a_whole_with_its_number(start_server: StartServer, call: Call, tmp_path: Path) -> None:
+    """A longer one would be neither listed nor counted."""
+    folder = tmp_path / "checkpoints"
+    caller = call(start_server("--checkpoint-dir", str(folder)))
+    caller.create()
+    longest = "s" * (128 - len("-000001"))
+    before = below(folder)
+    for number in (10**6, 10**15):
+        with refused("INVALID_FIELD", field="series"):
+            caller.stub.Checkpoint(replay_pb2.CheckpointRequest(series=longest, number=number))
+    with refused("INVALID_FIELD", field="number"):
+        caller.stub.Checkpoint(replay_pb2.CheckpointRequest(series="s", number=10**15 + 1))
+    assert below(folder) == before
+    caller.stub.Checkpoint(replay_pb2.CheckpointRequest(series=longest, number=999_999))
+    assert caller.checkpoints() == [f"{longest}-999999"]
+    caller.verify(f"{longest}-999999")
+    with refused("INVALID_FIELD", field="series"):  # the next number has a digit more
+        caller.checkpoint(series=longest)
+    assert caller.checkpoints() == [f"{longest}-999999"]
+
+
+def test_after_the_largest_number_a_series_has_no_more(start_server: StartServer, call: Call, tmp_path: Path) -> None:
+    caller = call(start_server("--checkpoint-dir", str(tmp_path / "checkpoints")))
+    caller.create()
+    caller.stub.Checkpoint(replay_pb2.CheckpointRequest(series="s", number=10**15))
+    with refused("INVALID_FIELD", field="number", got=10**15 + 1):
+        caller.checkpoint(series="s")
+    assert caller.checkpoints() == [f"s-{10**15}"]
+
+
+@pytest.mark.parametrize("name", ["left-over", f"{'s' * 128}-{10**14}", ".removed-series-000001"])
+def test_all_that_lies_on_disk_counts(start_server: StartServer, call: Call, tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "checkpoints"
+    caller = call(start_server("--checkpoint-dir", str(folder), "--max-checkpoint-bytes", "1000000"))
+    caller.create(capacity=1)
+    (folder / name).mkdir()
+    (folder / name / "rows.bin").write_bytes(bytes(1_000_000))
+    with refused("TOO_LARGE", bound="bytes of all checkpoints"):
+        caller.checkpoint()
 
 
 def test_the_servers_own_checkpoints_are_written_however_many_callers_had_written(
