@@ -222,7 +222,7 @@ class Checkpoints:
         """Return the number for a new checkpoint of a series: ``wanted`` or, if that is 0, the next number.
 
         Raises:
-            FieldError: ``wanted`` is not above the last checkpoint's number, no number is left, or the name is too long.
+            FieldError: ``wanted`` is not above the last number, no number is left, or the name is too long.
         """
         last = max((number for _, number in self._of(series)), default=0)
         if wanted and wanted <= last:
