@@ -146,13 +146,21 @@ def _check_different(parts: Sequence[Part]) -> None:
 def _newest_map(parts: Sequence[Part]) -> ShardMap | None:
     """Return the newest shard map, after checking that all parts are of the same servers."""
     maps = [part.manifest.shards for part in parts if part.manifest.shards]
+    expected = "expected parts of one checkpoint of several servers"
     for part in parts:
-        shards, expected = part.manifest.shards, "expected parts of one checkpoint of several servers"
+        shards = part.manifest.shards
         if shards is None and len(parts) > 1:
             raise ReshardError(f"{expected}, got {part}, which has no shard map")
         if shards and shards.uid != maps[0].uid:
             raise ReshardError(f"{expected}, got {part}, which is of other servers than {parts[0]}")
-    return max(maps, key=lambda shards: shards.version, default=None)
+    newest = max(maps, key=lambda shards: shards.version, default=None)
+    for part in parts:
+        shards = part.manifest.shards
+        if newest and shards and shards.version == newest.version and shards != newest:
+            raise ReshardError(
+                f"{expected}, got {part}, whose shard map of version {shards.version} differs from others"
+            )
+    return newest
 
 
 def _check_complete(parts: Sequence[Part], shards: ShardMap, *, partial: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -238,3 +239,39 @@ def test_a_draining_server_is_retired_when_its_rows_are_the_oldest(servers: list
     assert [shard.state for shard in shards.shards] == ["retired", "active"]
     batch = client.table("t").sample(64, beta=0.4)
     assert set((batch.row_keys >> 48).tolist()) == {1}
+
+
+def test_two_maps_of_one_version_are_a_clash_that_is_named(servers: list[ServerProcess]) -> None:
+    """Two people who reach only one server each can both change the map."""
+    one, other = servers[0].address, servers[1].address
+    with ReplayClient(f"{one},{other}") as client:
+        make(client)
+        shards = client.shards()
+        assert shards is not None
+        for address, lost in ((one, 1), (other, 0)):
+            changed = replace(
+                shards,
+                version=2,
+                shards=tuple(replace(each, state="lost") if each.id == lost else each for each in shards.shards),
+            )
+            with ReplayClient(address) as alone:
+                alone._link.connection.run(operations.set_shards(changed, 1))
+    with ReplayClient(f"{one},{other}") as client:
+        clash = rf"same shard map of version 2.*{one}.*{other}"
+        for use in (client.tables, client.stats, client.shards, lambda: client.mark_shard(1, state="draining")):
+            with pytest.raises(InvalidArgumentError, match=clash):
+                use()
+
+
+def test_a_change_that_meets_another_of_its_version_is_refused(servers: list[ServerProcess]) -> None:
+    one, other = sorted((servers[0].address, servers[1].address))
+    with ReplayClient(f"{one},{other}") as client:
+        make(client)
+        shards = client.shards()
+        assert shards is not None
+        first = replace(shards, version=2, shards=(replace(shards.shards[0], state="draining"), shards.shards[1]))
+        second = replace(shards, version=2, shards=(shards.shards[0], replace(shards.shards[1], state="draining")))
+        with ReplayClient(other) as alone:
+            alone._link.connection.run(operations.set_shards(first, 1))
+        with pytest.raises(InvalidArgumentError, match=rf"version 2.*the change.*{other}"):
+            client._fleet.change(second)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -18,6 +19,8 @@ from replay_server.http.shards.peer import Peer
 from replay_server.http.shards.shard_figures import mass_away, problems, server_figures, shard_lines
 from replay_server.storage.shard_map import ShardMapFile
 from replay_server.table.figures.clients import Client
+
+log = logging.getLogger(__name__)
 
 
 class ServiceView:
@@ -47,6 +50,7 @@ class ServiceView:
         """Sentences about servers that are away."""
         self._kept = kept
         self._newest: replay_pb2.ShardMap | None = None
+        self._clashing_version = 0
         self._channels = channels
         self._token: str | None = None
         self._peers: dict[int, Peer] = {}  # by the id of the shard
@@ -134,9 +138,18 @@ class ServiceView:
         """Return the newest map that any server has or had."""
         answers = (peer.answer for peer in self._peers.values() if peer.answer is not None)
         maps = (self._newest, self._kept.to_proto(), *(answer.shards for answer in answers))
-        known = (each for each in maps if each is not None)
+        known = [each for each in maps if each is not None]
         self._newest = max(known, key=lambda each: each.version, default=None)
+        if self._newest is not None:
+            self._tell_clash(self._newest, known)
         return self._newest
+
+    def _tell_clash(self, newest: replay_pb2.ShardMap, known: Iterable[replay_pb2.ShardMap]) -> None:
+        """Log, once for each version, that servers have different maps of it."""
+        clashing = any(each.version == newest.version and each != newest for each in known)
+        if clashing and newest.version != self._clashing_version:
+            log.error("the servers of this service have different shard maps of version %d", newest.version)
+            self._clashing_version = newest.version
 
     def _parts(self) -> dict[str, dict[int, replay_pb2.TableStats]]:
         """Return the shards of each table, by name and id."""

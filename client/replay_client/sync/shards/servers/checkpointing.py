@@ -8,11 +8,11 @@ from functools import partial
 from typing import Final, TypeVar
 
 from replay_client._operations import server as operations
+from replay_client._shards.newest_map import newest_map
 from replay_client._transport.call import Operation
 from replay_client._transport.server_link import ServerLink
 from replay_client.errors import CheckpointNotFoundError, ServerUnavailableError
 from replay_client.results.checkpoints import Checkpoint, CheckpointTable
-from replay_client.results.shards import ShardMap
 from replay_client.sync.shards.servers.asking import answers, ask_all
 
 T = TypeVar("T")
@@ -89,7 +89,7 @@ def verify_parts(
 
 def joined(parts: Mapping[int, Checkpoint]) -> Checkpoint:
     """Join the descriptions of a checkpoint's parts."""
-    newest = max((part.shards for part in parts.values() if part.shards), key=_version, default=None)
+    newest = newest_map((f"shard {shard_id}", part.shards) for shard_id, part in parts.items() if part.shards)
     tables: dict[str, CheckpointTable] = {}
     for part in parts.values():
         for name, table in part.tables.items():
@@ -138,7 +138,3 @@ def _is_of(name: str, series: str) -> bool:
 
 def _number(name: str) -> int:
     return int(name.rpartition("-")[2])
-
-
-def _version(shards: ShardMap) -> int:
-    return shards.version

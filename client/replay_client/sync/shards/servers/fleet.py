@@ -18,6 +18,7 @@ from typing import Final, get_args
 from replay_client._operations import server as operations
 from replay_client._shards.dividing import check_divisible
 from replay_client._shards.keys import MOST_ID
+from replay_client._shards.newest_map import newest_map, refuse_clash
 from replay_client._transport.address import address_order
 from replay_client._transport.server_link import ServerLink
 from replay_client.errors import (
@@ -115,29 +116,37 @@ class Fleet:
             ShardsChangedError: the map has changed meanwhile.
             PermissionDeniedError: the token lacks the right ``admin`` on all tables.
             ServerUnavailableError: no server is reachable. If only some are unreachable, they get the map later.
+            InvalidArgumentError: a server has another map of this version, from someone who could not reach the first.
         """
         unreachable: ReplayError | None = None
         is_first = True
         for address in sorted((shard.address for shard in new.in_use), key=address_order):
-            connection = self.link(address).connection
             try:
-                current = connection.run(operations.get_shards(timeout_s=ASK_S)).map
-                if is_first and current is not None and current.version >= new.version:
-                    raise ShardsChangedError(
-                        f"the shard map of {address} has version {current.version} already, and the new one "
-                        f"{new.version}: read it again, and repeat the change"
-                    )
-                if current is None or current.version < new.version:
-                    connection.run(operations.set_shards(new, 0 if current is None else current.version))
+                self._send(new, address, is_first=is_first)
                 is_first = False
             except AWAY as error:
                 unreachable = error
+        if is_first and unreachable is not None:
+            raise unreachable
+
+    def _send(self, new: ShardMap, address: str, *, is_first: bool) -> None:
+        """Send a new map to one server, unless another client has sent it."""
+        connection = self.link(address).connection
+        current = connection.run(operations.get_shards(timeout_s=ASK_S)).map
+        if is_first and current is not None and current.version >= new.version:
+            raise ShardsChangedError(
+                f"the shard map of {address} has version {current.version} already, and the new one "
+                f"{new.version}: read it again, and repeat the change"
+            )
+        if current is None or current.version < new.version:
+            try:
+                connection.run(operations.set_shards(new, 0 if current is None else current.version))
             except ShardsChangedError:
                 if is_first:
                     raise
-                # Another client sends the same map.
-        if is_first and unreachable is not None:
-            raise unreachable
+                current = connection.run(operations.get_shards(timeout_s=ASK_S)).map
+        if current is not None:
+            refuse_clash(("the change", new), (address, current))
 
     def set_addresses(self, addresses: Sequence[str]) -> ShardMap:
         """Make these the servers of the service. Known servers keep their ids; new servers get new ids.
@@ -319,9 +328,9 @@ def _newest(found: dict[str, ServerShards]) -> ShardMap | None:
     """Return the newest of the maps.
 
     Raises:
-        InvalidArgumentError: the maps belong to different services.
+        InvalidArgumentError: the maps belong to different services, or are different maps of one version.
     """
     maps = {address: server.map for address, server in found.items() if server.map is not None}
     if len({shards.uid for shards in maps.values()}) > 1:
         raise InvalidArgumentError.of_field("address", "servers of one service", ", ".join(maps) + ", of several")
-    return max(maps.values(), key=lambda shards: shards.version, default=None)
+    return newest_map(maps.items())

@@ -19,7 +19,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from replay_client._operations import server as operations
-from replay_client.errors import ReplayError
+from replay_client._shards.newest_map import refuse_clash
+from replay_client.errors import InvalidArgumentError, ReplayError
 from replay_client.results.shards import ShardMap
 from replay_client.results.stats import ShardReport
 from replay_client.sync.shards.servers.asking import ASK_S
@@ -107,6 +108,8 @@ class Roster:
     def _look(self) -> None:
         try:
             self._renew()
+        except InvalidArgumentError as error:
+            log.warning("the servers of table %r cannot be followed: %s", self._name, error)
         except ReplayError as error:  # for example, no server answers, or the client was closed
             log.debug("no newer shard map for table %r: %s", self._name, error)
         finally:
@@ -119,6 +122,7 @@ class Roster:
             return
         if shards.uid != self._map.uid:  # other servers at these addresses, such as those of a resharded checkpoint
             return
+        refuse_clash(("this client", self._map), ("a server", shards))
         if shards.version == self._map.version and not self._is_incomplete:
             return
         addresses = {shard.id: shard.address for shard in shards.in_use}

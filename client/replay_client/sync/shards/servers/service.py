@@ -7,6 +7,7 @@ from replay_proto.v1 import replay_pb2
 from replay_client._operations import server as operations
 from replay_client._shards.merged_description import merged_description
 from replay_client._shards.merged_stats import merged_stats, merged_table_stats
+from replay_client._shards.newest_map import newest_map
 from replay_client._transport.address import address_order
 from replay_client._transport.call import Operation
 from replay_client.errors import TableNotFoundError
@@ -32,9 +33,10 @@ def stats_of_all(fleet: Fleet, shards: ShardMap) -> Stats:
     while True:
         found = ask_all(fleet.links_of(shards), operations.stats_message)
         known = {shard_id: stats for shard_id, stats in found.items() if stats.HasField("shards")}
-        maps = (ShardMap.from_proto(stats.shards) for stats in known.values())
-        newest = max(maps, key=_version, default=shards)
-        if newest.version <= shards.version:
+        newest = newest_map(
+            [(f"shard {shard_id}", ShardMap.from_proto(stats.shards)) for shard_id, stats in known.items()]
+        )
+        if newest is None or newest.version <= shards.version:
             return merged_stats(shards, known or found)
         shards = newest
 
@@ -73,7 +75,3 @@ def tables_of_all(fleet: Fleet, shards: ShardMap) -> list[TableDescription]:
         for description in descriptions:
             by_name.setdefault(description.name, []).append(description)
     return [merged_description(parts) for _, parts in sorted(by_name.items())]
-
-
-def _version(shards: ShardMap) -> int:
-    return shards.version
