@@ -12,7 +12,7 @@ import sys
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from replay_client.security import TLS_PREFIX, Tls, open_channel
+from replay_client.security import TLS_PREFIX, Access, Tls
 
 TIMEOUT_S = 3.0
 # Replies of a server without a health service, such as the learner. UNAUTHENTICATED: it requires a token.
@@ -21,7 +21,7 @@ ANSWERS = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAUTHENTICATED)
 
 def serves(address: str, tls: Tls | None) -> bool:
     """Ask the standard health service at ``address``; a server without this service counts as serving if it answers."""
-    with open_channel(address, tls, ()) as channel:
+    with Access(tls=tls).open_channel(address, ()) as channel:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
         except grpc.RpcError as error:

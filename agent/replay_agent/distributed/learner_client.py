@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import grpc
-from replay_client.security import Tls, open_channel, token_metadata
+from replay_client.security import Access, Tls, Token
+from replay_proto.channels import open_channel
 from replay_proto.v1 import learner_pb2, learner_pb2_grpc
 from safetensors.torch import load
 from torch import Tensor
@@ -18,8 +19,6 @@ from replay_agent.distributed.episode_reports import MAX_EPISODES
 
 # Weights of a network can be arbitrarily large.
 UNLIMITED_MESSAGES = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
-# A restarted learner is back within seconds: do not wait longer between attempts.
-MAX_RECONNECT_BACKOFF_MS = 1_000
 MIN_TIMEOUT_S = 0.01
 # Prefix of the environment variables for TLS with the learner; see `replay_client.security`.
 LEARNER_TLS_PREFIX = "REPLAY_LEARNER_TLS"
@@ -66,7 +65,7 @@ class LearnerClient:
         self,
         address: str,
         timeout_s: float,
-        token: str | None = None,
+        token: Token | None = None,
         tls: Tls | None = None,
         stop: threading.Event | None = None,
         weights_relay: str | None = None,
@@ -88,15 +87,13 @@ class LearnerClient:
         self._address = address
         self._timeout_s = timeout_s
         self._stop = stop or threading.Event()
-        options = (*UNLIMITED_MESSAGES, ("grpc.max_reconnect_backoff_ms", MAX_RECONNECT_BACKOFF_MS))
-        self._metadata = token_metadata(token)
-        self._channel = open_channel(address, tls, options)
-        self._stub = learner_pb2_grpc.LearnerServiceStub(self._channel)
-        self._relay_channel = None if weights_relay is None else open_channel(weights_relay, None, options)
+        self._access = Access(token, tls)
+        self._open()
+        self._relay_channel = None if weights_relay is None else open_channel(weights_relay, None, UNLIMITED_MESSAGES)
 
     def join(self, name: str) -> learner_pb2.JoinResponse:
         """Join the run; the learner's log shows ``name``."""
-        return self._call(self._stub.Join, learner_pb2.JoinRequest(name=name))
+        return self._call(lambda stub: stub.Join, learner_pb2.JoinRequest(name=name))
 
     def report(
         self, assignment: learner_pb2.JoinResponse, episodes: Sequence[FinishedEpisode]
@@ -115,7 +112,7 @@ class LearnerClient:
     ) -> tuple[int, dict[str, Tensor]] | None:
         """Fetch weights newer than ``have_version``. Return None if the learner sends none."""
         request = learner_pb2.GetWeightsRequest(have_version=have_version, run_id=assignment.run_id)
-        response = self._relayed(request) or self._call(self._stub.GetWeights, request)
+        response = self._relayed(request) or self._call(lambda stub: stub.GetWeights, request)
         return (response.version, load(response.safetensors)) if response.safetensors else None
 
     def close(self) -> None:
@@ -130,7 +127,7 @@ class LearnerClient:
             return None
         relay = learner_pb2_grpc.LearnerServiceStub(self._relay_channel)
         try:
-            return relay.GetWeights(request, timeout=RELAY_TIMEOUT_S, metadata=self._metadata)
+            return relay.GetWeights(request, timeout=RELAY_TIMEOUT_S, metadata=self._access.metadata())
         except grpc.RpcError:
             return None
 
@@ -145,15 +142,28 @@ class LearnerClient:
                 for episode in episodes
             ],
         )
-        return self._call(self._stub.Report, request)
+        return self._call(lambda stub: stub.Report, request)
 
-    def _call(self, method: grpc.UnaryUnaryMultiCallable[Request, Response], request: Request) -> Response:
+    def _open(self) -> None:
+        self._channel = self._access.open_channel(self._address, UNLIMITED_MESSAGES)
+        self._stub = learner_pb2_grpc.LearnerServiceStub(self._channel)
+
+    def _call(
+        self,
+        method_of: Callable[[learner_pb2_grpc.LearnerServiceStub], grpc.UnaryUnaryMultiCallable[Request, Response]],
+        request: Request,
+    ) -> Response:
         """Make a call. While the learner is unreachable, retry until the time limit."""
         deadline = time.monotonic() + self._timeout_s
         while True:
             left_s = max(deadline - time.monotonic(), MIN_TIMEOUT_S)
+            if self._access.is_renewed():
+                self._channel.close()  # another thread's call repeats itself
+                self._open()
             try:
-                call = method.future(request, timeout=left_s, metadata=self._metadata, wait_for_ready=True)
+                call = method_of(self._stub).future(
+                    request, timeout=left_s, metadata=self._access.metadata(), wait_for_ready=True
+                )
                 return self._result(call)
             except grpc.RpcError as error:
                 code = error.code()

@@ -9,7 +9,7 @@ from typing import Final
 
 import grpc
 from replay_client import Tls
-from replay_client.security import open_channel, token_metadata
+from replay_client.security import Access
 from replay_proto.v1 import learner_pb2, learner_pb2_grpc
 
 from replay_agent.distributed.learner_access import LearnerAccess, RefusedError
@@ -35,9 +35,9 @@ class RelayedWeights:
         Raises:
             InvalidArgumentError: a certificate file cannot be read.
         """
-        self._channel = open_channel(learner, Tls.from_environment(LEARNER_TLS_PREFIX), UNLIMITED_MESSAGES)
-        self._stub = learner_pb2_grpc.LearnerServiceStub(self._channel)
-        self._metadata = token_metadata(token)
+        self._learner = learner
+        self._access = Access(token, Tls.from_environment(LEARNER_TLS_PREFIX))
+        self._open()
         self._lock = threading.Lock()
         self._run_id = ""
         self._newest = learner_pb2.GetWeightsResponse()
@@ -66,11 +66,18 @@ class RelayedWeights:
         """Close the channel."""
         self._channel.close()
 
+    def _open(self) -> None:
+        self._channel = self._access.open_channel(self._learner, UNLIMITED_MESSAGES)
+        self._stub = learner_pb2_grpc.LearnerServiceStub(self._channel)
+
     def _fetch(self, run_id: str) -> None:
+        if self._access.is_renewed():
+            self._channel.close()
+            self._open()
         have = self._newest.version if run_id == self._run_id else 0
         request = learner_pb2.GetWeightsRequest(run_id=run_id, have_version=have)
         try:
-            found = self._stub.GetWeights(request, timeout=LEARNER_TIMEOUT_S, metadata=self._metadata)
+            found = self._stub.GetWeights(request, timeout=LEARNER_TIMEOUT_S, metadata=self._access.metadata())
         except grpc.RpcError as error:
             raise RefusedError(error.code(), str(error.details())) from error
         self._fetched_at = time.monotonic()

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import grpc
-from replay_client.security import TLS_PREFIX, TOKEN_VARIABLE, Tls, open_channel
+from replay_client.security import (
+    TLS_PREFIX,
+    TOKEN_FILE_SUFFIX,
+    TOKEN_VARIABLE,
+    Access,
+    Tls,
+    token_from_environment,
+)
 from replay_proto.access.exposure import is_loopback
 
 from replay_agent.distributed.learner_access import LearnerAccess
@@ -33,7 +41,7 @@ def check_learner(learner: str, environment: Mapping[str, str]) -> None:
     tls = Tls.from_environment(LEARNER_TLS_PREFIX, environment)
     if tls is None:
         return
-    with open_channel(learner, tls, ()) as channel:
+    with Access(tls=tls).open_channel(learner, ()) as channel:
         try:
             grpc.channel_ready_future(channel).result(CONNECT_TIMEOUT_S)
         except grpc.FutureTimeoutError:
@@ -81,10 +89,12 @@ def actor_environment(settings: TrainSettings, own: OwnAccess | None, variables:
     found = {name: value for name, value in variables.items() if not name.startswith(tuple(plain))}
     if with_tls and not (found.get(_LEARNER_CA) or found.get(LEARNER_TLS_PREFIX)):
         found[_LEARNER_CA] = str(settings.learner_tls_cert)
-    learner_token = found.get(LEARNER_TOKEN_VARIABLE) or found.get(TOKEN_VARIABLE)
+    learner_token = token_from_environment(LEARNER_TOKEN_VARIABLE, found) or token_from_environment(environment=found)
     if own and _learner_wants_own_token(settings):
         learner_token = own.token
-    if learner_token:
+    if isinstance(learner_token, Path):
+        found[f"{LEARNER_TOKEN_VARIABLE}{TOKEN_FILE_SUFFIX}"] = str(learner_token)
+    elif learner_token:
         found[LEARNER_TOKEN_VARIABLE] = learner_token
     if own and settings.server is None:
         found[TOKEN_VARIABLE] = own.token

@@ -23,7 +23,7 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import grpc
 from replay_proto.tracing import context_metadata
@@ -40,7 +40,7 @@ from replay_client.errors import (
     ServerUnavailableError,
     from_rpc_error,
 )
-from replay_client.security import Tls, open_channel, token_metadata
+from replay_client.security import Access, Metadata, Tls, Token
 
 T = TypeVar("T")
 
@@ -48,7 +48,6 @@ HEALTH_CHECK: Final = "/grpc.health.v1.Health/Check"
 """A cheap method that requires no token."""
 SERVICE: Final = "replay.v1.ReplayService"
 StreamMethod = Literal["Write", "Learn"]
-Metadata = tuple[tuple[str, str], ...]
 
 READ_ONLY: Final = (
     "ListTables",
@@ -83,10 +82,6 @@ CHANNEL_OPTIONS: Final = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
     ("grpc.service_config", _SERVICE_CONFIG),
-    # A restarted server is back within seconds: retry at that rate.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 2_000),  # duration of one attempt
-    ("grpc.max_reconnect_backoff_ms", 500),
     # Detect a silently lost peer (unplugged cable, dead machine) within 40 s.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -96,8 +91,6 @@ CHANNEL_OPTIONS: Final = (
     ("grpc.http2.max_frame_size", (16 << 20) - 1),
     # Process what was received while it is in the CPU's caches. By default, gRPC reads more and more at once.
     ("grpc.experimental.tcp_max_read_buffer_size", 1 << 19),
-    # Ignore web proxies in the environment.
-    ("grpc.enable_http_proxy", 0),
     # Do not share connections between clients.
     ("grpc.use_local_subchannel_pool", 1),
 )
@@ -142,13 +135,10 @@ class LinkOptions:
 class MessageStream:
     """A bidirectional gRPC stream."""
 
-    def __init__(
-        self, channel: grpc.Channel, address: str, method: StreamMethod, requests: Iterator[bytes], metadata: Metadata
-    ) -> None:
-        """Open the stream. Another thread sends ``requests``, and closes this side of the stream when they end."""
-        multi: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(rpc_path(method))
-        self._address = address
-        self._call = multi(requests, metadata=metadata)
+    def __init__(self, connection: Connection, call: Iterator[bytes]) -> None:
+        """Take over a call that has been opened."""
+        self._connection = connection
+        self._call: Any = call
 
     def receive(self) -> bytes:
         """Wait for the next reply.
@@ -157,11 +147,12 @@ class MessageStream:
             ReplayError: the stream ended. If it ended unexpectedly, this is a `ServerUnavailableError`.
         """
         try:
-            return next(self._call)
+            message: bytes = next(self._call)
+            return message
         except StopIteration:
-            raise ServerUnavailableError(f"the replay server at {self._address} ended the stream") from None
+            raise ServerUnavailableError(f"the replay server at {self._connection.address} ended the stream") from None
         except grpc.RpcError as error:
-            raise from_rpc_error(error, self._address) from None
+            raise self._connection.failure(error) from None
 
     def cancel(self) -> None:
         """Cancel the stream; `receive` raises from then on."""
@@ -171,7 +162,9 @@ class MessageStream:
 class ConnectionBase:
     """Base class of connections with threads and on event loops, without I/O."""
 
-    def __init__(self, options: LinkOptions, token: str | None = None) -> None:
+    def __init__(self, options: LinkOptions, token: Token | None = None) -> None:
+        self.access = Access(token, options.tls)
+        """The token and certificates."""
         self.address = options.address
         self.timeout_s = options.timeout_s
         self.kept_alive: object = None
@@ -180,7 +173,6 @@ class ConnectionBase:
         self._process = os.getpid()
         self._closed = False
         self._was_reached = False
-        self._metadata = token_metadata(token)
 
     @property
     def is_forked(self) -> bool:
@@ -202,6 +194,16 @@ class ConnectionBase:
         """Convert a caller's time limit to a deadline; see `replay_client._transport.time_limits`."""
         return time.monotonic() + time_limit(field, limit_s, self.timeout_s)
 
+    def failure(self, error: grpc.RpcError) -> ReplayError:
+        """Convert the error of a failed call."""
+        if self._closed:
+            return ClosedError("this client was closed during the call")
+        return self.access.explained(from_rpc_error(error, self.address))
+
+    def _metadata(self) -> Metadata:
+        """The metadata of a call that begins now."""
+        return self.access.metadata() + context_metadata()
+
     def _first_contact(self) -> FirstContact:
         options = self._options
         return FirstContact(self.address, options.wait_for_server_s, time.monotonic(), is_tls=options.tls is not None)
@@ -210,8 +212,9 @@ class ConnectionBase:
 class Connection(ConnectionBase):
     """A channel to one server, for use in the process that created it."""
 
-    def __init__(self, options: LinkOptions, token: str | None = None) -> None:
+    def __init__(self, options: LinkOptions, token: Token | None = None) -> None:
         super().__init__(options, token)
+        self._earlier: list[grpc.Channel] = []  # with older certificates: their calls and streams run on
         self._open()
 
     def move(self, options: LinkOptions) -> None:
@@ -225,7 +228,7 @@ class Connection(ConnectionBase):
 
     def _open(self) -> None:
         self._answered_at = -math.inf
-        self._channel = open_channel(self.address, self._options.tls, CHANNEL_OPTIONS)
+        self._channel = self.access.open_channel(self.address, CHANNEL_OPTIONS)
         # In one tuple, because another thread must not combine a channel with methods of an earlier channel.
         self._methods: tuple[grpc.Channel, dict[str, grpc.UnaryUnaryMultiCallable[bytes, bytes]]] = (self._channel, {})
 
@@ -287,23 +290,33 @@ class Connection(ConnectionBase):
         while (refusal := self._knock(contact)) is not None:
             pause_s = contact.pause_s(refusal, time.monotonic())
             if pause_s is None:
-                raise contact.given_up(refusal, listens=listens(self.address))
+                raise self.access.explained(contact.given_up(refusal, listens=listens(self.address)))
             time.sleep(pause_s)
         self._was_reached = True
 
     def open_stream(self, method: StreamMethod, requests: Iterator[bytes]) -> MessageStream:
         """Open a bidirectional stream; see `MessageStream`."""
         self.check_usable()
-        return MessageStream(self._channel, self.address, method, requests, self._metadata + context_metadata())
+        self._renew()
+        multi: grpc.StreamStreamMultiCallable[bytes, bytes] = self._channel.stream_stream(rpc_path(method))
+        return MessageStream(self, multi(requests, metadata=self._metadata()))
 
     def close(self) -> None:
         """Close the channel, which ends running calls and streams. Does nothing in a forked child."""
         was_closed, self._closed = self._closed, True  # first, so that running calls know why they end
         if not was_closed and not self.is_forked:
-            self._channel.close()
+            for channel in (*self._earlier, self._channel):
+                channel.close()
+
+    def _renew(self) -> None:
+        """Open a new channel if the certificates were renewed: a channel keeps those that it was opened with."""
+        if self.access.is_renewed():
+            self._earlier.append(self._channel)
+            self._open()
 
     def _knock(self, contact: FirstContact) -> ServerUnavailableError | None:
         """Check whether a server answers. Return None if one does, or else an error."""
+        self._renew()
         check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(HEALTH_CHECK)
         try:
             check(b"", timeout=contact.limit_s(time.monotonic()), wait_for_ready=False)
@@ -316,6 +329,7 @@ class Connection(ConnectionBase):
         return None
 
     def _attempt(self, method: str, request: bytes, deadline: float, *, wait_for_ready: bool) -> bytes:
+        self._renew()
         channel, methods = self._methods
         unary = methods.get(method)
         if unary is None:
@@ -324,13 +338,11 @@ class Connection(ConnectionBase):
             answer = unary(
                 request,
                 timeout=left_s(deadline),
-                metadata=self._metadata + context_metadata(),
+                metadata=self._metadata(),
                 wait_for_ready=wait_for_ready,
             )
         except grpc.RpcError as error:
-            if self._closed:
-                raise ClosedError("this client was closed during the call") from None
-            raise from_rpc_error(error, self.address) from None
+            raise self.failure(error) from None
         except ValueError:  # raised by gRPC after the channel was closed
             self.check_usable()
             raise

@@ -7,6 +7,7 @@ on the same host, and may use both.
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -32,7 +33,7 @@ class DataPath:
     """Makes the calls of learners and writers over the local socket; None: they use gRPC."""
 
     @classmethod
-    def on_same_host(cls, table: TableDescription, authorization: str = "") -> DataPath:
+    def on_same_host(cls, table: TableDescription, authorization: Callable[[], str] = str) -> DataPath:
         """Find the shortcuts, if the server offers them and this process can read the table's directory."""
         try:
             nonce = (Path(table.directory) / NONCE_FILE).read_bytes() if table.directory else b""

@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
@@ -53,16 +53,21 @@ def is_local(method: str) -> TypeGuard[FrameMethod]:
 class LocalAddress:
     """The path of a server's socket, and the first message to send there."""
 
-    def __init__(self, table: TableDescription, nonce: bytes, authorization: str = "") -> None:
-        """``nonce`` is the content of the nonce file in the table's directory."""
+    def __init__(self, table: TableDescription, nonce: bytes, authorization: Callable[[], str] = str) -> None:
+        """Prepare the first message.
+
+        Args:
+            table: the table.
+            nonce: the content of the nonce file in the table's directory.
+            authorization: returns the header that authenticates a call; empty without a token.
+        """
         self._path = Path(table.socket)
-        self._hello = replay_pb2.FrameHello(
-            table=table.name, table_uid=table.uid, nonce=nonce, authorization=authorization
-        )
+        self._hello = replay_pb2.FrameHello(table=table.name, table_uid=table.uid, nonce=nonce)
+        self._authorization = authorization
 
     def hello(self, method: FrameMethod, context: Metadata) -> bytes:
         """Return the first message of a connection for calls of this method in this trace context."""
-        hello = replay_pb2.FrameHello(method=method, trace_context=dict(context))
+        hello = replay_pb2.FrameHello(method=method, trace_context=dict(context), authorization=self._authorization())
         hello.MergeFrom(self._hello)
         return hello.SerializeToString()
 

@@ -20,7 +20,7 @@ from replay_client._transport.data_path import DataPath
 from replay_client._transport.local_calls import LocalCalls
 from replay_client.errors import UnauthenticatedError
 from replay_client.results.description import TableDescription
-from replay_client.security import TOKEN_VARIABLE, token_from_environment, token_metadata
+from replay_client.security import TOKEN_VARIABLE, Token, token_from_environment
 
 L = TypeVar("L", bound="LinkBase")
 
@@ -28,7 +28,7 @@ L = TypeVar("L", bound="LinkBase")
 class LinkBase:
     """Base class of the links of all clients: how links are pickled and copied."""
 
-    def __init__(self, options: LinkOptions, token: str | None = None, *, lacks_token: bool = False) -> None:
+    def __init__(self, options: LinkOptions, token: Token | None = None, *, lacks_token: bool = False) -> None:
         """Do not connect yet. ``lacks_token`` says that the original link had a token, but this process has none."""
         self.options = options
         self._token = token
@@ -58,10 +58,9 @@ class LinkBase:
 class ServerLink(LinkBase):
     """See the module. Thread-safe."""
 
-    def __init__(self, options: LinkOptions, token: str | None = None, *, lacks_token: bool = False) -> None:
+    def __init__(self, options: LinkOptions, token: Token | None = None, *, lacks_token: bool = False) -> None:
         """See `LinkBase`."""
         super().__init__(options, token, lacks_token=lacks_token)
-        self._authorization = dict(token_metadata(token)).get("authorization", "")
         self._connection: Connection | None = None
         self._opening = threading.Lock()
         self._calls: weakref.WeakSet[LocalCalls] = weakref.WeakSet()
@@ -92,7 +91,9 @@ class ServerLink(LinkBase):
 
     def data_path(self, table: TableDescription) -> DataPath:
         """Find the shortcuts to a table, without a call to the server."""
-        path = DataPath.on_same_host(table, self._authorization) if self.options.same_host else DataPath()
+        path = (
+            DataPath.on_same_host(table, self.connection.access.authorization) if self.options.same_host else DataPath()
+        )
         if path.calls is not None:
             self._calls.add(path.calls)
         return path

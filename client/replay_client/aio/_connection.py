@@ -9,7 +9,7 @@ from collections.abc import Awaitable
 from typing import TypeVar
 
 from grpc import aio
-from replay_proto.tracing import context_metadata
+from replay_proto.channels import open_loop_channel
 
 from replay_client._transport.address import listens
 from replay_client._transport.attempts import Attempts, FirstContact
@@ -25,8 +25,8 @@ from replay_client._transport.connection import (
 from replay_client._transport.time_limits import left_s, time_limit
 from replay_client.aio._frames import FrameStream
 from replay_client.aio._waiting import Turns
-from replay_client.errors import ClosedError, ReplayError, ServerUnavailableError, from_rpc_error
-from replay_client.security import channel_security
+from replay_client.errors import ClosedError, ReplayError, ServerUnavailableError
+from replay_client.security import Token
 
 T = TypeVar("T")
 
@@ -65,12 +65,10 @@ class MessageStream:
 class Connection(ConnectionBase):
     """A channel to one server. It is opened on first use, and belongs to the event loop that is running then."""
 
-    def __init__(self, options: LinkOptions, token: str | None = None) -> None:
+    def __init__(self, options: LinkOptions, token: Token | None = None) -> None:
         super().__init__(options, token)
-        self.authorization = dict(self._metadata).get("authorization", "")
-        """The token, as sent to the server."""
-        self._credentials, self._channel_options = channel_security(options.tls, CHANNEL_OPTIONS)
         self._channel: aio.Channel | None = None
+        self._earlier: list[aio.Channel] = []  # with older certificates: their calls and streams run on
         self._loop: asyncio.AbstractEventLoop | None = None
         self._turns = Turns()
         self._contact = asyncio.Lock()
@@ -128,7 +126,8 @@ class Connection(ConnectionBase):
             while not self._was_reached and (refusal := await self._knock(contact)) is not None:
                 pause_s = contact.pause_s(refusal, time.monotonic())
                 if pause_s is None:
-                    raise contact.given_up(refusal, listens=await asyncio.to_thread(listens, self.address))
+                    is_used = await asyncio.to_thread(listens, self.address)
+                    raise self.access.explained(contact.given_up(refusal, listens=is_used))
                 await asyncio.sleep(pause_s)
             self._was_reached = True
 
@@ -136,7 +135,7 @@ class Connection(ConnectionBase):
         """Open a bidirectional stream; see `MessageStream`."""
         self.check_usable()
         multi: aio.StreamStreamMultiCallable[bytes, bytes] = self._opened().stream_stream(rpc_path(method))
-        stream = MessageStream(self, multi(metadata=aio.Metadata(*self._metadata, *context_metadata())))
+        stream = MessageStream(self, multi(metadata=aio.Metadata(*self._metadata())))
         self.streams.add(stream)
         return stream
 
@@ -145,17 +144,15 @@ class Connection(ConnectionBase):
         self._closed = True
         for stream in list(self.streams):
             stream.cancel()
-        if self._channel is not None:
-            await self._channel.close()
+        for channel in (*self._earlier, *([] if self._channel is None else [self._channel])):
+            await channel.close()
 
     async def outcome(self, call: Awaitable[T]) -> T:
         """Wait for a call to gRPC, and convert its errors."""
         try:
             return await call
         except aio.AioRpcError as error:
-            if self._closed:
-                raise ClosedError("this client was closed during the call") from None
-            raise from_rpc_error(error, self.address) from None
+            raise self.failure(error) from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -177,26 +174,27 @@ class Connection(ConnectionBase):
         return None
 
     async def _attempt(self, call: Call, deadline: float) -> bytes:
+        channel = self._opened()
         unary = self._unary.get(call.method)
         if unary is None:
-            unary = self._unary[call.method] = self._opened().unary_unary(rpc_path(call.method))
+            unary = self._unary[call.method] = channel.unary_unary(rpc_path(call.method))
         return await self.outcome(
             unary(
                 call.request,
                 timeout=left_s(deadline),
-                metadata=aio.Metadata(*self._metadata, *context_metadata()),
+                metadata=aio.Metadata(*self._metadata()),
                 wait_for_ready=not call.repeat,
             )
         )
 
     def _opened(self) -> aio.Channel:
-        """Return the channel, opening it on first use."""
+        """Return the channel. It is opened on first use, and again if the certificates were renewed."""
+        if self._channel is not None and self.access.is_renewed():
+            self._earlier.append(self._channel)
+            self._channel = None
+            self._unary.clear()
         if self._channel is None:
-            address, options = self.address, self._channel_options
-            if self._credentials is None:
-                self._channel = aio.insecure_channel(address, options=options)
-            else:
-                self._channel = aio.secure_channel(address, self._credentials, options=options)
+            self._channel = open_loop_channel(self.address, *self.access.channel_security(CHANNEL_OPTIONS))
         return self._channel
 
     def _check_loop(self) -> None:

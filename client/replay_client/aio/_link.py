@@ -37,7 +37,9 @@ class LoopLink(LinkBase):
 
     def data_path(self, table: TableDescription) -> DataPath:
         """Find the shortcuts to a table, without a call to the server."""
-        return DataPath.on_same_host(table, self.connection.authorization) if self.options.same_host else DataPath()
+        return (
+            DataPath.on_same_host(table, self.connection.access.authorization) if self.options.same_host else DataPath()
+        )
 
     def blocking(self) -> ServerLink:
         """Return a link for threads, with a connection of its own."""

@@ -33,7 +33,7 @@ from replay_client.results.checkpoints import Checkpoint
 from replay_client.results.description import TableDescription
 from replay_client.results.shards import ShardMap
 from replay_client.results.stats import Stats
-from replay_client.security import Tls
+from replay_client.security import Tls, Token
 from replay_client.sync.client import DEFAULT_TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class ReplayClient:
         self,
         address: str,
         *,
-        token: str | None = None,
+        token: Token | None = None,
         tls: Tls | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         wait_for_server_s: float | None = FIRST_CONTACT_S,

@@ -40,7 +40,7 @@ from replay_client.results.checkpoints import Checkpoint
 from replay_client.results.description import TableDescription
 from replay_client.results.shards import ShardMap, ShardState
 from replay_client.results.stats import Stats
-from replay_client.security import Tls
+from replay_client.security import Tls, Token
 from replay_client.sync.mixed_sampler import MixedSampler
 from replay_client.sync.row_loader import check_room
 from replay_client.sync.shards.opening import create_sharded, open_sharded
@@ -69,7 +69,7 @@ class ReplayClient:
         self,
         address: str,
         *,
-        token: str | None = None,
+        token: Token | None = None,
         tls: Tls | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         wait_for_server_s: float | None = FIRST_CONTACT_S,
@@ -80,7 +80,8 @@ class ReplayClient:
         Args:
             address: ``host:port``, or gRPC's ``dns:...`` or ``unix:path``. With several addresses, separated by commas,
                 tables are distributed over these servers; see docs/scaling.md. Later clients need only one of them.
-            token: for a server that requires one; sent in plain text without `tls`.
+            token: for a server that requires one; sent in plain text without `tls`. The path of a file is read again
+                when the file changes; a function is called before each call, see `replay_client.security.Token`.
             tls: certificates for TLS; None: plain text.
             timeout_s: default time limit of calls in seconds, including waits for the server; `math.inf`: none. It
                 applies wherever a method's `timeout_s` is None.

@@ -19,7 +19,7 @@ from replay_agent.distributed.learner_server import LearnerServer
 from replay_agent.distributed.learner_service import Guidance, LearnerService, PublishedWeights
 from replay_agent.dqn.networks import NetworkSpec
 from replay_client import Tls
-from replay_client.security import open_channel, token_metadata
+from replay_client.security import Access, token_metadata
 from replay_proto.v1 import learner_pb2, replay_pb2, replay_pb2_grpc
 
 from tests.support.access import (
@@ -199,7 +199,9 @@ class Services:
         if key not in self._channels:
             tls: Tls = self._tls[certified]
             options = (("grpc.use_local_subchannel_pool", 1),)
-            self._channels[key] = self._stack.enter_context(open_channel(self._addresses[service], tls, options))
+            self._channels[key] = self._stack.enter_context(
+                Access(tls=tls).open_channel(self._addresses[service], options)
+            )
         return self._channels[key]
 
 

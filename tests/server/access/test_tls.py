@@ -13,7 +13,7 @@ import grpc
 import numpy as np
 import pytest
 from replay_client import Column, InvalidArgumentError, ReplayClient, ServerUnavailableError, Tls
-from replay_client.security import open_channel
+from replay_client.security import Access
 from replay_proto.access.certificates import RENEWAL_S, ServerCertificates
 from replay_proto.v1 import replay_pb2, replay_pb2_grpc
 
@@ -211,7 +211,7 @@ def held_open_until_cut_off(address: str, tls: Tls) -> grpc.StatusCode | None:
     code = None
     for _ in range(2):
         requests: queue.SimpleQueue[replay_pb2.LearnRequest | None] = queue.SimpleQueue()
-        with open_channel(address, tls, (("grpc.use_local_subchannel_pool", 1),)) as channel:
+        with Access(tls=tls).open_channel(address, (("grpc.use_local_subchannel_pool", 1),)) as channel:
             requests.put(replay_pb2.LearnRequest(table="table", draw=replay_pb2.Draw(batch_size=1)))
             answers = replay_pb2_grpc.ReplayServiceStub(channel).Learn(iter(requests.get, None), timeout=60)
             try:

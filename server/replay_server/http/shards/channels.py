@@ -14,6 +14,7 @@ from typing import Final
 
 import grpc
 from replay_proto.access.watched import UnusableFileError, Watched
+from replay_proto.channels import open_loop_channel
 from replay_proto.v1 import replay_pb2
 
 from replay_server.http.histograms import FRACTIONS
@@ -23,13 +24,8 @@ ASK_S: Final = 2.0
 _METHOD: Final = "/replay.v1.ReplayService/Stats"
 _REQUEST: Final = replay_pb2.StatsRequest(fractions=FRACTIONS)
 _OPTIONS: Final = (
-    ("grpc.enable_http_proxy", 0),  # a proxy could read tokens that are sent without TLS
     ("grpc.enable_retries", 0),
     ("grpc.max_receive_message_length", 32 << 20),
-    # A restarted server is back within seconds: retry at that rate.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 2_000),  # duration of one attempt
-    ("grpc.max_reconnect_backoff_ms", 500),
 )
 
 
@@ -109,9 +105,6 @@ class Channels:
 
     def _channel(self, address: str) -> grpc.aio.Channel:
         if address not in self._open:
-            self._open[address] = (
-                grpc.aio.insecure_channel(address, options=_OPTIONS)
-                if self._credentials is None
-                else grpc.aio.secure_channel(address, self._credentials.value, options=_OPTIONS)
-            )
+            credentials = None if self._credentials is None else self._credentials.value
+            self._open[address] = open_loop_channel(address, credentials, _OPTIONS)
         return self._open[address]
