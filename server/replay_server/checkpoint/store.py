@@ -34,7 +34,7 @@ from replay_server.checkpoint.manifest import (
 from replay_server.checkpoint.reading import verify
 from replay_server.checkpoint.snapshot import TableSnapshot, take_snapshots
 from replay_server.checkpoint.writing import write_checkpoint
-from replay_server.errors import RequestError, StoppedError
+from replay_server.errors import StoppedError
 from replay_server.files import held_folders, trust
 from replay_server.files.durable_files import sync_path
 from replay_server.files.mapped_file import tells_full
@@ -178,14 +178,10 @@ class Checkpoints:
         )
         return made
 
-    async def create_every(self, interval_s: float) -> None:
-        """Write a checkpoint of all tables every ``interval_s`` seconds until cancelled; log failures."""
-        while True:
-            await asyncio.sleep(interval_s)
-            try:
-                await self.create(series=PERIODIC_SERIES)
-            except (RequestError, OSError) as error:
-                log.error("periodic checkpoint failed, keeping the last one: %s", error)
+    async def create_after(self, interval_s: float) -> None:
+        """Write a periodic checkpoint of all tables after ``interval_s`` seconds."""
+        await asyncio.sleep(interval_s)
+        await self.create(series=PERIODIC_SERIES)
 
     async def all(self) -> list[Checkpoint]:
         """List all checkpoints, oldest first; log and skip those with a corrupt manifest."""

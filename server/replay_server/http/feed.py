@@ -136,14 +136,13 @@ class Feed:
         points = None if service is None else service.points(name)
         return points or self._history.points(self._view.catalog.find(name).uid)
 
-    async def run(self) -> None:
-        """Record the history, and make frames while pages are open, until cancelled."""
-        while True:
-            began = time.monotonic()
-            self._record()
-            self._services.ask()
-            spent_s = await self._publish() if self.pages else 0.0
-            await asyncio.sleep(max(PERIOD_S, _REST * spent_s) - (time.monotonic() - began))
+    async def go_on(self) -> None:
+        """Record the history, make a frame if pages are open, and wait until the next one is due."""
+        began = time.monotonic()
+        self._record()
+        self._services.ask()
+        spent_s = await self._publish() if self.pages else 0.0
+        await asyncio.sleep(max(PERIOD_S, _REST * spent_s) - (time.monotonic() - began))
 
     async def close(self) -> None:
         """Disconnect from other servers."""

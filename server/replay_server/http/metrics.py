@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import platform
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from grpc import StatusCode
@@ -26,6 +26,7 @@ from prometheus_client.registry import Collector
 
 from replay_server import __version__
 from replay_server.files.standard_error import STANDARD_ERROR
+from replay_server.flow.background import Loop
 from replay_server.http.snapshot import ServerSnapshot, TableSnapshot
 from replay_server.rpc.endpoint import AnyEndpoint
 from replay_server.rpc.endpoints import SERVICE
@@ -93,9 +94,24 @@ def metrics(snapshot: ServerSnapshot) -> Iterator[Metric]:
         "Lines of the log that were dropped, because standard error could not be written, or not fast enough.",
         STANDARD_ERROR.lines_dropped,
     )
+    yield from _loops(snapshot.loops)
     yield from _PROCESS.collect()
     yield from _of_methods(snapshot.endpoints.items())
     yield from _of_tables(snapshot.tables)
+
+
+def _loops(loops: Mapping[str, Loop]) -> Iterator[Metric]:
+    failures = CounterMetricFamily(
+        "replay_background_failures", "Failures of what the server does again and again.", labels=("loop",)
+    )
+    failing = GaugeMetricFamily(
+        "replay_background_failing", "1 if this has failed several times in a row, else 0.", labels=("loop",)
+    )
+    for name, loop in loops.items():
+        failures.add_metric((name,), loop.failures)
+        failing.add_metric((name,), loop.keeps_failing)
+    yield failures
+    yield failing
 
 
 def _of_tables(tables: Sequence[TableSnapshot]) -> Iterator[Metric]:

@@ -60,9 +60,14 @@ class Routes:
     async def _readyz(self, _request: Request) -> Response:
         """Return the server's state, with status 200 while it serves calls, otherwise 503.
 
-        It serves calls once the kernels are loaded and the tables are open.
+        It serves calls once the kernels are loaded and the tables are open. Further lines name loops in the background
+        that keep failing.
         """
-        return PlainTextResponse(f"{self._view.state}\n", 200 if self._view.state == "ready" else 503)
+        lines: list[str] = [self._view.state]
+        for name, loop in self._view.background.loops.items():
+            if loop.keeps_failing:
+                lines.append(f"{name} keeps failing, {loop.in_a_row} times in a row; see the log")
+        return PlainTextResponse("\n".join(lines) + "\n", 200 if self._view.state == "ready" else 503)
 
     async def _metrics(self, request: Request) -> Response:
         caller = self._readers.identify(request)

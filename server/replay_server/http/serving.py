@@ -24,6 +24,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from replay_server.errors import FatalError
+from replay_server.flow.background import Background
 
 MOST_CONNECTIONS: Final = 64
 """Maximum connections. A further connection closes the oldest one, because honest readers' connections are short."""
@@ -83,7 +84,6 @@ class HttpServer:
         self._state.default_headers = _HEADERS
         self._open: dict[asyncio.Task[None], None] = {}  # oldest first
         self._kept: set[asyncio.Task[None]] = set()
-        self._accepting: asyncio.Task[None] | None = None
 
     @property
     def port(self) -> int:
@@ -91,13 +91,13 @@ class HttpServer:
         found: int = self._listener.getsockname()[1]
         return found
 
-    def start(self) -> None:
-        """Start serving."""
-        self._accepting = asyncio.create_task(self._accept(), name="http")
+    def start(self, background: Background) -> None:
+        """Start serving; a loop in the background accepts connections."""
+        background.repeat("accepting HTTP connections", self._accept)
 
     async def stop(self) -> None:
-        """Close the port and all connections, and wait for running requests."""
-        ending = [*self._open, *self._kept, *([self._accepting] if self._accepting is not None else [])]
+        """Close the port and all connections, and wait for running requests. The loop must have been stopped."""
+        ending = [*self._open, *self._kept]
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
@@ -107,18 +107,17 @@ class HttpServer:
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
-        while True:
-            try:
-                peer, _ = await loop.sock_accept(self._listener)
-            except OSError:
-                await asyncio.sleep(_RETRY_S)
-                continue
-            task = loop.create_task(self._serve(peer))
-            self._open[task] = None
-            task.add_done_callback(self._forget)
-            if len(self._open) > MOST_CONNECTIONS:
-                next(iter(self._open)).cancel()
-            await asyncio.sleep(0)  # let other tasks run, even if more connections wait
+        try:
+            peer, _ = await loop.sock_accept(self._listener)
+        except OSError:
+            await asyncio.sleep(_RETRY_S)
+            return
+        task = loop.create_task(self._serve(peer))
+        self._open[task] = None
+        task.add_done_callback(self._forget)
+        if len(self._open) > MOST_CONNECTIONS:
+            next(iter(self._open)).cancel()
+        await asyncio.sleep(0)  # let other tasks run, even if more connections wait
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._open.pop(task, None)

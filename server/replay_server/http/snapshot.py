@@ -12,6 +12,7 @@ from replay_proto.access.tokens import Right
 from replay_server.auth.caller import Caller
 from replay_server.catalog import Catalog
 from replay_server.errors import WaitedFor
+from replay_server.flow.background import Background, Loop
 from replay_server.flow.waits import Wait
 from replay_server.rpc.endpoint import AnyEndpoint
 from replay_server.table.figures.clients import Client
@@ -85,14 +86,18 @@ class ServerSnapshot:
     endpoints: Mapping[str, AnyEndpoint]
     """The RPCs called so far, with their figures, by name."""
     storage: Storage
+    loops: Mapping[str, Loop]
+    """The loops in the background, by name."""
 
 
 class View:
     """The server as readers see it."""
 
-    def __init__(self, catalog: Catalog, endpoints: Mapping[str, AnyEndpoint]) -> None:
+    def __init__(self, catalog: Catalog, endpoints: Mapping[str, AnyEndpoint], background: Background) -> None:
         self.catalog = catalog
         """The tables."""
+        self.background = background
+        """The loops of the server."""
         self._endpoints = endpoints
         self.state: State = "starting"
         """``starting`` until the kernels are loaded and the tables are open; ``stopping`` during shutdown."""
@@ -105,7 +110,7 @@ class View:
         """
         caller.check(Right.READ)
         tables = [self.of_table(table) async for table in self.catalog.in_turns() if caller.may(Right.READ, table.name)]
-        return ServerSnapshot(tables, self.endpoints(), self.storage())
+        return ServerSnapshot(tables, self.endpoints(), self.storage(), self.background.loops)
 
     def of_table(self, table: Table) -> TableSnapshot:
         """Read the figures of one table."""

@@ -31,22 +31,28 @@ def loading() -> Iterator[None]:
         gc.enable()
 
 
-async def collect_rarely() -> None:
-    """Run full collections until cancelled: often if they are short, rarely if they are long.
+class RareCollections:
+    """Full collections: often if they are short, rarely if they are long.
 
     A full collection blocks all calls, for 0.3 s if 10,000 streams are open. By default, Python runs one whenever the
     number of objects has grown by a quarter, so a client that opens many streams would cause several within seconds.
     But collections must not be too rare: gRPC keeps each call in a reference cycle, with up to 4 KB of metadata.
     Python's automatic collections of young objects continue, but they miss the cycles of longer calls.
     """
-    thresholds = gc.get_threshold()
-    gc.set_threshold(*thresholds[:2], _NEVER)
-    took_s = 0.0
-    try:
-        while True:
-            await asyncio.sleep(max(_LEAST_INTERVAL_S, _INTERVAL_PER_SQUARE * took_s**2))
-            began = time.perf_counter()
-            gc.collect()
-            took_s = time.perf_counter() - began
-    finally:
-        gc.set_threshold(*thresholds)
+
+    def __init__(self) -> None:
+        """Take over full collections from Python, until `close`."""
+        self._thresholds = gc.get_threshold()
+        self._took_s = 0.0
+        gc.set_threshold(*self._thresholds[:2], _NEVER)
+
+    async def collect(self) -> None:
+        """Wait until the next full collection is due, and run it."""
+        await asyncio.sleep(max(_LEAST_INTERVAL_S, _INTERVAL_PER_SQUARE * self._took_s**2))
+        began = time.perf_counter()
+        gc.collect()
+        self._took_s = time.perf_counter() - began
+
+    def close(self) -> None:
+        """Leave full collections to Python again."""
+        gc.set_threshold(*self._thresholds)

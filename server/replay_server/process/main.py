@@ -33,8 +33,9 @@ from replay_server.errors import FatalError, RequestError, StoppedError
 from replay_server.files import trust
 from replay_server.files.many_files import allow_many_files
 from replay_server.files.standard_error import STANDARD_ERROR
+from replay_server.flow.background import Background
 from replay_server.http.snapshot import View
-from replay_server.process.garbage import collect_rarely, loading
+from replay_server.process.garbage import RareCollections, loading
 from replay_server.process.server import ReplayServer
 from replay_server.process.settings import ServerSettings
 from replay_server.process.syncing import Syncer
@@ -89,6 +90,7 @@ async def serve(settings: ServerSettings) -> None:
     root = _root(settings)
     checked = settings.durability == "power"
     catalog = Catalog(root, settings.bounds(), checked=checked)
+    background = Background()
     syncer: Syncer | None = None
     checkpoints: Checkpoints | None = None
     open_ports = AsyncExitStack()
@@ -103,33 +105,35 @@ async def serve(settings: ServerSettings) -> None:
         port = server.lanes.bind(
             settings.host, settings.port, None if certificates is None else certificates.credentials
         )
-        view = View(catalog, server.endpoints)
+        view = View(catalog, server.endpoints, background)
         await open_ports.enter_async_context(_http(view, checkpoints, authenticator, certificates, settings))
         with loading():
             await _in_thread(stop, warm_up)
         await _in_thread(stop, partial(_open_tables, catalog, root, settings))
         # Existing tables keep their checksums, whatever the current setting.
         if checked or any(table.directory.is_checked for table in catalog):
-            syncer = Syncer(catalog, settings.sync_every)
+            syncer = Syncer(catalog, settings.sync_every, background)
         await _make_tables(catalog, settings)
         await server.start()
         settle(root.tables)
         view.state = "ready"
         log.info("version %s, tables in %s", __version__, root.path)
         await _announce(settings.host, port)
-        periodic = [asyncio.create_task(collect_rarely())]
+        collections = RareCollections()
+        background.repeat("garbage collection", collections.collect)
         if checkpoints is not None and settings.checkpoint_every is not None:
-            periodic.append(asyncio.create_task(checkpoints.create_every(settings.checkpoint_every)))
+            background.repeat("periodic checkpoint", partial(checkpoints.create_after, settings.checkpoint_every))
         await stop.wait()
         view.state = "stopping"
         log.info("stopping")
-        for task in periodic:
-            task.cancel()
+        await background.stop("garbage collection", "periodic checkpoint")
+        collections.close()
         await server.stop(settings.drain_s)
     except StoppedError as work:
         log.info("stopped while %s", work)
     finally:
         try:
+            await background.stop()
             await open_ports.aclose()
             await catalog.inserts_ended()
             if checkpoints is not None:
@@ -238,14 +242,13 @@ async def _http(
     page = LivePage(feed, readers, min(LONGEST_S, settings.max_connection_s))
     context = None if certificates is None else certificates.ssl_context()
     served = HttpServer(Routes(view, readers, page).app(), settings.http_host, settings.http_port, context)
-    served.start()
-    making = asyncio.create_task(feed.run(), name="live page")
+    served.start(view.background)
+    view.background.repeat("live page", feed.go_on)
     url = f"{'http' if context is None else 'https'}://{host_and_port(settings.http_host, served.port)}"
     log.info("live page at %s/, metrics at %s/metrics", url, url)
     try:
         yield
     finally:
-        making.cancel()
         await served.stop()
         await feed.close()
 

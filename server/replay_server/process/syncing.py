@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from replay_server.catalog import Catalog
+from replay_server.flow.background import Background
 from replay_server.table.table import Table
 
 log = logging.getLogger(__name__)
@@ -31,31 +32,24 @@ the rows that they evicted."""
 class Syncer:
     """Syncs the tables of a catalog that have checksums."""
 
-    def __init__(self, catalog: Catalog, every_s: float) -> None:
-        """Start syncing each table every ``every_s`` seconds, until `close` is called."""
+    def __init__(self, catalog: Catalog, every_s: float, background: Background) -> None:
+        """Start syncing each table every ``every_s`` seconds, in a loop in the background."""
         self._catalog = catalog
         self._every_s = every_s
         self._synced: dict[bytes, _Synced] = {}
         self._syncing: dict[bytes, asyncio.Task[None]] = {}
         # Separate threads, so that gathers and other work do not wait behind a slow disk.
         self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="sync")
-        self._closing = asyncio.Event()
-        self._task = asyncio.create_task(self._run(), name="syncer")
+        background.repeat("syncing", self._look_once)
 
     async def close(self) -> None:
-        """Start no more syncs, and wait for running ones."""
-        self._closing.set()
-        await self._task
+        """Wait for running syncs. The loop that starts them must have been stopped."""
+        await asyncio.gather(*self._syncing.values())
         self._threads.shutdown()
 
-    async def _run(self) -> None:
-        while not self._closing.is_set():
-            self._look()
-            try:
-                await asyncio.wait_for(self._closing.wait(), min(self._every_s / _LOOKS_PER_INTERVAL, _LONGEST_LOOK_S))
-            except TimeoutError:
-                continue
-        await asyncio.gather(*self._syncing.values())
+    async def _look_once(self) -> None:
+        self._look()
+        await asyncio.sleep(min(self._every_s / _LOOKS_PER_INTERVAL, _LONGEST_LOOK_S))
 
     def _look(self) -> None:
         # A separate method, because local variables of the loop would keep a dropped table and its files alive.

@@ -16,6 +16,7 @@ import grpc
 import pytest
 from replay_server.auth.caller import Authenticator
 from replay_server.catalog import Catalog
+from replay_server.flow.background import Background
 from replay_server.http import event_stream, feed, serving
 from replay_server.http.feed import Feed
 from replay_server.http.live_page import LivePage
@@ -40,15 +41,16 @@ TWICE_LONGEST_S = 0.6
 async def served(folder: Path, longest_s: float = event_stream.LONGEST_S) -> AsyncIterator[tuple[Feed, int]]:
     """A server in this process that serves nothing but the page; streams last up to ``longest_s`` seconds."""
     root = Root.in_memory(folder)
-    view = View(Catalog(root), {})
+    background = Background()
+    view = View(Catalog(root), {}, background)
     made, readers = Feed(view, None), Readers(Authenticator())
     server = HttpServer(Routes(view, readers, LivePage(made, readers, longest_s)).app(), "127.0.0.1", 0, None)
-    server.start()
-    making = asyncio.create_task(made.run())
+    server.start(background)
+    background.repeat("live page", made.go_on)
     try:
         yield made, server.port
     finally:
-        making.cancel()
+        await background.stop()
         await server.stop()
         root.close()
 

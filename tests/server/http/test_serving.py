@@ -19,6 +19,7 @@ import psutil
 import pytest
 from replay_server.auth.caller import Authenticator
 from replay_server.catalog import Catalog
+from replay_server.flow.background import Background
 from replay_server.http import serving
 from replay_server.http.feed import Feed
 from replay_server.http.live_page import LivePage
@@ -55,13 +56,15 @@ program.warm_up = wait_and_load
 async def served(folder: Path) -> AsyncIterator[tuple[View, int]]:
     """A server in this process that serves nothing but HTTP."""
     root = Root.in_memory(folder)
-    view = View(Catalog(root), {})
+    background = Background()
+    view = View(Catalog(root), {}, background)
     readers = Readers(Authenticator())
     server = HttpServer(Routes(view, readers, LivePage(Feed(view, None), readers)).app(), "127.0.0.1", 0, None)
-    server.start()
+    server.start(background)
     try:
         yield view, server.port
     finally:
+        await background.stop()
         await server.stop()
         root.close()
 

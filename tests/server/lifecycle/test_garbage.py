@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 
-from replay_server.process.garbage import collect_rarely
+from replay_server.process.garbage import RareCollections
 
 
 def full_collections() -> int:
@@ -17,12 +17,11 @@ def test_objects_of_clients_cause_no_full_collection_before_its_time() -> None:
     async def check() -> None:
         gc.collect()
         before = full_collections()
-        collecting = asyncio.create_task(collect_rarely())
-        await asyncio.sleep(0)
+        rare = RareCollections()
         kept = [[number] for number in range(1_000_000)]
         assert full_collections() == before
         assert kept
-        collecting.cancel()
+        rare.close()
 
     asyncio.run(check())
 
@@ -30,9 +29,9 @@ def test_objects_of_clients_cause_no_full_collection_before_its_time() -> None:
 def test_garbage_is_collected_in_time() -> None:
     async def check() -> None:
         before = full_collections()
-        collecting = asyncio.create_task(collect_rarely())
-        while full_collections() == before:
-            await asyncio.sleep(0.01)
-        collecting.cancel()
+        rare = RareCollections()
+        await rare.collect()
+        assert full_collections() == before + 1
+        rare.close()
 
     asyncio.run(check())

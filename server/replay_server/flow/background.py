@@ -1,0 +1,90 @@
+"""Supervises what a server does again and again beside its calls, so that no failure ends it silently.
+
+    background = Background()
+    background.repeat("live page", feed.make_frame)     # each round ends with its own pause
+    ...
+    await background.stop()
+
+A round that fails is logged and counted, and the next one begins after a pause, which grows while rounds keep failing.
+Metrics and `/readyz` show this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from replay_server.errors import RequestError
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S: Final = 1.0
+LONGEST_PAUSE_S: Final = 60.0
+_KEEPS_FAILING: Final = 3
+"""Failures in a row after which a loop counts as one that keeps failing."""
+
+
+@dataclass
+class Loop:
+    """Figures of a loop."""
+
+    failures: int = 0
+    """Rounds that failed since the server started."""
+    in_a_row: int = 0
+    """Rounds that failed since the last one that succeeded."""
+
+    @property
+    def keeps_failing(self) -> bool:
+        """Whether the last rounds all failed."""
+        return self.in_a_row >= _KEEPS_FAILING
+
+
+class Background:
+    """The loops of a server."""
+
+    def __init__(self) -> None:
+        """Start without loops."""
+        self._loops: dict[str, Loop] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def loops(self) -> Mapping[str, Loop]:
+        """The figures of all loops, by name."""
+        return self._loops
+
+    def repeat(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Do some work again and again, until it is stopped.
+
+        Args:
+            name: names the loop in the log and in metrics.
+            work: one round, including the pause until the next one.
+        """
+        self._loops.setdefault(name, Loop())
+        self._tasks[name] = asyncio.create_task(self._repeat(name, work), name=name)
+
+    async def stop(self, *names: str) -> None:
+        """Cancel these loops, or all, and wait for their ends."""
+        ending = [self._tasks.pop(name) for name in names or tuple(self._tasks) if name in self._tasks]
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
+
+    async def _repeat(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        loop = self._loops[name]
+        while True:
+            try:
+                await work()
+                loop.in_a_row = 0
+            except Exception as error:  # of any kind: the loop must go on
+                pause_s = min(FIRST_PAUSE_S * 2**loop.in_a_row, LONGEST_PAUSE_S)
+                loop.failures += 1
+                loop.in_a_row += 1
+                log.error(
+                    "%s failed, %d in a row; it goes on in %g s: %s",
+                    *(name, loop.in_a_row, pause_s, error or type(error).__name__),
+                    exc_info=None if isinstance(error, RequestError | OSError | MemoryError) else error,
+                )
+                await asyncio.sleep(pause_s)
