@@ -104,6 +104,7 @@ def test_a_server_is_ready_once_its_kernels_are_loaded(tmp_path: Path) -> None:
     with ThreadPoolExecutor() as pool:
         starting = pool.submit(start, "--memory-dir", str(tmp_path))
         with gate.open("w"):  # waits until the server reads it
+            wait_until(lambda: "/metrics" in log.read_text(), "it has logged its port")
             port = int(log.read_text().split("/metrics")[0].rpartition(":")[2])
             loading = asyncio.run(readiness(port))
         server = starting.result()

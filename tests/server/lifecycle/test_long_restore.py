@@ -18,6 +18,7 @@ from replay_server.files import long_work
 from replay_server.files.long_work import LongWork
 
 from tests.support.caller import Caller
+from tests.support.deadlines import wait_until
 from tests.support.server_process import ServerProcess, server_environment
 from tests.support.warm_program import SERVER, ForkedProcess, warm_program
 
@@ -66,6 +67,7 @@ def test_probes_and_signals_are_answered_meanwhile_and_the_same_command_works_ag
     column = with_a_file_that_waits(checkpoint, tmp_path / "waiting", table.name)
     with restoring(tmp_path, tmp_path / "waiting") as (process, log):
         with column.open("wb", buffering=0) as feeding:  # opens once the server reads the file
+            wait_until(lambda: PORT.search(log()) is not None, "it has logged its port")
             port = PORT.search(log())
             assert port is not None
             assert probe(port[1], "/healthz") == (200, "alive\n")
