@@ -18,6 +18,7 @@ The commands read tokens and TLS settings from environment variables, because ot
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -30,8 +31,11 @@ import grpc
 from replay_proto.access.expiry import expiry_of
 from replay_proto.access.watched import UnusableFileError, Watched
 from replay_proto.channels import Options, open_channel
+from replay_proto.variables import without_effect
 
 from replay_client.errors import DeadlineExceededError, InvalidArgumentError, ReplayError, ServerUnavailableError
+
+log = logging.getLogger(__name__)
 
 Token = str | Path | Callable[[], str]
 """A token; the path of a file with it, read again when it changes; or a function that returns it, called before each
@@ -86,6 +90,10 @@ class Tls:
             InvalidArgumentError: the variables contradict each other.
         """
         variables = os.environ if environment is None else environment
+        known = [f"{prefix}_{field.upper()}" for field in cls.__dataclass_fields__]
+        for name, value in variables.items():
+            if name.startswith(f"{prefix}_") and name not in known and value:
+                log.warning("%s", without_effect(name, known))
         given = {field: variables.get(f"{prefix}_{field.upper()}") or None for field in cls.__dataclass_fields__}
         switch = variables.get(prefix, "").lower()
         if switch not in (*_ON, *_OFF):

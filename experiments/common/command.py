@@ -65,6 +65,7 @@ def run_command(
     settings = read_settings(settings_class, f"python -m experiments.{name}", f"REPLAY_{name.upper()}_", arguments)
     console = Console(stderr=True)
     set_up_logging("info", console)
+    settings.log_remarks(log)
     try:
         with StopRequest() as stop:
             experiment(settings, stop, console)

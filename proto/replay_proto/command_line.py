@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from cyclopts import App, ArgumentCollection, CycloptsError, Group, Parameter
-from cyclopts.config import Dict, Env
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+from cyclopts.config import Dict
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    PrivateAttr,
+    ValidationError,
+    model_validator,
+)
+
+from replay_proto.setting_sources import Sources, Variables
 
 MAX_PORT = 65535
 EXIT_USAGE = 2
@@ -29,10 +41,22 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
+    _sources: Sources = PrivateAttr(default_factory=Sources)
+    _remarks: tuple[str, ...] = PrivateAttr(())
+
     @model_validator(mode="before")
     @classmethod
     def _read_none(cls, values: Any) -> Any:
         return {name: None if _says_none(value) else value for name, value in values.items()}
+
+    def explained(self, message: object) -> str:
+        """Add to a message where the settings that it names come from, unless they are from flags or defaults."""
+        return self._sources.add_to(str(message), dict(self))
+
+    def log_remarks(self, log: logging.Logger) -> None:
+        """Warn of environment variables that have no effect."""
+        for remark in self._remarks:
+            log.warning("%s", remark)
 
 
 def check_address(address: str) -> str:
@@ -87,10 +111,12 @@ def read_settings(
 
     read.__annotations__["settings"] = Annotated[settings_class | None, Parameter(name="*")]
     app = new_app(program, settings_class.__doc__ or "", default_command=read)
-    app.config = (Env(variables, command=False, show=False), _read_file, *later)
-    found: S | None = run_app(app, arguments)
+    read_variables, sources = Variables(variables, settings_class.model_fields), Sources()
+    app.config = (read_variables, sources, partial(_read_file, sources), *later, sources)
+    found: S | None = run_app(app, arguments, sources)
     if found is None:  # The help page or the version was shown.
         sys.exit(0)
+    found._sources, found._remarks = sources, tuple(read_variables.remarks)
     return found
 
 
@@ -107,8 +133,10 @@ def new_app(program: str, description: str, default_command: Callable[..., Any] 
     )
 
 
-def run_app(app: App, arguments: Sequence[str] | None = None) -> Any:
+def run_app(app: App, arguments: Sequence[str] | None = None, sources: Sources | None = None) -> Any:
     """Run the command of a command line, and return its result; None after ``--help`` and ``--version``.
+
+    Messages about invalid settings name their ``sources``.
 
     Raises:
         SystemExit: with 2 after printing that an argument is invalid; with 1 if nobody reads the output any longer.
@@ -121,7 +149,7 @@ def run_app(app: App, arguments: Sequence[str] | None = None) -> Any:
         discard_output()
         sys.exit(EXIT_BROKEN_PIPE)
     except CycloptsError as error:
-        for fault in _faults_of(error):
+        for fault in _faults_of(error, sources or Sources()):
             print(f"{app.name[0]}: {fault}", file=sys.stderr)
         sys.exit(EXIT_USAGE)
 
@@ -143,7 +171,7 @@ def _says_none(value: Any) -> bool:
     return isinstance(value, str) and value.lower() == NONE
 
 
-def _read_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+def _read_file(sources: Sources, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
     path = given(arguments, "config")
     if path is None:
         return
@@ -151,17 +179,22 @@ def _read_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollectio
         values = tomllib.loads(Path(path).read_text("utf-8"))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise CycloptsError(msg=f"--config: expected a TOML file, got {path!r}: {reason}") from error
+        raise CycloptsError(
+            msg=f"--config: expected a TOML file, got {path!r}: {reason}{sources.of('config')}"
+        ) from error
     Dict(values, source=path)(app, commands, arguments)
 
 
-def _faults_of(error: CycloptsError) -> Iterator[str]:
-    """Yield a message per error, with the expected and the given value."""
+def _faults_of(error: CycloptsError, sources: Sources) -> Iterator[str]:
+    """Yield a message per error, with the expected and the given value, and where that comes from."""
     if not isinstance(error.__cause__, ValidationError):
         yield str(error)
         return
     for found in error.__cause__.errors(include_url=False):
         name = ".".join(map(str, found["loc"])).replace("_", "-")
         message = found["msg"].removeprefix("Value error, ")
+        if not name:
+            yield sources.add_to(message, found["input"] if isinstance(found["input"], dict) else {})
+            continue
         got = "" if found["type"] == "value_error" else f", got {found['input']!r}"
-        yield f"--{name}: {message[:1].lower()}{message[1:]}{got}" if name else message
+        yield f"--{name}: {message[:1].lower()}{message[1:]}{got}{sources.of(str(found['loc'][0]))}"

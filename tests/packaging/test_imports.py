@@ -22,7 +22,7 @@ ONLY_IN = {
     ("replay_proto", "torch"): set[str](),
     ("replay_proto", "gymnasium"): set[str](),
     ("replay_proto", "numba"): set[str](),
-    ("replay_proto", "cyclopts"): {"command_line.py"},
+    ("replay_proto", "cyclopts"): {"command_line.py", "setting_sources.py"},
     ("replay_proto", "pydantic"): {"access", "command_line.py"},
     ("replay_proto", "opentelemetry"): {"tracing.py"},
     ("replay_server", "opentelemetry"): set[str](),

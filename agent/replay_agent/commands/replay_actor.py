@@ -48,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stream=sys.stderr,
         format="%(asctime)s %(levelname)-7s %(name)s  %(message)s",
     )
+    settings.log_remarks(log)
     torch.set_num_threads(1)
     try:
         run_actor(settings, stop)

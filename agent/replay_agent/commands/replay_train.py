@@ -43,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     gc.freeze()  # Torch's modules are never garbage, and scanning them takes long.
     console = Console(stderr=True)
     set_up_logging(settings.log_level, console)
+    settings.log_remarks(log)
     failures: tuple[type[Exception], ...] = FAILURES
     try:
         with StopRequest() as stop:

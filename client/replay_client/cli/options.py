@@ -6,12 +6,12 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from typing import Annotated, Final
 
 from cyclopts import Parameter
 from rich.console import Console, RenderableType
 
-from replay_client.errors import ServerUnavailableError, UnauthenticatedError
+from replay_client.errors import InvalidArgumentError, ServerUnavailableError, UnauthenticatedError
 from replay_client.security import TOKEN_VARIABLE, Tls, token_from_environment
 from replay_client.sync.client import ReplayClient
 
@@ -20,6 +20,17 @@ TIMEOUT_S = 3.0
 SHORTEST_TIMEOUT_S = 1.0
 """Minimum time limit with `--watch`, in seconds."""
 DEFAULT_SERVER = "localhost:50051"
+
+_GIVEN_BY: Final = {
+    "address": "--server or REPLAY_SERVER",
+    "token": "REPLAY_TOKEN or REPLAY_TOKEN_FILE",
+    "tls": "REPLAY_TLS_CERT and REPLAY_TLS_KEY",
+    "tls.ca": "REPLAY_TLS_CA",
+    "tls.cert": "REPLAY_TLS_CERT",
+    "tls.key": "REPLAY_TLS_KEY",
+    "tls.cert, tls.key": "REPLAY_TLS_CERT and REPLAY_TLS_KEY",
+}
+"""What gives each field of a client its value."""
 
 Server = Annotated[
     str,
@@ -31,9 +42,7 @@ Json = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON.")
 @contextmanager
 def client_of(server: str, *, timeout_s: float = TIMEOUT_S) -> Iterator[ReplayClient]:
     """Open a client. Its errors name the options and variables to check."""
-    with ReplayClient(
-        server, token=token_from_environment(), tls=Tls.from_environment(), timeout_s=timeout_s
-    ) as client:
+    with _opened(server, timeout_s) as client:
         try:
             yield client
         except ServerUnavailableError as error:
@@ -43,6 +52,16 @@ def client_of(server: str, *, timeout_s: float = TIMEOUT_S) -> Iterator[ReplayCl
             ) from error
         except UnauthenticatedError as error:
             raise UnauthenticatedError(f"{error.message}: set {TOKEN_VARIABLE}") from error
+
+
+def _opened(server: str, timeout_s: float) -> ReplayClient:
+    try:
+        return ReplayClient(server, token=token_from_environment(), tls=Tls.from_environment(), timeout_s=timeout_s)
+    except InvalidArgumentError as error:
+        given_by = _GIVEN_BY.get(error.metadata["field"])
+        if given_by is not None:
+            error.message += f" (from {given_by})"
+        raise
 
 
 def show(view: RenderableType, console: Console) -> None:

@@ -68,7 +68,7 @@ def run(settings: ServerSettings) -> None:
     try:
         uvloop.run(serve(settings))
     except (FatalError, UnusableFileError, OSError) as error:
-        log.error("%s", error)
+        log.error("%s", settings.explained(error))
         sys.exit(1)
 
 

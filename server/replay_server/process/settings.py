@@ -19,6 +19,7 @@ A TOML file uses the same names, and can list tables to create at startup:
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 from collections.abc import Sequence
@@ -38,6 +39,8 @@ from replay_server.process.logs import LogFormat, set_up_logging
 
 if TYPE_CHECKING:  # importing these loads the kernels, which --help and invalid settings do not need
     from replay_server.storage.table_config import TableConfig
+
+log = logging.getLogger(__name__)
 
 BYTES_PER_MB = 1 << 20
 MIN_KEEPALIVE_S, MAX_KEEPALIVE_S = 0.1, 86_400.0
@@ -280,6 +283,7 @@ def read_command_line(arguments: Sequence[str]) -> ServerSettings:
     """
     settings = load_settings(arguments)
     set_up_logging(settings.log_level, settings.log_format)
+    settings.log_remarks(log)
     try:
         check_exposure(settings.host, settings.protection, insecure=settings.insecure)
         if settings.http_port is not None and settings.http_host != settings.host:
@@ -291,6 +295,6 @@ def read_command_line(arguments: Sequence[str]) -> ServerSettings:
                 risk="read the names and figures of all tables",
             )
     except ExposedError as error:
-        print(f"replay-server: {error}", file=sys.stderr)
+        print(f"replay-server: {settings.explained(error)}", file=sys.stderr)
         sys.exit(EXIT_USAGE)
     return settings

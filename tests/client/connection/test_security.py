@@ -35,6 +35,20 @@ def test_variables_that_cannot_be_used_are_named(variables: dict[str, str]) -> N
         Tls.from_environment(environment=variables)
 
 
+def test_a_variable_for_tls_without_effect_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    variables = {"REPLAY_TLS_CERTIFICATE": "me.pem", "REPLAY_TLS_CA": "", "REPLAY_TLS_KEYS": ""}
+    assert Tls.from_environment(environment=variables) is None
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.startswith("the variable REPLAY_TLS_CERTIFICATE has no effect")
+    assert told.endswith("did you mean REPLAY_TLS_CERT?")
+
+
+def test_a_command_names_the_variable_that_cannot_be_used() -> None:
+    assert run("tables", REPLAY_SERVER="nonsense").stderr.endswith("got 'nonsense' (from --server or REPLAY_SERVER)\n")
+    assert run("tables", REPLAY_TLS_CA="/nowhere").stderr.endswith("(from REPLAY_TLS_CA)\n")
+    assert run("tables", REPLAY_TOKEN_FILE="/nowhere").stderr.endswith("(from REPLAY_TOKEN or REPLAY_TOKEN_FILE)\n")
+
+
 def test_the_token_may_stand_in_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("REPLAY_TOKEN", raising=False)
     assert token_from_environment() is None

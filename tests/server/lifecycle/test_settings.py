@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
 from replay_proto.errors import FieldError
 from replay_server.process.settings import load_settings
+
+from tests.support.server_process import run_to_its_end
 
 TABLE = """
 [[tables]]
@@ -116,7 +119,68 @@ def test_a_variable_that_cannot_be_used_is_named(
     file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REPLAY_SERVER_PORT", "high")
-    assert "--port: input should be a valid integer" in refusal(capsys)
+    assert refusal(capsys).endswith(", got 'high' (from the variable REPLAY_SERVER_PORT)\n")
+    monkeypatch.delenv("REPLAY_SERVER_PORT")
+    monkeypatch.setenv("REPLAY_SERVER_CONFIG", str(file))
+    assert refusal(capsys).endswith(": No such file or directory (from the variable REPLAY_SERVER_CONFIG)\n")
+    file.write_text("port = 70000")
+    assert refusal(capsys).endswith(f", got '70000' (from port in {file})\n")
+
+
+def test_settings_that_contradict_each_other_are_named_with_their_sources(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REPLAY_SERVER_TLS_CERT", "a")
+    assert refusal(capsys).endswith("got one of them (tls_cert from the variable REPLAY_SERVER_TLS_CERT)\n")
+    monkeypatch.setenv("REPLAY_SERVER_TLS_CERT", "")
+    file.write_text("durability = 'power'")
+    assert refusal(capsys, "--config", str(file)).endswith(f"(durability from durability in {file})\n")
+
+
+def test_an_empty_variable_is_unset_and_the_file_counts(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write_text("port = 7")
+    monkeypatch.setenv("REPLAY_SERVER_CONFIG", str(file))
+    for name in ("PORT", "DATA_DIR", "HOST", "MAX_BYTES"):
+        monkeypatch.setenv(f"REPLAY_SERVER_{name}", " " if name == "HOST" else "")
+    settings = load_settings([])
+    assert (settings.port, settings.data_dir, settings.host, settings.max_bytes) == (7, None, "127.0.0.1", None)
+
+
+def test_variables_without_effect_are_named_but_not_those_of_kubernetes(
+    file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, value in {
+        "DATADIR": "/x",
+        "WHATEVER": "1",
+        "EMPTY": "",
+        "SERVICE_HOST": "10.0.0.1",
+        "SERVICE_PORT": "50051",
+        "SERVICE_PORT_GRPC": "50051",
+        "PORT_50051_TCP": "tcp://10.0.0.1:50051",
+        "PORT_50051_TCP_ADDR": "10.0.0.1",
+        "OTHER_PORT": "tcp://10.0.0.2:1",
+        "PORT": "tcp://10.0.0.1:50051",
+    }.items():
+        monkeypatch.setenv(f"REPLAY_SERVER_{name}", value)
+    settings = load_settings([])
+    assert settings.port == 50051
+    settings.log_remarks(logging.getLogger())
+    told = [record.getMessage() for record in caplog.records]
+    prefix = "the variable REPLAY_SERVER_"
+    assert [text.removeprefix(prefix).split()[0].split("=")[0] for text in told] == ["DATADIR", "PORT", "WHATEVER"]
+    assert "did you mean REPLAY_SERVER_DATA_DIR?" in told[0]
+    assert "Kubernetes sets it in each pod for a Service called replay-server" in told[1]
+
+
+def test_what_is_found_wrong_later_names_the_source_too(file: Path) -> None:
+    variables = {"REPLAY_SERVER_DATA_DIR": "/dev/null", "REPLAY_SERVER_DATADIR": "/x"}
+    ended = run_to_its_end(environment=variables)
+    assert ended.returncode == 1
+    warning, error = ended.stderr.splitlines()
+    assert "REPLAY_SERVER_DATADIR has no effect" in warning
+    assert error.endswith("got '/dev/null': Not a directory (data_dir from the variable REPLAY_SERVER_DATA_DIR)")
+    exposed = run_to_its_end(environment={"REPLAY_SERVER_HOST": "0.0.0.0"})
+    assert exposed.stderr.endswith("(host from the variable REPLAY_SERVER_HOST)\n")
 
 
 def test_a_table_of_the_file_becomes_a_config(file: Path) -> None:
