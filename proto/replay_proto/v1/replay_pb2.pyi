@@ -2115,7 +2115,7 @@ class ShardMap(google.protobuf.message.Message):
     uid: builtins.bytes
     """16 bytes chosen at random for the service; a server refuses another service's map."""
     version: builtins.int
-    """At least 1, and higher with each change."""
+    """Higher with each change: above the version that it replaces, by at most 2^20."""
     @property
     def shards(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Shard]:
         """Ascending by id."""

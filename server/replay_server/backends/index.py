@@ -16,6 +16,8 @@ from replay_server.kernels.compile import Floats, Integers
 
 DEAD_PRIORITY = -1.0
 """Marks slots without a live row in the priority array (real priorities are never negative)."""
+FIRST_PRIORITY = 1.0
+"""Priority of new rows if no live row has a priority above 0 (Schaul et al. 2016, algorithm 1, line 2)."""
 
 MOST_ROWS = 1 << 40
 """Largest capacity of any table: far more rows than fit into memory, and far fewer than the 2^48 keys."""

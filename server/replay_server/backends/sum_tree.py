@@ -12,7 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 from replay_proto.errors import FieldError
 
-from replay_server.backends.index import DEAD_PRIORITY, LEAST_PROBABILITY, Drawn, LiveRows, PriorityIndex
+from replay_server.backends.index import (
+    DEAD_PRIORITY,
+    FIRST_PRIORITY,
+    LEAST_PROBABILITY,
+    Drawn,
+    LiveRows,
+    PriorityIndex,
+)
 from replay_server.backends.parameters import require_not_negative, require_positive
 from replay_server.backends.structures import extremes, sums
 from replay_server.backends.structures.ring import draw_evenly, key_in_slot
@@ -28,7 +35,7 @@ class SumTreeParameters:
     """Parameters of proportional prioritization.
 
     Raises:
-        FieldError: a parameter is out of range, or the mass of priority 0 exceeds `MASS_LIMIT`.
+        FieldError: a parameter is out of range, or the mass of `FIRST_PRIORITY` exceeds `MASS_LIMIT`.
     """
 
     alpha: float = 0.6
@@ -44,8 +51,11 @@ class SumTreeParameters:
         require_not_negative("epsilon", self.epsilon)
         if self.max_priority is not None:
             require_positive("max_priority", self.max_priority)
-        if self.mass(0.0) > MASS_LIMIT:
-            raise FieldError("epsilon", "epsilon ** alpha of at most 2 ** 900", repr(self.epsilon))
+        if self.mass(FIRST_PRIORITY) > MASS_LIMIT:
+            expected = (
+                f"an exponent with ({FIRST_PRIORITY:g} + epsilon) ** alpha of at most 2 ** 900, the first row's mass"
+            )
+            raise FieldError("alpha", expected, repr(self.alpha))
 
     @property
     def cap(self) -> float:

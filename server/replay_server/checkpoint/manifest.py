@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from replay_server.errors import FatalError
+from replay_server.storage.ranges import BYTES, KEYS
 from replay_server.storage.shard_map import ShardMap
 from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_state import TableState
@@ -106,6 +107,9 @@ class TableManifest:
         )
         state, config = table.state, table.config
         state.check(config.times)
+        KEYS.check("left_out", table.left_out)
+        for file in table.files:
+            BYTES.check(f"files.{file.name}.bytes", file.size)
         if len(table.uid) != _UID_BYTES or state.oldest(config.most_live, config.times) != state.floor:
             raise ValueError(f"{table.size} rows from key {state.floor} on, uid of {len(table.uid)} bytes")
         return table

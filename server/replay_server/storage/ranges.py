@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from replay_proto.errors import FieldError
-from replay_proto.inserts import MOST_ROWS_AT_ONCE
 
 _INT64 = (1 << 63) - 1
 
@@ -53,10 +52,6 @@ it was drawn from, so the count may be negative. Sums over all shards fit into 6
 RESETTING: Final = -(1 << 63)
 """Marks a reset that has begun, in place of the count of drawn rows. Counting cannot reach it."""
 assert RESETTING not in SAMPLED
-SEQUENCES: Final = Range(1, _INT64)
-"""Sequence numbers of a writer's inserts."""
-ROWS_OF_INSERT: Final = Range(1, MOST_ROWS_AT_ONCE)
-"""Rows of one insert."""
 CAPACITIES: Final = Range(0, 1 << 50)
 """Capacity of a whole table, of which a table is a shard: up to 1024 times the largest capacity of a table; 0 if it is
 not a shard. A table's own capacity depends on its backend."""
@@ -64,8 +59,10 @@ SHARD_IDS: Final = Range(0, (1 << 15) - 1)
 """Ids of shards: keys of distributed tables have 15 bits for them."""
 LARGEST_MASS: Final = 2.0**948
 """Largest mass of a table: that of as many rows as there are keys, each with the largest mass of a row, 2^900."""
-MAP_VERSIONS: Final = Range(1, _INT64)
+MAP_VERSIONS: Final = Range(1, 1 << 53)
 """Versions of a shard map."""
+MAP_CHANGES: Final = Range(1, 1 << 20)
+"""How far a new version may be from a server's last one: no single change may use up all versions."""
 CHECKPOINT_NUMBERS: Final = Range(1, 10**15)
 """Numbers of the checkpoints in a series."""
 BYTES: Final = Range(0, _INT64)

@@ -18,7 +18,7 @@ from replay_proto.errors import FieldError
 from replay_proto.v1 import replay_pb2
 
 from replay_server.files.durable_files import replace_file
-from replay_server.storage.ranges import KEYS, MAP_VERSIONS, SHARD_IDS, Range
+from replay_server.storage.ranges import KEYS, MAP_CHANGES, MAP_VERSIONS, SHARD_IDS, Range
 from replay_server.storage.table_config import is_table_name
 from replay_server.storage.table_directory import DamagedTableError
 
@@ -138,17 +138,19 @@ class ShardMap(NamedTuple):
         )
         return cls(bytes.fromhex(stored["uid"]), stored["version"], shards).checked()
 
+    def check_newer(self, version: int) -> None:
+        """Raise `FieldError` unless this map may follow one of this version; 0: it is the first."""
+        Range(version + MAP_CHANGES.least, version + MAP_CHANGES.most).check("map.version", self.version)
+
     def check_follows(self, old: ShardMap) -> None:
         """Check that this map may replace an older one of the service.
 
         Raises:
-            FieldError: this map belongs to another service, is not newer, lacks an id of the older map, or changes a
-                lost or retired shard.
+            FieldError: this map belongs to another service, lacks an id of the older map, or changes a lost or retired
+                shard.
         """
         if old.uid != self.uid:
             raise FieldError("map.uid", f"that of this service ({old.uid.hex()})", self.uid.hex())
-        if self.version <= old.version:
-            raise FieldError("map.version", f"more than {old.version}", str(self.version))
         by_id = {shard.id: shard for shard in self.shards}
         for shard in old.shards:
             new = by_id.get(shard.id)

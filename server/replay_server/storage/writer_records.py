@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from replay_server.errors import sequence_gap, sequence_too_old, writer_unknown
 from replay_server.files.mapped_file import MappedFile
+from replay_server.storage.ranges import KEYS
 
 FILE_NAME = "writers.bin"
 WRITERS_KEPT = 4096
@@ -125,7 +126,8 @@ class WriterRecords:
             & (
                 (sequence % INSERTS_KEPT != np.arange(INSERTS_KEPT))
                 | (records["count"] < 1)
-                | (first_key < 0)
+                | (records["count"] > KEYS.most)
+                | (first_key < KEYS.least)
                 | (first_key >= inserted)
             )
         )

@@ -19,7 +19,7 @@ from replay_proto.layout import HEADER_FILE
 
 from replay_server import errors
 from replay_server.backends import LiveRows, index_bytes, make_index
-from replay_server.backends.index import DEAD_PRIORITY, PriorityIndex, live_slots
+from replay_server.backends.index import DEAD_PRIORITY, FIRST_PRIORITY, PriorityIndex, live_slots
 from replay_server.files.mapped_file import NoSpaceError
 from replay_server.storage.power_loss.recovery import PRIORITIES_FILE
 from replay_server.storage.power_loss.row_checksums import origin_word
@@ -40,8 +40,6 @@ from replay_server.table.priority_draws import PriorityDraws
 from replay_server.table.turns import Turns
 from replay_server.table.updates import live_only, resolve_update
 
-FIRST_PRIORITY = 1.0
-"""Priority of new rows if no live row has a priority above 0 (Schaul et al. 2016, algorithm 1, line 2)."""
 _NO_ORIGINS = np.zeros((MOST_ROWS_AT_ONCE, 2), np.uint64)
 """Streams and episodes of rows that were inserted without either."""
 

@@ -42,6 +42,7 @@ class ShardHandlers:
         current = self._kept.current
         if expected != self._kept.version:
             raise errors.shards_changed(self._kept.version, expected)
+        new.check_newer(self._kept.version)
         if current is not None:
             new.check_follows(current)
         try:

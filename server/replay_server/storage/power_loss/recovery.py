@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from replay_proto.layout import HEADER_FILE, HEADER_WORDS, WRITE_HORIZON
 from replay_proto.rate_limit import RateLimit
 
-from replay_server.backends.index import LiveRows, live_slots
+from replay_server.backends.index import FIRST_PRIORITY, LiveRows, live_slots
 from replay_server.files.durable_files import overwrite_file
 from replay_server.files.mapped_file import MappedFile
 from replay_server.storage.header import FIRST_STATE_WORD, LOST, state_in
@@ -48,7 +48,6 @@ log = logging.getLogger(__name__)
 
 PRIORITIES_FILE = "priorities.bin"
 PRIORITY_BYTES = 8
-_FIRST_PRIORITY = 1.0
 _ROWS_AT_ONCE = 1 << 17
 
 
@@ -263,6 +262,6 @@ def _apply(folder: Path, config: TableConfig, point: SyncPoint) -> None:
     # A row that a lost insert had evicted has no priority any more. Give it the priority of new rows.
     known = np.isfinite(live) & (live >= 0)
     largest = float(live[known].max()) if known.any() else 0.0
-    priorities[slots[~known]] = largest or _FIRST_PRIORITY
+    priorities[slots[~known]] = largest or FIRST_PRIORITY
     file.sync()
     file.close()

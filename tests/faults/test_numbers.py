@@ -1,0 +1,32 @@
+"""Extreme numbers in every numeric field of every request; see `tests.faults.numbers`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from replay_server.rpc.requests import _ARRAYS
+
+from tests.faults.numbers import run
+from tests.support.examples import examples
+from tests.support.request_fields import fields, numeric_fields
+
+
+def test_every_array_in_a_request_has_a_type_in_the_contract() -> None:
+    described = {field.path[-1].full_name for field in fields() if field.dtype}
+    assert described == _ARRAYS
+
+
+def test_fields_are_found_however_deep_they_are() -> None:
+    names = set(map(str, numeric_fields()))
+    assert {
+        "CreateTable.config.backend.parameters.value",
+        "CreateTable.config.columns.step.values.shape",
+        "Learn.charge",
+        "SetShards.map.shards.lost_rows.inserted",
+        "UpdatePriorities.update.priorities",
+    } <= names
+    assert "Insert.rows" not in names
+
+
+def test_no_number_in_any_field_fails_a_call_or_the_next_start(tmp_path: Path) -> None:
+    print(run(tmp_path, examples(1)))
