@@ -104,12 +104,12 @@ def main(args: Annotated[Args, cyclopts.Parameter(name="*")]) -> float:
         actions = np.where(is_random, rng.integers(envs.single_action_space.n, size=args.num_envs), greedy)
         next_obs, rewards, terminations, truncations, infos = envs.step(actions)
 
-        dones = terminations | truncations
+        dones, timeouts = terminations | truncations, truncations & ~terminations
         real_next_obs = next_obs.copy()
         for env in dones.nonzero()[0]:  # these environments have already been reset
             real_next_obs[env] = infos["final_obs"][env]
             returns.append(float(infos["final_info"]["episode"]["r"][env]))
-        rb.add(obs, real_next_obs, actions, rewards, dones, [{"TimeLimit.truncated": t} for t in truncations])
+        rb.add(obs, real_next_obs, actions, rewards, dones, [{"TimeLimit.truncated": t} for t in timeouts])
         obs = next_obs
 
         if step >= args.learning_starts and step % args.train_frequency == 0:

@@ -11,24 +11,33 @@
 
 Each step is stored once: the observation before it, the action and the reward. The final observation is stored in the
 row that closes the episode. An episode counts as truncated if a time limit or a reset ends it. Steps in which a vector
-environment only resets are not stored. All autoreset modes of Gymnasium 1.x are supported. In ``SAME_STEP`` mode,
-Gymnasium does not copy the final observation, so an environment must not reuse its array in `reset`.
+environment, or Gymnasium's wrapper `Autoreset`, only resets are not stored. All autoreset modes of Gymnasium 1.x are
+supported. In ``SAME_STEP`` mode, Gymnasium does not copy the final observation, so an environment must not reuse its
+array in `reset`. A step that would belong to no episode raises `gymnasium.error.ResetNeeded` before it is made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
-from typing import Any, NamedTuple, overload
+from typing import Any, Final, NamedTuple, overload
 
 import gymnasium
 import numpy as np
+from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
+from gymnasium.wrappers import AtariPreprocessing, Autoreset, MaxAndSkipObservation
 from numpy.typing import NDArray
 
+from replay_client._rows.checks import as_array
 from replay_client._writing.writer_stream import WriterStream
 from replay_client.errors import InvalidArgumentError
 from replay_client.sync.writer import Writer
+
+_RESET_NEEDED: Final = (
+    "the episode is over, or none has begun, so the step would not be recorded; call reset() first, or wrap the "
+    "environment in gymnasium.wrappers.Autoreset"
+)
 
 
 class _Names(NamedTuple):
@@ -51,8 +60,10 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         self._stream = stream
         self._names = names
+        self._autoreset = _autoreset_of(env)
         self._obs: Any = None
-        self._is_running = False
+        self._needs_reset = True
+        self._is_lost = False  # whether recording of the current episode has failed
         self._others: dict[str, Any] = {}
 
     def with_next_step(self, **columns: Any) -> None:
@@ -61,32 +72,50 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset the environment. This truncates a running episode."""
-        if self._is_running:
-            self._stream.end_episode({self._names.obs: self._obs})
+        self._truncate()
         obs, info = self.env.reset(seed=seed, options=options)
-        self._obs, self._is_running = deepcopy(obs), True  # environments may reuse their arrays
+        self._begin(obs)
         return obs, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step the environment and record the step.
+        """Step the environment and record the step. A step in which `Autoreset` resets is not recorded.
 
         Raises:
+            ResetNeeded: the episode is over, or none has begun. The environment was not stepped.
             ReplayError: a step could not be sent. The rest of its episode is not recorded.
         """
+        if self._autoreset is not None and self._autoreset.autoreset:
+            return self._step_that_resets(action)
+        if self._needs_reset:
+            raise ResetNeeded(_RESET_NEEDED)
         obs, reward, terminated, truncated, info = self.env.step(action)
         row = self._names.step(self._obs, action, reward, self._others)
-        was_running, self._is_running = self._is_running, False
-        self._others, self._obs = {}, deepcopy(obs)
-        if was_running:
+        self._others, self._obs, self._needs_reset = {}, deepcopy(obs), bool(terminated or truncated)
+        if not self._is_lost:
             try:
                 self._stream.append(row)
-                if terminated or truncated:
+                if self._needs_reset:
                     self._stream.end_episode({self._names.obs: obs}, terminated=bool(terminated))
             except BaseException:
+                self._is_lost = True
                 self._stream.abandon_episode()
                 raise
-            self._is_running = not (terminated or truncated)
         return obs, reward, terminated, truncated, info
+
+    def _step_that_resets(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Make a step in which `Autoreset` ignores the action and resets."""
+        self._truncate()  # if a wrapper around `Autoreset` has concealed the end
+        obs, *others = self.env.step(action)
+        self._others = {}
+        self._begin(obs)
+        return (obs, *others)
+
+    def _truncate(self) -> None:
+        if not self._needs_reset and not self._is_lost:
+            self._stream.end_episode({self._names.obs: self._obs})
+
+    def _begin(self, obs: Any) -> None:
+        self._obs, self._needs_reset, self._is_lost = deepcopy(obs), False, False  # environments may reuse their arrays
 
 
 class RecordedVectorEnv(VectorWrapper):
@@ -101,7 +130,8 @@ class RecordedVectorEnv(VectorWrapper):
         self._writer = writer
         self._names = names
         self._obs: Any = None
-        self._steps_next = np.zeros(self.num_envs, bool)  # whether the next step of each environment is a real one
+        self._needs_reset = np.ones(self.num_envs, bool)  # which environments must be reset before the next step
+        self._resets_next = np.zeros(self.num_envs, bool)  # which environments only reset in the next step
         self._is_lost = np.zeros(self.num_envs, bool)  # whether recording of its current episode has failed
         self._others: dict[str, Any] = {}
 
@@ -113,13 +143,13 @@ class RecordedVectorEnv(VectorWrapper):
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Reset all environments, or those in ``options["reset_mask"]``. This truncates running episodes."""
-        mask = np.array((options or {}).get("reset_mask", np.ones(self.num_envs, bool)))
-        is_running = mask & self._steps_next & ~self._is_lost
+        mask = _flags((options or {}).get("reset_mask", np.ones(self.num_envs, bool)))
+        is_running = mask & ~self._needs_reset & ~self._resets_next & ~self._is_lost
         if is_running.any():
             self._writer.end_episodes(is_running, {self._names.obs: self._obs})
         obs, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]  # also a list
-        self._steps_next |= mask
-        self._is_lost &= ~mask
+        for flags in (self._needs_reset, self._resets_next, self._is_lost):
+            flags &= ~mask
         self._obs = deepcopy(obs)  # environments may reuse their arrays
         return obs, infos
 
@@ -127,21 +157,26 @@ class RecordedVectorEnv(VectorWrapper):
         """Step the environments and record their steps.
 
         Raises:
+            ResetNeeded: an environment has no running episode. No environment was stepped.
+            InvalidArgumentError: in ``SAME_STEP`` mode, the infos have no final observation. The current episodes are
+                not recorded, as after the next error.
             ReplayError: steps could not be sent. The rest of the current episodes is not recorded.
         """
+        if self._needs_reset.any():
+            raise ResetNeeded(f"environments {self._needs_reset.nonzero()[0].tolist()}: {_RESET_NEEDED}")
         obs, rewards, terminated, truncated, infos = self.env.step(actions)
         rows = self._names.step(self._obs, actions, rewards, self._others)
-        is_recorded = self._steps_next & ~self._is_lost
-        is_over = np.logical_or(terminated, truncated) & self._steps_next
+        is_terminated = _flags(terminated)
+        is_recorded = ~self._resets_next & ~self._is_lost
+        is_over = (is_terminated | _flags(truncated)) & ~self._resets_next
         self._others, self._obs = {}, deepcopy(obs)
         self._is_lost &= ~is_over
         if self._mode is AutoresetMode.NEXT_STEP:
-            self._steps_next = ~is_over
+            self._resets_next = is_over
         elif self._mode is AutoresetMode.DISABLED:
-            self._steps_next &= ~is_over
+            self._needs_reset = is_over
         try:
-            self._writer.append_all(rows, where=is_recorded)
-            self._end(is_over & is_recorded, terminated, obs, infos)
+            self._record(rows, is_recorded, is_over & is_recorded, is_terminated, obs, infos)
         except BaseException:
             for stream in is_recorded.nonzero()[0].tolist():
                 self._writer[stream].abandon_episode()
@@ -149,15 +184,25 @@ class RecordedVectorEnv(VectorWrapper):
             raise
         return obs, rewards, terminated, truncated, infos
 
-    def _end(self, done: NDArray[np.bool_], terminated: Any, obs: Any, infos: Mapping[str, Any]) -> None:
-        """End the episodes in ``done``. Final observations are in ``obs`` or, in ``SAME_STEP`` mode, in ``infos``."""
+    def _record(
+        self,
+        rows: dict[str, Any],
+        where: NDArray[np.bool_],
+        done: NDArray[np.bool_],
+        terminated: NDArray[np.bool_],
+        obs: Any,
+        infos: Any,
+    ) -> None:
+        """Append rows, and end the episodes in ``done``."""
         if self._mode is not AutoresetMode.SAME_STEP:
+            self._writer.append_all(rows, where=where)
             if done.any():
                 self._writer.end_episodes(done, {self._names.obs: obs}, terminated=terminated)
             return
-        for stream in done.nonzero()[0].tolist():
-            final = {self._names.obs: _part(infos["final_obs"], stream)}
-            self._writer[stream].end_episode(final, terminated=bool(terminated[stream]))
+        finals = {stream: _final_obs(infos, stream) for stream in done.nonzero()[0].tolist()}
+        self._writer.append_all(rows, where=where)
+        for stream, final in finals.items():
+            self._writer[stream].end_episode({self._names.obs: final}, terminated=bool(terminated[stream]))
 
 
 @overload
@@ -200,8 +245,8 @@ def RecordSteps(  # noqa: N802 - used like Gymnasium's wrappers
         The wrapped environments: `RecordedEnv` or `RecordedVectorEnv`.
 
     Raises:
-        InvalidArgumentError: the writer has another number of streams, its table is not a table of steps, or the vector
-            environment does not specify its autoreset mode.
+        InvalidArgumentError: the writer has another number of streams, its table is not a table of steps, the vector
+            environment does not specify its autoreset mode, or a wrapper steps an `Autoreset` several times in a step.
     """
     names = _Names(obs, action, reward)
     if isinstance(writer, Writer) and writer.steps is None:
@@ -215,6 +260,53 @@ def RecordSteps(  # noqa: N802 - used like Gymnasium's wrappers
             raise InvalidArgumentError.of_field("writer", "one stream, such as writer[0]", f"{len(writer)} streams")
         writer = writer[0]
     return RecordedEnv(envs, writer, names)
+
+
+def _autoreset_of(env: gymnasium.Env[Any, Any]) -> Autoreset[Any, Any] | None:
+    """Return the wrapper that resets an environment in a step after the end of an episode, if there is one.
+
+    Raises:
+        InvalidArgumentError: another wrapper would follow such a reset with steps of the new episode, in one step.
+    """
+    several: gymnasium.Env[Any, Any] | None = None
+    while isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, Autoreset):
+            if several is not None:
+                name = type(several).__name__
+                expected = f"Autoreset around {name}, which takes several steps at once: Autoreset({name}(...))"
+                raise InvalidArgumentError.of_field("envs", expected, f"{name}(Autoreset(...))")
+            return env
+        if _takes_several_steps(env):
+            several = env
+        env = env.env
+    return None
+
+
+def _takes_several_steps(env: gymnasium.Env[Any, Any]) -> bool:
+    """Whether each step of a wrapper is several steps of the wrapped environment."""
+    is_skipping = isinstance(env, AtariPreprocessing) and env.frame_skip > 1
+    return is_skipping or isinstance(env, MaxAndSkipObservation) or getattr(env, "num_repeats", 1) > 1  # RepeatAction
+
+
+def _flags(values: Any) -> NDArray[np.bool_]:
+    """Copy flags of all environments, which may be a tensor."""
+    return np.array(as_array(values), bool)
+
+
+def _final_obs(infos: Any, stream: int) -> Any:
+    """Return the final observation of an environment in ``SAME_STEP`` mode, in which ``obs`` is already the next one.
+
+    Raises:
+        InvalidArgumentError: the infos of Gymnasium, or the list made of these by `DictInfoToList`, do not have it.
+    """
+    try:
+        if isinstance(infos, Mapping):
+            return _part(infos["final_obs"], stream)
+        return infos[stream]["final_obs"]
+    except (KeyError, IndexError, TypeError):
+        expected = f"the final observation of environment {stream}, because the autoreset mode is SAME_STEP"
+        got = ", ".join(map(str, infos)) or "none" if isinstance(infos, Mapping) else type(infos).__name__
+        raise InvalidArgumentError.of_field("infos.final_obs", expected, got) from None
 
 
 def _part(observations: Any, index: int) -> Any:

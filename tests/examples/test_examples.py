@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.wrappers import RecordEpisodeStatistics
 from replay_client import ReplayClient
 
 from examples import atari_dqn, ddp_dqn, r2d2
@@ -120,6 +124,47 @@ def test_the_scripts_in_the_manner_of_cleanrl_run(client: ReplayClient) -> None:
     assert dqn_cleanrl.main(dqn_cleanrl.Args(address=client.address, **sizes)) > 5  # type: ignore[arg-type]
     assert dqn_cleanrl_in_process.main(dqn_cleanrl_in_process.Args(**sizes)) > 5  # type: ignore[arg-type]
     assert client["dqn-cleanrl"].stats().updated > 0
+
+
+class Cliff(gymnasium.Env[Any, Any]):
+    """Episodes of 3 steps, which end in a terminal state just when their time is over, or only by the latter."""
+
+    observation_space = gymnasium.spaces.Box(-1, 9, (1,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._at, self._falls = 0, bool(self.np_random.integers(2))
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._at += 1
+        is_over = self._at == 3
+        self._at = -1 if is_over and self._falls else self._at
+        return np.full(1, self._at, np.float32), 1.0, is_over and self._falls, is_over, {}
+
+
+@pytest.mark.parametrize("name", ["dqn_cleanrl", "dqn_cleanrl_in_process"])
+def test_a_terminal_state_is_no_timeout_even_at_the_last_step(
+    client: ReplayClient, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("stable_baselines3", reason="stable-baselines3 is not installed")
+    script: Any = importlib.import_module(f"examples.{name}")
+    made: list[Any] = []
+
+    def buffer(*args: Any, **kwargs: Any) -> Any:
+        made.append(of_library(*args, **kwargs))
+        return made[-1]
+
+    of_library = script.Buffer
+    monkeypatch.setattr(script, "Buffer", buffer)
+    monkeypatch.setattr(script, "make_env", lambda _: RecordEpisodeStatistics(Cliff()))
+    address = {"address": client.address} if name == "dqn_cleanrl" else {}
+    script.main(script.Args(total_timesteps=160, n_steps=1, **address))
+    samples = made[0].sample(400)
+    ends = samples.next_observations[:, 0]
+    assert {-1.0, 3.0} <= set(ends.tolist())
+    assert (samples.dones[:, 0] == (ends == -1.0)).all()
 
 
 def test_the_scripts_in_the_manner_of_cleanrl_differ_in_eight_lines() -> None:
