@@ -183,6 +183,7 @@ BY_REASON: Final[Mapping[str, type[ReplayError]]] = {
     "WRITER_UNKNOWN": WriterUnknownError,
     "WRITER_SUPERSEDED": WriterSupersededError,
     "SHUTTING_DOWN": ServerUnavailableError,
+    "TOO_MANY_CONNECTIONS": ServerUnavailableError,
     "LIMITED": LimitedError,
     "TABLE_RESET": TableResetError,
     "INTERNAL": InternalServerError,

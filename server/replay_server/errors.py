@@ -133,6 +133,16 @@ def too_large(bound: str, limit: int, got: int, setting: str) -> RequestError:
     return RequestError("TOO_LARGE", message, bound=bound, limit=limit, got=got, setting=setting)
 
 
+def too_many_connections(limit: int) -> RequestError:
+    """The lane of the caller's host is full."""
+    bound, setting = "connections of one lane of hosts", "max_connections of the server"
+    message = (
+        f"{bound}: at most {limit} allowed ({setting}), and all are in use; close some, share clients within a "
+        "process, or raise --max-connections"
+    )
+    return RequestError("TOO_MANY_CONNECTIONS", message, bound=bound, limit=limit, setting=setting)
+
+
 def no_space(name: str, folder: Path, what: str = "table") -> RequestError:
     """The file system of the tables or checkpoints is full."""
     message = f"no space left for {what} {name!r} in {folder}; free some, then retry"

@@ -53,7 +53,7 @@ def types_of(found: Sequence[Metric]) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def exported() -> dict[str, str]:
     """All metrics of server and trainer."""
-    server = types_of(list(metrics(ServerSnapshot((), {}, Storage(0, 0), {}))))
+    server = types_of(list(metrics(ServerSnapshot((), {}, Storage(0, 0), 0, {}))))
     with MetricsPort(ProgressView(), "127.0.0.1", 0) as port:
         return server | types_of(list(port.collect()))
 

@@ -111,6 +111,10 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """DATA_LOSS: a checkpoint file is corrupt. Metadata: `checkpoint`, `file`."""
     ERROR_REASON_SHARDS_CHANGED: _ErrorReason.ValueType  # 22
     """ABORTED: the shard map has another version. Metadata: `current`, `expected`."""
+    ERROR_REASON_TOO_MANY_CONNECTIONS: _ErrorReason.ValueType  # 23
+    """UNAVAILABLE: the server has as many connections from this lane of hosts as it admits. Retry: a connection may end.
+    Metadata: `bound`, `limit`, `setting`.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call was refused: the `reason` of its google.rpc.ErrorInfo, without the prefix."""
@@ -181,6 +185,10 @@ ERROR_REASON_CHECKPOINT_DAMAGED: ErrorReason.ValueType  # 21
 """DATA_LOSS: a checkpoint file is corrupt. Metadata: `checkpoint`, `file`."""
 ERROR_REASON_SHARDS_CHANGED: ErrorReason.ValueType  # 22
 """ABORTED: the shard map has another version. Metadata: `current`, `expected`."""
+ERROR_REASON_TOO_MANY_CONNECTIONS: ErrorReason.ValueType  # 23
+"""UNAVAILABLE: the server has as many connections from this lane of hosts as it admits. Retry: a connection may end.
+Metadata: `bound`, `limit`, `setting`.
+"""
 global___ErrorReason = ErrorReason
 
 class _DataType:

@@ -90,6 +90,9 @@ def metrics(snapshot: ServerSnapshot) -> Iterator[Metric]:
         "replay_storage_size_bytes", "Size of the tables' file system.", snapshot.storage.size_bytes
     )
     yield CounterMetricFamily(
+        "replay_connections_refused", "gRPC connections over --max-connections.", snapshot.connections_refused
+    )
+    yield CounterMetricFamily(
         "replay_log_lines_dropped",
         "Lines of the log that were dropped, because standard error could not be written, or not fast enough.",
         STANDARD_ERROR.lines_dropped,

@@ -15,6 +15,7 @@ from replay_server.errors import WaitedFor
 from replay_server.flow.background import Background, Loop
 from replay_server.flow.waits import Wait
 from replay_server.rpc.endpoint import AnyEndpoint
+from replay_server.rpc.over_grpc.connections import Connections
 from replay_server.table.figures.clients import Client
 from replay_server.table.figures.table_figures import Snapshot
 from replay_server.table.gates import Gate
@@ -86,6 +87,8 @@ class ServerSnapshot:
     endpoints: Mapping[str, AnyEndpoint]
     """The RPCs called so far, with their figures, by name."""
     storage: Storage
+    connections_refused: int
+    """Connections over the limit."""
     loops: Mapping[str, Loop]
     """The loops in the background, by name."""
 
@@ -93,12 +96,19 @@ class ServerSnapshot:
 class View:
     """The server as readers see it."""
 
-    def __init__(self, catalog: Catalog, endpoints: Mapping[str, AnyEndpoint], background: Background) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        endpoints: Mapping[str, AnyEndpoint],
+        background: Background,
+        connections: Connections,
+    ) -> None:
         self.catalog = catalog
         """The tables."""
         self.background = background
         """The loops of the server."""
         self._endpoints = endpoints
+        self._connections = connections
         self.state: State = "starting"
         """``starting`` until the kernels are loaded and the tables are open; ``stopping`` during shutdown."""
 
@@ -110,7 +120,9 @@ class View:
         """
         caller.check(Right.READ)
         tables = [self.of_table(table) async for table in self.catalog.in_turns() if caller.may(Right.READ, table.name)]
-        return ServerSnapshot(tables, self.endpoints(), self.storage(), self.background.loops)
+        return ServerSnapshot(
+            tables, self.endpoints(), self.storage(), self._connections.refused, self.background.loops
+        )
 
     def of_table(self, table: Table) -> TableSnapshot:
         """Read the figures of one table."""

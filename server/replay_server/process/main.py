@@ -105,7 +105,8 @@ async def serve(settings: ServerSettings) -> None:
         port = server.lanes.bind(
             settings.host, settings.port, None if certificates is None else certificates.credentials
         )
-        view = View(catalog, server.endpoints, background)
+        server.connections.port = port
+        view = View(catalog, server.endpoints, background, server.connections)
         await open_ports.enter_async_context(_http(view, checkpoints, authenticator, certificates, settings))
         with loading():
             await _in_thread(stop, warm_up)

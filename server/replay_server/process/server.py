@@ -17,6 +17,7 @@ from replay_server.rpc.endpoints import SERVICE, all_endpoints
 from replay_server.rpc.local_socket.listener import LocalSocket
 from replay_server.rpc.open_streams import OpenStreams
 from replay_server.rpc.over_grpc import health, reflection
+from replay_server.rpc.over_grpc.connections import SPARE, Connections
 from replay_server.rpc.over_grpc.lanes import Lanes
 from replay_server.rpc.over_grpc.methods import grpc_handler
 
@@ -61,14 +62,19 @@ class ReplayServer:
                 calls_per_connection=bounds.max_streams_per_connection + _OTHER_CALLS,
                 keepalive_s=settings.keepalive_s,
                 connection_s=settings.max_connection_s if settings.tls_client_ca is not None else None,
-                connections=bounds.max_connections,
+                connections=bounds.max_connections + SPARE,
             ),
         )
         """The gRPC servers; bind them before `start`."""
         self.endpoints = all_endpoints(catalog, socket=socket, checkpoints=checkpoints)
         """All RPCs by method name."""
+        self.connections = Connections(bounds.max_connections, self.lanes.count)
+        """Those that have made calls over gRPC."""
         streams = OpenStreams(bounds)
-        for_grpc = {name: grpc_handler(endpoint, authenticator, streams) for name, endpoint in self.endpoints.items()}
+        for_grpc = {
+            name: grpc_handler(endpoint, authenticator, streams, self.connections)
+            for name, endpoint in self.endpoints.items()
+        }
         self.lanes.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, for_grpc)])
         self._socket = socket
         self._local_socket = LocalSocket(catalog, self.endpoints, authenticator, streams)

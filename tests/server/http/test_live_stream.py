@@ -24,6 +24,7 @@ from replay_server.http.readers import CHALLENGES, Readers
 from replay_server.http.routes import Routes
 from replay_server.http.serving import HttpServer
 from replay_server.http.snapshot import View
+from replay_server.rpc.over_grpc.connections import Connections
 from replay_server.storage.root import Root
 
 from tests.support.access import ALL, EVERYWHERE, OTHER, READ, WRITE, WRONG, Authority, tls_flags, write_usual_tokens
@@ -42,7 +43,7 @@ async def served(folder: Path, longest_s: float = event_stream.LONGEST_S) -> Asy
     """A server in this process that serves nothing but the page; streams last up to ``longest_s`` seconds."""
     root = Root.in_memory(folder)
     background = Background()
-    view = View(Catalog(root), {}, background)
+    view = View(Catalog(root), {}, background, Connections(200, 16))
     made, readers = Feed(view, None), Readers(Authenticator())
     server = HttpServer(Routes(view, readers, LivePage(made, readers, longest_s)).app(), "127.0.0.1", 0, None)
     server.start(background)

@@ -27,6 +27,7 @@ from replay_server.http.readers import Readers
 from replay_server.http.routes import Routes
 from replay_server.http.serving import MOST_CONNECTIONS, HttpServer
 from replay_server.http.snapshot import State, View
+from replay_server.rpc.over_grpc.connections import Connections
 from replay_server.storage.root import Root
 
 from tests.support.deadlines import wait_until
@@ -57,7 +58,7 @@ async def served(folder: Path) -> AsyncIterator[tuple[View, int]]:
     """A server in this process that serves nothing but HTTP."""
     root = Root.in_memory(folder)
     background = Background()
-    view = View(Catalog(root), {}, background)
+    view = View(Catalog(root), {}, background, Connections(200, 16))
     readers = Readers(Authenticator())
     server = HttpServer(Routes(view, readers, LivePage(Feed(view, None), readers)).app(), "127.0.0.1", 0, None)
     server.start(background)

@@ -19,6 +19,7 @@ from replay_server.flow.bounds import Bounds
 from replay_server.rpc import statuses
 from replay_server.rpc.endpoints import all_endpoints
 from replay_server.rpc.open_streams import OpenStreams
+from replay_server.rpc.over_grpc.connections import Connections
 from replay_server.rpc.over_grpc.methods import grpc_handler
 from replay_server.storage.root import Root
 
@@ -49,6 +50,7 @@ ERRORS: list[RequestError] = [
     errors.checkpoint_not_found("checkpoint"),
     errors.checkpoint_damaged("checkpoint", "file", "fault"),
     errors.shards_changed(2, 1),
+    errors.too_many_connections(3),
 ]
 
 
@@ -56,7 +58,7 @@ ERRORS: list[RequestError] = [
 def test_every_rpc_has_a_handler_of_its_shape(tmp_path: Path, method: str) -> None:
     root = Root.durable(tmp_path)
     endpoints, bounds = all_endpoints(Catalog(root)), Bounds()
-    handler = grpc_handler(endpoints[method], Authenticator(), OpenStreams(bounds))
+    handler = grpc_handler(endpoints[method], Authenticator(), OpenStreams(bounds), Connections(1, 1))
     root.close()
     described = replay_pb2.DESCRIPTOR.services_by_name["ReplayService"].methods_by_name[method]
     assert described.client_streaming == described.server_streaming == (method in STREAMS)

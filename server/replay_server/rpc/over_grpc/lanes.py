@@ -42,9 +42,10 @@ class Lanes:
                 such lanes, fewer are created.
             options: creates the options of a gRPC server; takes the keyword argument ``shares_port``.
         """
-        count = max(1, min(MOST_LANES, connections_that_fit() // connections))
+        self.count = max(1, min(MOST_LANES, connections_that_fit() // connections))
+        """Number of lanes."""
         # The first lane binds without sharing, to detect that another program or replay server uses the port.
-        self._servers = [grpc.aio.server(options=options(shares_port=lane > 0)) for lane in range(count)]
+        self._servers = [grpc.aio.server(options=options(shares_port=lane > 0)) for lane in range(self.count)]
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
         """Add handlers to each lane."""

@@ -15,18 +15,24 @@ from replay_server.errors import RequestError
 from replay_server.rpc.call import Call, Stream
 from replay_server.rpc.endpoint import AnyEndpoint
 from replay_server.rpc.open_streams import OpenStreams
+from replay_server.rpc.over_grpc.connections import Connections
 from replay_server.rpc.statuses import to_status
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
 def grpc_handler(
-    endpoint: AnyEndpoint, authenticator: Authenticator, streams: OpenStreams
+    endpoint: AnyEndpoint, authenticator: Authenticator, streams: OpenStreams, connections: Connections
 ) -> grpc.RpcMethodHandler[bytes, bytes]:
-    """Create a gRPC handler that serves an endpoint to authenticated callers; ``streams`` limits their open streams."""
+    """Create a gRPC handler that serves an endpoint to authenticated callers.
+
+    ``connections`` limits the callers' connections, and ``streams`` their open streams.
+    """
 
     def caller_of(context: Context) -> Caller:
-        return authenticator.caller_of(context.invocation_metadata() or (), context.peer())
+        caller = authenticator.caller_of(context.invocation_metadata() or (), context.peer())
+        connections.admit(context.peer())
+        return caller
 
     figures = endpoint.figures
 
