@@ -70,6 +70,11 @@ class AnsweredStream(Generic[R]):
         self._token: object = None  # identifies the open stream
         self._closed = False
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a stream to the server, which `close` would end."""
+        return self._stream is not None and not self._closed
+
     def send_pending(self) -> None:
         """Send the requests that were added to `pending`, as soon as the stream allows."""
         if not self.pending.has_unsent:

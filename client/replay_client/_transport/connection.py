@@ -21,6 +21,7 @@ import json
 import math
 import os
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
@@ -32,6 +33,7 @@ from replay_client._transport.address import checked_address, listens
 from replay_client._transport.attempts import Attempts, FirstContact
 from replay_client._transport.call import Call, Operation, run
 from replay_client._transport.time_limits import left_s, time_limit
+from replay_client._transport.unclosed import ThreadedWork
 from replay_client.errors import (
     ClosedError,
     ForkedError,
@@ -167,8 +169,8 @@ class ConnectionBase:
         """The token and certificates."""
         self.address = options.address
         self.timeout_s = options.timeout_s
-        self.kept_alive: object = None
-        """An object that must live as long as this connection."""
+        self.kept_alive: list[object] = []
+        """Objects that must live as long as this connection."""
         self._options = options
         self._process = os.getpid()
         self._closed = False
@@ -214,6 +216,8 @@ class Connection(ConnectionBase):
 
     def __init__(self, options: LinkOptions, token: Token | None = None) -> None:
         super().__init__(options, token)
+        self.works: weakref.WeakSet[ThreadedWork] = weakref.WeakSet()
+        """Work in the background over this connection, which is finished before the client is closed."""
         self._earlier: list[grpc.Channel] = []  # with older certificates: their calls and streams run on
         self._open()
 

@@ -8,6 +8,7 @@ If a link with a token is unpickled by any other process, that process reads a t
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +19,8 @@ from typing import Any, Self, TypeVar
 from replay_client._transport.connection import Connection, LinkOptions
 from replay_client._transport.data_path import DataPath
 from replay_client._transport.local_calls import LocalCalls
-from replay_client.errors import UnauthenticatedError
+from replay_client._transport.unclosed import FINISH_S
+from replay_client.errors import ClosedError, UnauthenticatedError
 from replay_client.results.description import TableDescription
 from replay_client.security import TOKEN_VARIABLE, Token, token_from_environment
 
@@ -62,6 +64,7 @@ class ServerLink(LinkBase):
         """See `LinkBase`."""
         super().__init__(options, token, lacks_token=lacks_token)
         self._connection: Connection | None = None
+        self._is_closed = False
         self._opening = threading.Lock()
         self._calls: weakref.WeakSet[LocalCalls] = weakref.WeakSet()
 
@@ -99,14 +102,26 @@ class ServerLink(LinkBase):
         return path
 
     def close(self) -> None:
-        """Close all connections. Later calls raise `ClosedError`. Does nothing in a forked child."""
-        connection = self.connection
+        """Close all connections. Later calls raise `ClosedError`. Does nothing in a forked child.
+
+        Writers and samplers that nobody closed get `FINISH_S` seconds to deliver what they have.
+        """
+        with self._opening:
+            self._is_closed = True
+            connection = self._connection
+        if connection is None:
+            return
         if not connection.is_forked:
+            deadline = time.monotonic() + FINISH_S
+            for work in list(connection.works):
+                work.finish(deadline)
             for calls in list(self._calls):
                 calls.close()
         connection.close()
 
     def _opened(self) -> Connection:
+        if self._is_closed:
+            raise ClosedError("this client is closed")
         self.check_token()
         return Connection(self.options, self._token)
 

@@ -14,6 +14,7 @@ the next call raises it.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from contextvars import copy_context
@@ -23,9 +24,12 @@ from replay_client._transport.answered_stream import AnsweredStream
 from replay_client._transport.connection import Connection
 from replay_client._transport.frame_stream import FrameStream
 from replay_client._transport.time_limits import left_s
+from replay_client._transport.unclosed import finish_at_exit, finish_in_thread
 from replay_client._writing.writing import WriterOptions, Writing
 from replay_client.errors import ServerUnavailableError
 from replay_client.results.description import TableDescription
+
+log = logging.getLogger(__name__)
 
 _AWAY_LOOK_S: Final = 0.05
 """Seconds between checks whether the server is away, in calls that do not wait while it is."""
@@ -46,6 +50,7 @@ class Delivery:
 
         ``open_around`` opens a stream that bypasses gRPC; it returns None if that is not available.
         """
+        self._connection = connection
         self._waits_while_away = options.waits_while_away
         self.writing = Writing(table, options, timeout_s=connection.timeout_s, wake=self._wake)
         self._outbox = self.writing.outbox
@@ -60,6 +65,18 @@ class Delivery:
         self.changed = self._stream.changed
         """Guards all state."""
         self._receiver: threading.Thread | None = None
+        connection.works.add(self)
+        finish_at_exit(self)
+
+    @property
+    def title(self) -> str:
+        """See `Work`."""
+        return f"writer of table {self._outbox.name!r} at {self._connection.address}"
+
+    @property
+    def is_done(self) -> bool:
+        """See `Work`."""
+        return self._receiver is None or self._outbox.is_closed or self._connection.is_forked
 
     def send(self, deadline: float) -> None:
         """Send the current block; wait first if too many blocks are in flight. Raises the errors of `wait_for_all`."""
@@ -88,6 +105,30 @@ class Delivery:
             left = _AWAY_LOOK_S if left is None else min(left, _AWAY_LOOK_S)
         self.changed.wait(left)
         self._outbox.check()
+
+    def dropped(self) -> None:
+        """See `Work`."""
+        finish_in_thread(self)
+
+    def deliver(self, deadline: float) -> None:
+        """Deliver the rows of a writer that was not closed; see `Work`."""
+        outbox = self._outbox
+        with self.changed:
+            outbox.resume()
+            while outbox.in_flight and not outbox.has_failed and not outbox.is_closed:
+                outbox.hand_over()
+                if (left := left_s(deadline)) == 0:
+                    return
+                self.changed.wait(left)
+
+    def finish(self, deadline: float) -> None:
+        """See `Work`."""
+        if self.is_done:
+            return
+        self.deliver(deadline)
+        self.close()
+        with self.changed:
+            self._outbox.log_lost()
 
     def close(self) -> None:
         """Stop sending, and wait for the background thread to end."""

@@ -106,6 +106,8 @@ class Outbox:
         """Whether sending stopped for good."""
         self.is_closed = False
         """Whether `close` was called."""
+        self.name = table.name
+        """Name of the table."""
         self._table = table
         self._pending = pending
         self._max_blocks_in_flight = max_blocks_in_flight
@@ -209,6 +211,20 @@ class Outbox:
         if not self.has_failed:
             self._error = None
         raise error.with_traceback(None)
+
+    def resume(self) -> None:
+        """Retry after a temporary error, although no call has raised it."""
+        if self.is_paused:
+            self.is_paused = False
+            self._wake()
+
+    def log_lost(self) -> None:
+        """Log how many rows of a writer that nobody closed could not be delivered, if any."""
+        if self.in_flight:
+            log.warning(
+                "%s rows of table %r are lost: their writer was not closed, and they were not acknowledged in time%s",
+                *(f"{self.in_flight:,}", self.name, f" ({self._error})" if self._error else ""),
+            )
 
     def close(self) -> None:
         """Refuse further calls."""

@@ -10,14 +10,16 @@ from numpy.typing import ArrayLike
 
 from replay_client._rows.checks import merged, not_a_row
 from replay_client._transport.connection import Connection
+from replay_client._transport.unclosed import Lease
 from replay_client._writing.delivery import Delivery
 
 
 class WriterStream:
     """One stream of experience of a writer, such as one environment of an actor."""
 
-    def __init__(self, connection: Connection, delivery: Delivery, stream: int) -> None:
-        """Created by the writer."""
+    def __init__(self, connection: Connection, delivery: Delivery, stream: int, lease: Lease) -> None:
+        """Created by the writer, which shares its lease on the delivery."""
+        self._lease = lease
         self._connection = connection
         self._delivery = delivery
         self._episodes = delivery.writing.episodes

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 import weakref
-from collections.abc import Awaitable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
 
 from grpc import aio
 from replay_proto.channels import open_loop_channel
@@ -23,12 +23,21 @@ from replay_client._transport.connection import (
     rpc_path,
 )
 from replay_client._transport.time_limits import left_s, time_limit
+from replay_client._transport.unclosed import FINISH_S, Work
 from replay_client.aio._frames import FrameStream
 from replay_client.aio._waiting import Turns
 from replay_client.errors import ClosedError, ReplayError, ServerUnavailableError
 from replay_client.security import Token
 
 T = TypeVar("T")
+
+
+class LoopWork(Work, Protocol):
+    """Work of tasks."""
+
+    async def finish(self, deadline: float) -> None:
+        """Deliver what is left until the deadline, close, and log what was lost."""
+        ...
 
 
 class MessageStream:
@@ -73,6 +82,8 @@ class Connection(ConnectionBase):
         self._turns = Turns()
         self._contact = asyncio.Lock()
         self._unary: dict[str, aio.UnaryUnaryMultiCallable[bytes, bytes]] = {}
+        self.works: weakref.WeakSet[LoopWork] = weakref.WeakSet()
+        """Work in the background over this connection, which is finished before the client is closed."""
         self.streams: weakref.WeakSet[MessageStream | FrameStream] = weakref.WeakSet()
         """Open streams, which `close` cancels."""
 
@@ -140,12 +151,29 @@ class Connection(ConnectionBase):
         return stream
 
     async def close(self) -> None:
-        """Close the channel, which ends running calls and streams."""
+        """Close the channel, which ends running calls and streams.
+
+        Writers and samplers that nobody closed get `FINISH_S` seconds to deliver what they have.
+        """
+        deadline = time.monotonic() + FINISH_S
+        for work in list(self.works):
+            if not work.is_done:
+                await work.finish(deadline)
         self._closed = True
         for stream in list(self.streams):
             stream.cancel()
         for channel in (*self._earlier, *([] if self._channel is None else [self._channel])):
             await channel.close()
+
+    def soon(self, work: Callable[[], object]) -> bool:
+        """Have the connection's event loop call a function; return False if the loop has ended."""
+        try:
+            if self._loop is None:
+                return False
+            self._loop.call_soon_threadsafe(work)
+        except RuntimeError:  # the loop is closed
+            return False
+        return True
 
     async def outcome(self, call: Awaitable[T]) -> T:
         """Wait for a call to gRPC, and convert its errors."""

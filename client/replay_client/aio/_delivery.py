@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from contextlib import suppress
 
 from replay_client._transport.time_limits import left_s
+from replay_client._transport.unclosed import FINISH_S
 from replay_client._writing.writing import WriterOptions, Writing
 from replay_client.aio._connection import Connection
 from replay_client.aio._frames import LocalStreams
@@ -26,7 +29,36 @@ class Delivery:
             connection, "Write", self.writing.pending, before_waiting=self._outbox.due_in_s, local=local
         )
         self._receiver: asyncio.Task[None] | None = None
+        self._finisher: asyncio.Task[None] | None = None
         self._owes_turn = False
+        connection.works.add(self)
+
+    @property
+    def title(self) -> str:
+        """See `Work`."""
+        return f"writer of table {self._outbox.name!r} at {self._connection.address}"
+
+    @property
+    def is_done(self) -> bool:
+        """See `Work`."""
+        return self._receiver is None or self._outbox.is_closed or self._connection.is_forked
+
+    def dropped(self) -> None:
+        """See `Work`."""
+        if not self._connection.soon(self._finish_soon):
+            self._outbox.log_lost()
+
+    async def finish(self, deadline: float) -> None:
+        """See `LoopWork`."""
+        outbox = self._outbox
+        outbox.resume()
+        while outbox.in_flight and not outbox.has_failed and not outbox.is_closed:
+            outbox.hand_over()
+            if (left := left_s(deadline)) == 0:
+                break
+            await self._stream.changed.wait(left)
+        await self.close()
+        outbox.log_lost()
 
     async def ready(self) -> None:
         """Connect if necessary, and check for errors, before rows are added.
@@ -84,11 +116,36 @@ class Delivery:
     async def _receive_all(self) -> None:
         """Process acknowledgements until the writer is closed or fails."""
         outbox = self._outbox
-        while not outbox.has_failed:
-            try:
-                outbox.answered(*await self._stream.receive())
-            except Exception as error:
-                outbox.failed(error)
-            self._stream.changed.notify()
-            while outbox.is_paused and not outbox.is_closed:
-                await self._stream.changed.wait()
+        try:
+            while not outbox.has_failed:
+                await self._receive()
+                while outbox.is_paused and not outbox.is_closed:
+                    await self._stream.changed.wait()
+        except asyncio.CancelledError:
+            if not outbox.is_closed:
+                await self._end_with_loop()
+            raise
+
+    async def _receive(self) -> None:
+        try:
+            self._outbox.answered(*await self._stream.receive())
+        except Exception as error:
+            self._outbox.failed(error)
+        self._stream.changed.notify()
+
+    async def _end_with_loop(self) -> None:
+        """Deliver the rows of a writer that is not closed, because the loop is about to end and cancels all tasks."""
+        outbox = self._outbox
+        outbox.resume()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FINISH_S):
+                while outbox.in_flight and not outbox.has_failed and not outbox.is_paused:
+                    outbox.hand_over()
+                    await self._receive()
+        outbox.close()
+        self._stream.close()
+        outbox.log_lost()
+
+    def _finish_soon(self) -> None:
+        if not self.is_done:
+            self._finisher = asyncio.create_task(self.finish(time.monotonic() + FINISH_S), name="replay-finishes")

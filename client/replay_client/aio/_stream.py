@@ -50,6 +50,11 @@ class AnsweredStream(Generic[R]):
         self._sender: asyncio.Task[None] | None = None
         self._is_closed = False
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a stream to the server, which `close` would end."""
+        return self._stream is not None and not self._is_closed
+
     def send_pending(self) -> None:
         """Send the requests that were added, as soon as the stream allows."""
         if self._pending.has_unsent:

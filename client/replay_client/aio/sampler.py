@@ -8,6 +8,7 @@ async with table.sampler(256, beta=0.4, prefetch=3) as sampler:
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 
@@ -16,17 +17,21 @@ from replay_proto.v1 import replay_pb2
 
 from replay_client._learning.answers import BatchReader
 from replay_client._learning.handle import SamplerHandle
-from replay_client._learning.learning import Exchange
+from replay_client._learning.learning import Exchange, Learning
 from replay_client._learning.one_caller import OneCaller
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._transport.time_limits import left_s
+from replay_client._transport.unclosed import FINISH_S, Lease
 from replay_client.aio._connection import Connection
 from replay_client.aio._frames import LocalStreams
 from replay_client.aio._stream import AnsweredStream
 from replay_client.batch import Batch
 from replay_client.draws import Prefetch
-from replay_client.errors import ClosedError
+from replay_client.errors import ClosedError, ReplayError
 from replay_client.results.description import TableDescription
+from replay_client.sync.sampler import LOST_UPDATES
+
+log = logging.getLogger(__name__)
 
 
 class Sampler(SamplerHandle):
@@ -58,7 +63,8 @@ class Sampler(SamplerHandle):
         self._stream: AnsweredStream[Exchange] = AnsweredStream(
             connection, "Learn", self._learning.pending, local=local
         )
-        self._receiver: asyncio.Task[None] | None = None
+        self._exchanges = _Exchanges(connection, table.name, self._learning, self._stream)
+        self._lease = Lease(self._exchanges)
 
     def __aiter__(self) -> Sampler:
         return self
@@ -74,7 +80,7 @@ class Sampler(SamplerHandle):
             await self.request()
             batches, began_s = self._learning.batches, time.perf_counter()
             while not batches:
-                await self._receive(None)
+                await self._exchanges.receive(None)
             self._learning.prefetching.stepped(began_s, time.perf_counter())
             batch = batches[0]
             if isinstance(batch, replay_pb2.Draw):
@@ -98,13 +104,7 @@ class Sampler(SamplerHandle):
     async def flush(self, *, timeout_s: float | None = None) -> None:
         """Wait until all updates are acknowledged; see `replay_client.Sampler.flush`."""
         self._check_usable()
-        deadline = self.deadline(timeout_s)
-        self._learning.send_updates()
-        self._stream.send_pending()
-        while self._learning.unacknowledged:
-            if time.monotonic() >= deadline:
-                raise self._learning.too_late()
-            await self._receive(left_s(deadline))
+        await self._exchanges.flush(self.deadline(timeout_s))
 
     async def close(self, *, timeout_s: float | None = None) -> None:
         """Flush and close. Idempotent; see `replay_client.Sampler.close`."""
@@ -118,9 +118,7 @@ class Sampler(SamplerHandle):
     def cancel(self) -> None:
         """Close without a flush: unacknowledged updates may be lost."""
         self._is_closed = True
-        self._stream.close()
-        if self._receiver is not None:
-            self._receiver.cancel()
+        self._exchanges.close()
 
     async def __aenter__(self) -> Sampler:
         return self
@@ -132,7 +130,68 @@ class Sampler(SamplerHandle):
         else:
             self.cancel()
 
-    async def _receive(self, limit_s: float | None) -> None:
+    def _check_usable(self) -> None:
+        self._connection.check_not_forked()
+        if self._is_closed:
+            raise ClosedError("this sampler is closed")
+
+
+class _Exchanges:
+    """The exchanges of a sampler with the server. Its task refers to them, and not to the sampler."""
+
+    def __init__(
+        self, connection: Connection, table: str, learning: Learning, stream: AnsweredStream[Exchange]
+    ) -> None:
+        self._connection = connection
+        self._table = table
+        self._learning = learning
+        self._stream = stream
+        self._is_closed = False
+        self._receiver: asyncio.Task[None] | None = None
+        self._finisher: asyncio.Task[None] | None = None
+        connection.works.add(self)
+
+    @property
+    def title(self) -> str:
+        """See `Work`."""
+        return f"sampler of table {self._table!r} at {self._connection.address}"
+
+    @property
+    def is_done(self) -> bool:
+        """See `Work`."""
+        return not self._stream.is_open or self._connection.is_forked
+
+    def dropped(self) -> None:
+        """See `Work`."""
+        if not self._connection.soon(self._finish_soon):
+            self._log_lost()
+
+    async def finish(self, deadline: float) -> None:
+        """See `LoopWork`."""
+        try:
+            await self.flush(deadline)
+        except ReplayError as error:
+            log.debug("the updates of the %s were not acknowledged: %s", self.title, error)
+        self._log_lost()
+        self.close()
+
+    async def flush(self, deadline: float) -> None:
+        """See `Sampler.flush`."""
+        self._learning.send_updates()
+        self._stream.send_pending()
+        while self._learning.unacknowledged:
+            if time.monotonic() >= deadline:
+                raise self._learning.too_late()
+            await self.receive(left_s(deadline))
+
+    def close(self) -> None:
+        """Close without a flush."""
+        self._is_closed = True
+        self._stream.close()
+        if self._receiver is not None:
+            self._receiver.cancel()
+
+    async def receive(self, limit_s: float | None) -> None:
         """Wait for the next reply, at most ``limit_s`` seconds. If canceled, the next call continues the wait."""
         if self._receiver is None:
             self._receiver = asyncio.create_task(self._process_reply(), name="replay-receives")
@@ -149,10 +208,12 @@ class Sampler(SamplerHandle):
     async def _process_reply(self) -> None:
         self._learning.answered(*await self._stream.receive())
 
-    def _check_usable(self) -> None:
-        self._connection.check_not_forked()
-        if self._is_closed:
-            raise ClosedError("this sampler is closed")
+    def _finish_soon(self) -> None:
+        self._finisher = asyncio.create_task(self.finish(time.monotonic() + FINISH_S), name="replay-finishes")
+
+    def _log_lost(self) -> None:
+        if self._learning.unacknowledged:
+            log.warning(LOST_UPDATES, self._learning.unacknowledged, self._table)
 
 
 def _retrieve(task: asyncio.Task[None]) -> None:

@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike
 from replay_proto.framing import Array
 
 from replay_client._rows.checks import merged
+from replay_client._transport.unclosed import Lease
 from replay_client._writing.writing import WriterOptions
 from replay_client.aio._connection import Connection
 from replay_client.aio._delivery import Delivery
@@ -35,8 +36,9 @@ log = logging.getLogger(__name__)
 class WriterStream:
     """One stream of experience of a writer; see `replay_client.WriterStream`."""
 
-    def __init__(self, delivery: Delivery, stream: int) -> None:
-        """Created by the writer."""
+    def __init__(self, delivery: Delivery, stream: int, lease: Lease) -> None:
+        """Created by the writer, which shares its lease on the delivery."""
+        self._lease = lease
         self._delivery = delivery
         self._episodes = delivery.writing.episodes
         self._stream = stream
@@ -97,7 +99,8 @@ class Writer:
         self._delivery = Delivery(connection, table, options, local)
         self._writing = self._delivery.writing
         self._outbox = self._writing.outbox
-        self._streams = [WriterStream(self._delivery, each) for each in range(options.streams)]
+        lease = Lease(self._delivery)
+        self._streams = [WriterStream(self._delivery, each, lease) for each in range(options.streams)]
 
     @property
     def acknowledged(self) -> int:

@@ -499,7 +499,7 @@ class ReplayClient:
 
     def keep_alive(self, needed: object) -> None:
         """Hold a reference to an object for as long as this client or a table, writer or sampler of it exists."""
-        self._link.connection.kept_alive = needed
+        self._link.connection.kept_alive.append(needed)
 
     def close(self) -> None:
         """Close all connections. Close writers and samplers first."""

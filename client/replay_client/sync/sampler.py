@@ -19,25 +19,36 @@ priorities again, and the batches are drawn anew.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable
+from typing import Final
 
 from numpy.typing import ArrayLike
 from replay_proto.v1 import replay_pb2
 
 from replay_client._learning.answers import BatchReader
 from replay_client._learning.handle import SamplerHandle
-from replay_client._learning.learning import Exchange
+from replay_client._learning.learning import Exchange, Learning
 from replay_client._learning.one_caller import OneCaller
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._transport.answered_stream import AnsweredStream
 from replay_client._transport.connection import Connection
 from replay_client._transport.frame_stream import FrameStream
+from replay_client._transport.unclosed import Lease, finish_at_exit, finish_in_thread
 from replay_client.batch import Batch
 from replay_client.draws import Prefetch
-from replay_client.errors import ClosedError, ConcurrentUseError
+from replay_client.errors import ClosedError, ConcurrentUseError, ReplayError
 from replay_client.results.description import TableDescription
+
+log = logging.getLogger(__name__)
+
+LOST_UPDATES: Final = (
+    "%d messages of updates of table %r may be lost: their sampler was not closed, and they were not acknowledged "
+    "in time"
+)
+"""Logged when an unclosed sampler ends."""
 
 
 class Sampler(SamplerHandle):
@@ -69,6 +80,7 @@ class Sampler(SamplerHandle):
         self._stream: AnsweredStream[Exchange] = AnsweredStream(
             connection, "Learn", self._learning.pending, open_around=open_around
         )
+        self._lease = Lease(_Exchanges(connection, table.name, self._learning, self._stream, self._one_caller))
 
     def __iter__(self) -> Sampler:
         return self
@@ -137,13 +149,7 @@ class Sampler(SamplerHandle):
         """
         with self._one_caller:
             self._check_usable()
-            deadline = self.deadline(timeout_s)
-            self._learning.send_updates()
-            self._stream.send_pending()
-            while self.unacknowledged:
-                if time.monotonic() >= deadline:
-                    raise self._learning.too_late()
-                self._receive(deadline)
+            _flush(self._learning, self._stream, self.deadline(timeout_s))
 
     def close(self, *, timeout_s: float | None = None) -> None:
         """Flush and close. Idempotent; does nothing in a forked child. If another thread is in a call, that call ends.
@@ -198,3 +204,64 @@ class Sampler(SamplerHandle):
         self._connection.check_not_forked()
         if self._is_closed:
             raise ClosedError("this sampler is closed")
+
+
+class _Exchanges:
+    """The exchanges of a sampler with the server, which are finished if nobody closes the sampler; see `Work`."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        table: str,
+        learning: Learning,
+        stream: AnsweredStream[Exchange],
+        one_caller: OneCaller,
+    ) -> None:
+        self._connection = connection
+        self._table = table
+        self._learning = learning
+        self._stream = stream
+        self._one_caller = one_caller
+        connection.works.add(self)
+        finish_at_exit(self)
+
+    @property
+    def title(self) -> str:
+        """See `Work`."""
+        return f"sampler of table {self._table!r} at {self._connection.address}"
+
+    @property
+    def is_done(self) -> bool:
+        """See `Work`."""
+        return not self._stream.is_open or self._connection.is_forked
+
+    def dropped(self) -> None:
+        """See `Work`."""
+        finish_in_thread(self)
+
+    def deliver(self, deadline: float) -> None:
+        """Deliver the updates, unless another thread still uses the sampler; see `Work`."""
+        try:
+            with self._one_caller:
+                _flush(self._learning, self._stream, deadline)
+        except ReplayError as error:
+            log.debug("the updates of the %s were not acknowledged: %s", self.title, error)
+
+    def finish(self, deadline: float) -> None:
+        """See `Work`."""
+        if self.is_done:
+            return
+        self.deliver(deadline)
+        if self._learning.unacknowledged:
+            log.warning(LOST_UPDATES, self._learning.unacknowledged, self._table)
+        self._stream.close(is_received=self._one_caller.is_busy)
+
+
+def _flush(learning: Learning, stream: AnsweredStream[Exchange], deadline: float) -> None:
+    """See `Sampler.flush`."""
+    learning.send_updates()
+    stream.send_pending()
+    while learning.unacknowledged:
+        if time.monotonic() >= deadline:
+            raise learning.too_late()
+        learning.answered(*stream.receive(deadline))

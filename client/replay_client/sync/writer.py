@@ -43,6 +43,7 @@ from replay_client._rows.block import RowBlock
 from replay_client._rows.checks import merged, not_a_row
 from replay_client._transport.connection import Connection
 from replay_client._transport.frame_stream import FrameStream
+from replay_client._transport.unclosed import Lease
 from replay_client._writing.delivery import Delivery
 from replay_client._writing.writer_stream import WriterStream
 from replay_client._writing.writing import VectorRows, WriterOptions, Writing
@@ -78,7 +79,8 @@ class Writer:
         self._writing = self._delivery.writing
         self._outbox = self._writing.outbox
         self._episodes = self._writing.episodes
-        self._streams = [WriterStream(connection, self._delivery, each) for each in range(options.streams)]
+        lease = Lease(self._delivery)
+        self._streams = [WriterStream(connection, self._delivery, each, lease) for each in range(options.streams)]
         self._only = self._streams[0] if options.streams == 1 else None
         self._changed = self._delivery.changed
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from dataclasses import replace
 from typing import Final
 
@@ -40,7 +41,8 @@ class AwayShard:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         if not is_replaced:
-            self._thread = threading.Thread(target=self._look, name="replay-shard-away", daemon=True)
+            waiting = (weakref.ref(self), self._ended)  # so that the thread ends when the sampler is collected
+            self._thread = threading.Thread(target=_look, args=waiting, name="replay-shard-away", daemon=True)
             self._thread.start()
 
     def hold(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:
@@ -64,16 +66,25 @@ class AwayShard:
     def _call(self, call: Call) -> Content:
         return self.member.link.connection.call(replace(call, timeout_s=_LOOK_S))
 
-    def _look(self) -> None:
+    def look(self) -> bool:
+        """Ask the server for the table; return whether it has answered. The thread calls this."""
         table = self.member.table
-        while not self._ended.wait(_LOOK_EVERY_S):
-            try:
-                found = run(describe(table.name), self._call)
-            except ReplayError:
-                continue
-            if found.uid == table.uid:
-                self.is_back = True
-            else:
-                self.is_replaced = True
-                log.warning("%s returned with another table %r; its rows are lost", self.member, table.name)
+        try:
+            found = run(describe(table.name), self._call)
+        except ReplayError:
+            return False
+        if found.uid == table.uid:
+            self.is_back = True
+        else:
+            self.is_replaced = True
+            log.warning("%s returned with another table %r; its rows are lost", self.member, table.name)
+        return True
+
+
+def _look(away: weakref.ref[AwayShard], ended: threading.Event) -> None:
+    """Ask every now and then, until the server answers or nobody wants to know."""
+    while not ended.wait(_LOOK_EVERY_S):
+        shard = away()
+        if shard is None or shard.look():
             return
+        del shard

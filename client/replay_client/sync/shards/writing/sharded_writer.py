@@ -58,7 +58,6 @@ class ShardedWriter(Writer):
         self._shard = np.zeros(options.streams, np.int64)  # the shard of each stream's current episode
         self._rows = np.zeros(options.streams, np.int64)  # rows of each stream since it switched shards
         self._is_moved = np.zeros(options.streams, bool)  # whether it switched shards within its current episode
-        self._sharded = [ShardedWriterStream(self, stream) for stream in range(options.streams)]
         self._is_closed = False
         for stream in range(options.streams):
             self._shard[stream] = self._writers.choose()
@@ -90,7 +89,7 @@ class ShardedWriter(Writer):
 
     def __len__(self) -> int:
         """Number of streams."""
-        return len(self._sharded)
+        return len(self._shard)
 
     def __getitem__(self, stream: int) -> WriterStream:
         """Return one of the writer's streams, by number.
@@ -98,7 +97,7 @@ class ShardedWriter(Writer):
         Raises:
             IndexError: there is no such stream.
         """
-        return self._sharded[stream]
+        return ShardedWriterStream(self, range(len(self))[stream])  # not kept: the writer would refer to itself
 
     def __repr__(self) -> str:
         rows = f"{self.in_flight} rows in flight"
@@ -289,7 +288,7 @@ class ShardedWriter(Writer):
         return next(iter(self._writers))
 
     def _single(self) -> WriterStream:
-        return self._sharded[0] if len(self) == 1 else self._refuse()
+        return self[0] if len(self) == 1 else self._refuse()
 
     def _check(self) -> None:
         self._connection.check_not_forked()
