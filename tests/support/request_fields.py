@@ -12,7 +12,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from replay_proto.v1 import replay_pb2
 
-_CONTRACT: Final = Path(__file__).parents[2] / "proto" / "replay" / "v1" / "replay.proto"
+CONTRACT: Final = Path(__file__).parents[2] / "proto" / "replay" / "v1" / "replay.proto"
 _MESSAGE: Final = re.compile(r"^message (\w+)", re.M)
 _ARRAY: Final = re.compile(r"  // (u?int\d+|float\d+)\[[^\n]*\n(?:  //[^\n]*\n)*  bytes (\w+) =")
 _WHOLE_BITS: Final = {
@@ -63,6 +63,20 @@ class Field(NamedTuple):
             bits, is_signed = _WHOLE_BITS[self.path[-1].cpp_type]
             least, most = (-(1 << bits - 1), (1 << bits - 1) - 1) if is_signed else (0, (1 << bits) - 1)
         return [number for number in dict.fromkeys((*WHOLE, most)) if least <= number <= most]
+
+    def is_present(self, request: Message) -> bool:
+        """Whether a request sends the field."""
+        return self._is_below(request, 0)
+
+    def _is_below(self, message: Any, depth: int) -> bool:
+        field = self.path[depth]
+        there = getattr(message, field.name)
+        if depth == len(self.path) - 1:
+            return bool(there) or (field.has_presence and message.HasField(field.name))
+        if _is_map(field):
+            return bool(there)
+        below = reversed(there) if field.is_repeated else [there] if message.HasField(field.name) else []
+        return any(self._is_below(each, depth + 1) for each in below)
 
     def is_set(self, request: Message) -> bool:
         """Whether the field has other numbers than 0 in a request."""
@@ -118,7 +132,7 @@ def numeric_fields() -> list[Field]:
 
 def array_types() -> dict[str, str]:
     """Return the element types of all fields that the contract describes as arrays, by full name."""
-    text = _CONTRACT.read_text("utf-8")
+    text = CONTRACT.read_text("utf-8")
     starts = [*_MESSAGE.finditer(text)]
     found = {}
     for start, end in zip(starts, [*(each.start() for each in starts[1:]), len(text)], strict=True):

@@ -13,6 +13,7 @@ from replay_proto.v1 import replay_pb2
 from replay_server import errors
 from replay_server.auth.caller import Caller
 from replay_server.checkpoint.store import DEFAULT_SERIES, PERIODIC_SERIES
+from replay_server.rpc.field_rights import needing
 from replay_server.rpc.names import only
 
 _TABLE_NAME = only(replay_pb2.DescribeTableRequest, "table")
@@ -59,11 +60,15 @@ TO_ADMINISTER_ALL = Demand(None, lambda caller, _named, _: caller.check_on_all(R
 def _check_learn(caller: Caller, named: Any, stream_table: str) -> None:
     table = named.table or stream_table
     caller.check(Right.READ, table)
-    if named.HasField("update") or named.charge or named.refund:
+    if any(map(named.HasField, _LEARN_MESSAGES)) or any(getattr(named, name) for name in _LEARN_NUMBERS):
         caller.check(Right.WRITE, table)
 
 
-TO_LEARN = Demand(only(replay_pb2.LearnRequest, "table", "update", "charge", "refund"), _check_learn)
+_LEARN_WRITES = needing("LearnRequest", Right.WRITE)
+_OF_LEARN = replay_pb2.LearnRequest.DESCRIPTOR.fields_by_name
+_LEARN_MESSAGES = tuple(name for name in _LEARN_WRITES if _OF_LEARN[name].message_type is not None)
+_LEARN_NUMBERS = tuple(name for name in _LEARN_WRITES if _OF_LEARN[name].message_type is None)
+TO_LEARN = Demand(only(replay_pb2.LearnRequest, "table", *_LEARN_WRITES), _check_learn)
 """The right to read the table; if the request has an update, a charge or a refund, also the right to write to it."""
 
 
