@@ -130,11 +130,9 @@ class WindowShape(NamedTuple):
     def most_drawable(self, capacity: int) -> int:
         """Return the maximum number of drawable steps among ``capacity`` rows.
 
-        If windows have rows after the anchor, the newest row is not drawable. If the period is also above 1, the row
+        The newest row is not drawable, because windows have rows after the anchor. If the period is above 1, the row
         after an anchor is never an anchor, so at most half of the rows are drawable, as with episodes of one step.
         """
-        if not self.forward:
-            return capacity
         return capacity - 1 if self.period == 1 else capacity // 2
 
 
@@ -181,7 +179,8 @@ class Steps:
         stacked = max((column.count - 1 for column in self.derived.values() if isinstance(column, Stack)), default=0)
         if isinstance(self.item, Transitions):
             return WindowShape(self.item.n_step, stacked)
-        return WindowShape(self.item.length - 1, self.item.burn_in + stacked, self.item.period)
+        # The row after the last position says whether the step there leads to a terminal state.
+        return WindowShape(self.item.length, self.item.burn_in + stacked, self.item.period)
 
     @cached_property
     def carried(self) -> Mapping[str, Column]:

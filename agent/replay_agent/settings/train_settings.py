@@ -298,14 +298,14 @@ class TrainSettings(Settings):
                 "expected sequence_period of at most sequence_length, or steps between sequences are never learned; "
                 f"got sequence_period {self.sequence_period}, sequence_length {self.sequence_length}"
             )
-        if self.burn_in + self.sequence_length + self.n_step > MAX_WINDOW:
+        if self.burn_in + self.sequence_length + self.n_step >= MAX_WINDOW:
             raise ValueError(
-                f"expected burn_in + sequence_length + n_step of at most {MAX_WINDOW}; got burn_in {self.burn_in}, "
+                f"expected burn_in + sequence_length + n_step below {MAX_WINDOW}; got burn_in {self.burn_in}, "
                 f"sequence_length {self.sequence_length}, n_step {self.n_step}"
             )
-        if self.sequence_length + self.n_step > self.learning_starts:
+        if self.sequence_length + self.n_step >= self.learning_starts:
             raise ValueError(
-                "expected sequence_length + n_step of at most learning_starts, or learning waits for a first sequence; "
+                "expected sequence_length + n_step below learning_starts, or learning waits for a first sequence; "
                 f"got sequence_length {self.sequence_length}, n_step {self.n_step}, "
                 f"learning_starts {self.learning_starts}"
             )

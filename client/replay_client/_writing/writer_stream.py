@@ -42,7 +42,7 @@ class WriterStream:
             row: values by column, as an alternative to keyword arguments (a column may be named ``priority``).
             priority: the absolute TD error, if known; None: the largest live priority. In a table of steps, this is the
                 priority of the anchor whose window this row completes: the step n steps earlier (`Transitions`), or
-                ``length - 1`` steps earlier (`Sequences`).
+                ``length`` steps earlier (`Sequences`).
             **columns: values ``[*shape]`` by column; nested observations as mappings or tuples. Optional columns may
                 be missing or None.
 

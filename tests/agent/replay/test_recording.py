@@ -123,18 +123,18 @@ def test_settings_with_which_no_step_could_be_drawn_are_refused() -> None:
 
 def test_a_table_that_could_never_have_a_whole_sequence_is_refused() -> None:
     env = inspect_environment(STACKED_ID)
-    given = {"algorithm": "r2d2", "burn_in": 4, "sequence_length": 6, "n_step": 3, "learning_starts": 9}
-    # 2 before the sequence for its stacks, 4 of burn-in, 9 of the sequence itself, which begins every 6 steps
-    check_table(TrainSettings(**given, capacity=21), env)
-    with pytest.raises(ValueError, match=r"at least 21 .*burn_in 4, sequence_length 6, .*got capacity 20"):
-        check_table(TrainSettings(**given, capacity=20), env)
-    check_table(TrainSettings(**given, sequence_period=1, capacity=16), env)
+    given = {"algorithm": "r2d2", "burn_in": 4, "sequence_length": 6, "n_step": 3, "learning_starts": 10}
+    # 2 before the sequence for its stacks, 4 of burn-in, 9 of the sequence, which begins every 6 steps, and 1 after it
+    check_table(TrainSettings(**given, capacity=22), env)
+    with pytest.raises(ValueError, match=r"at least 22 .*burn_in 4, sequence_length 6, .*got capacity 21"):
+        check_table(TrainSettings(**given, capacity=21), env)
+    check_table(TrainSettings(**given, sequence_period=1, capacity=17), env)
 
 
 @pytest.mark.parametrize("spare", [0, -1])
 def test_a_full_table_of_the_smallest_capacity_always_has_a_sequence_to_draw(server: ServerProcess, spare: int) -> None:
     item = Sequences(length=4, burn_in=2, period=3)
-    capacity = item.length + item.burn_in + item.period + spare
+    capacity = item.length + 1 + item.burn_in + item.period + spare
     drawable = []
     with ReplayClient(server.address) as client:
         table = client.create_table(

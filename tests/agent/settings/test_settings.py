@@ -181,8 +181,8 @@ def test_sizes_are_read_from_flags_and_from_the_environment(monkeypatch: pytest.
             "sequence_length 998, n_step 5, learning_starts 1000",
         ),
         (
-            ["--algorithm", "r2d2", "--burn-in", "4077", "--sequence-length", "17", "--n-step", "3"],
-            "at most 4096; got burn_in 4077, sequence_length 17, n_step 3",
+            ["--algorithm", "r2d2", "--burn-in", "4076", "--sequence-length", "17", "--n-step", "3"],
+            "below 4096; got burn_in 4076, sequence_length 17, n_step 3",
         ),
         (["--algorithm", "r2d2", "--eta", "1.5"], "--eta: input should be less than or equal to 1"),
         (["--algorithm", "a3c"], "--algorithm: input should be 'dqn' or 'r2d2', got 'a3c'"),

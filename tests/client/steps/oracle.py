@@ -35,7 +35,7 @@ class Episode:
 
 def reach(item: Item) -> int:
     """Rows of a window beyond its anchor."""
-    return item.n_step if isinstance(item, Transitions) else item.length - 1
+    return item.n_step if isinstance(item, Transitions) else item.length
 
 
 def anchors(item: Item, episode: Episode) -> Iterator[int]:
@@ -80,7 +80,6 @@ def _transition(name: str, column: Column | Derived, item: Transitions, episode:
 
 def _sequence(name: str, column: Column | Derived, item: Sequences, episode: Episode, anchor: int) -> Any:
     steps = [anchor - item.burn_in + place for place in range(item.burn_in + item.length)]
-    has_end = anchor + item.length >= len(episode)
     match column:
         case Column(at="start"):
             return episode.rows[name][max(0, steps[0])]
@@ -94,7 +93,7 @@ def _sequence(name: str, column: Column | Derived, item: Sequences, episode: Epi
         case Mask():
             return np.array([0 <= step < episode.steps for step in steps])
         case Discount():
-            last = episode.steps - 1 if has_end and episode.end == TERMINATED else None
+            last = episode.steps - 1 if episode.end == TERMINATED else None
             return np.array(
                 [item.gamma if 0 <= step < episode.steps and step != last else 0.0 for step in steps], np.float32
             )

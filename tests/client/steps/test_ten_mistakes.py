@@ -300,9 +300,37 @@ def test_options_that_exclude_each_other_are_refused_by_name(columns: Any, steps
     assert refused.value.metadata["field"] == field
 
 
+@pytest.mark.parametrize("is_ended_at_once", [True, False])
+@pytest.mark.parametrize(
+    ("item", "steps"),
+    [
+        (Sequences(4, period=4, gamma=0.5), 4),
+        (Sequences(1, gamma=0.5), 3),
+        (Sequences(3, burn_in=2, gamma=0.5), 6),
+        (Sequences(3, period=2, gamma=0.5), 5),
+    ],
+)
+def test_no_step_that_leads_to_a_terminal_state_bootstraps(
+    new_table: NewTable, item: Sequences, steps: int, is_ended_at_once: bool
+) -> None:
+    columns = {"x": Column("int64"), "discount": Discount(), "mask": Mask()}
+    table = new_table(columns=columns, steps=item, backend="uniform")
+    with table.writer() as writer:
+        for step in range(steps):
+            writer.append(x=step)
+        if not is_ended_at_once:  # what can be drawn before the end is known does not depend on it
+            writer.flush()
+            assert table.stats().steps.drawable == len(range(0, steps - item.length, item.period))  # type: ignore[union-attr]
+        writer.end_episode(x=steps, terminated=True)
+    batch = table.sample(64, beta=0.0)
+    expected = np.where(batch["mask"], np.where(batch["x"] == steps - 1, 0.0, 0.5), 0.0)
+    assert batch["discount"].tolist() == expected.tolist()
+    assert (batch["mask"] & (batch["x"] == steps - 1)).any()
+
+
 @pytest.mark.parametrize(
     ("steps", "episode", "most"),
-    [(Transitions(5), 200, 99), (Sequences(1), 201, 100), (Sequences(10), 200, 99), (Sequences(10, period=10), 1, 50)],
+    [(Transitions(5), 200, 99), (Sequences(1), 200, 99), (Sequences(10), 200, 99), (Sequences(10, period=10), 1, 50)],
 )
 def test_a_min_size_that_is_never_reached_is_refused(new_table: NewTable, steps: Item, episode: int, most: int) -> None:
     with pytest.raises(InvalidArgumentError, match=f"at most .*{most}") as refused:
