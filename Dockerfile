@@ -28,8 +28,8 @@ RUN touch README.md \
     && pip install --quiet --only-deps '.[server,cli]'
 
 # The project with its compiled kernels. Numba discards a compiled kernel if the timestamp of its source has changed.
-# Layers store only whole seconds, so all files get a round date. The image's cache belongs to root, so the service
-# copies it to its user's cache. On another type of CPU, it compiles the kernels again into that copy.
+# Layers store only whole seconds, so all files get a round date. The image's cache belongs to root, and the
+# service only reads it. On another type of CPU, it compiles the kernels again, into its user's cache.
 FROM service-dependencies AS application
 COPY . .
 RUN pip install --quiet --no-deps --no-compile --target /opt/replay/application . \

@@ -17,7 +17,6 @@ import os
 import re
 import select
 import subprocess
-import tempfile
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -155,12 +154,14 @@ class LocalServer:
         return f"<LocalServer at {self.address}, process {self.pid}>"
 
     def _unnamed_file(self, content: str = "") -> Path:
-        """Create a file without a directory entry, which disappears when this process ends for any reason.
+        """Create a file in memory, which disappears when this process ends for any reason.
 
         Returns:
             A path under which processes of the same user can open the file.
         """
-        file = tempfile.TemporaryFile("w")  # noqa: SIM115 - open as long as this object
+        descriptor = os.memfd_create("replay", os.MFD_CLOEXEC)
+        os.fchmod(descriptor, 0o600)  # the server refuses a file with tokens that others can read
+        file = os.fdopen(descriptor, "w")  # open as long as this object
         file.write(content)
         file.flush()
         self._unnamed.append(file)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
+from numba.core import caching
 from numba.core import types as numba_types
 from numpy.typing import NDArray
 
@@ -31,6 +32,7 @@ KERNELS: list[Any] = []
 """The numba dispatchers of all kernels; `replay_server.process.warming` compiles them."""
 
 types: Any = numba_types
+numba_caching: Any = caching
 
 if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]  # numba sets it from the environment
     raise FatalError("NUMBA_DISABLE_JIT: expected 0 or nothing, because kernels must be compiled, got 1; unset it")
@@ -64,19 +66,25 @@ def _compiled(function: Callable[..., object], *, forceinline: bool = False) -> 
 
 def _dispatcher(function: Callable[..., object], *, cached: bool, forceinline: bool) -> Any:
     config: Any = numba.config
-    before = config.CACHE_DIR
+    before, ensure_writable = config.CACHE_DIR, numba_caching._CacheLocator.ensure_cache_path
     # Numba reads this setting while it creates the dispatcher. Other users of numba in this process keep theirs.
     config.CACHE_DIR = str(kernel_cache.folder()) if cached else before
+    # Then it would refuse a read-only folder, although it only has to load kernels from it.
+    numba_caching._CacheLocator.ensure_cache_path = _do_nothing if cached else ensure_writable
     try:
         decorate = numba.njit(nogil=True, cache=cached, error_model="numpy", forceinline=forceinline)
         dispatcher: Any = decorate(function)
         if cached:
             _compile_what_cannot_be_loaded(dispatcher._cache)
     finally:
-        config.CACHE_DIR = before
+        config.CACHE_DIR, numba_caching._CacheLocator.ensure_cache_path = before, ensure_writable
     call_template = dispatcher.get_call_template
     dispatcher.get_call_template = lambda args, keywords: call_template([_widened(each) for each in args], keywords)
     return dispatcher
+
+
+def _do_nothing(_locator: object) -> None:
+    pass
 
 
 def _compile_what_cannot_be_loaded(kept: Any) -> None:

@@ -6,13 +6,13 @@ files and use their constants, so numba would keep using old callees. Hence each
 ``backends`` and ``kernels``), and the compiler's version and settings. It need not cover the processor, which numba
 checks.
 
-The folder is in the first of these places that is writable:
+The folder is in the first of these places that is writable, or has all kernels although it is read-only, as in a
+container image that runs as another user:
 
 1. ``NUMBA_CACHE_DIR``, if it is set,
 2. ``__pycache__`` next to this file: in a source checkout or a user's environment,
 3. the user's cache, ``$XDG_CACHE_HOME`` or ``~/.cache``,
-4. a temporary folder, which is removed when the process ends. If one of the other places has all kernels but is
-   read-only, as in a container image that runs as another user, they are copied from there.
+4. a temporary folder, which is removed when the process ends.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ import numba
 import numpy as np
 from llvmlite import binding
 
+from replay_server.errors import FatalError
 from replay_server.files import held_folders, trust
 from replay_server.files.durable_files import sync_path
 
@@ -82,9 +83,12 @@ def digest() -> str:
 
 @cache
 def folder() -> Path:
-    """Return the folder for this version's kernels, which exists and is writable."""
+    """Return the folder for this version's kernels. It is writable, or has all of them.
+
+    Raises:
+        FatalError: there is none, not even a temporary one.
+    """
     name = f"{PREFIX}{digest()}"
-    read_only: Path | None = None
     for place in _places():
         if not _is_trusted(place, place / name):
             continue
@@ -92,28 +96,19 @@ def folder() -> Path:
             _remove_unused(place)
             return place / name
         if is_complete(place / name):
-            read_only = place / name
-            break
-    parent = Path(tempfile.gettempdir())
+            return place / name
+    try:
+        parent = Path(tempfile.gettempdir())
+    except FileNotFoundError as error:
+        raise FatalError(
+            "compiled kernels: expected a directory for them that is writable, or has all of them; set NUMBA_CACHE_DIR "
+            "to one, or TMPDIR to one for temporary files"
+        ) from error
     held_folders.sweep(parent, _TEMPORARY)
     temporary, _ = held_folders.make(parent, _TEMPORARY)  # held until the process ends
     atexit.register(shutil.rmtree, temporary, ignore_errors=True)
-    if read_only is not None and _copy(read_only, temporary / name):
-        return temporary / name
     (temporary / name).mkdir()
     return temporary / name
-
-
-def _copy(source: Path, target: Path) -> bool:
-    try:
-        shutil.copytree(source, target, copy_function=shutil.copyfile, ignore=shutil.ignore_patterns(held_folders.LOCK))
-        for path in (target, *target.iterdir()):
-            path.chmod(0o700 if path.is_dir() else 0o600)
-    except OSError as error:
-        log.warning("cannot copy kernels from %s to %s, compiling them: %s", source, target, error)
-        shutil.rmtree(target, ignore_errors=True)
-        return False
-    return True
 
 
 def is_temporary() -> bool:

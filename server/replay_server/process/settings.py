@@ -36,6 +36,7 @@ from replay_proto.schema import Column, Schema
 
 from replay_server.flow.bounds import Bounds
 from replay_server.process.logs import LogFormat, set_up_logging
+from replay_server.process.temporary import ensure_temporary_directory
 
 if TYPE_CHECKING:  # importing these loads the kernels, which --help and invalid settings do not need
     from replay_server.storage.table_config import TableConfig
@@ -284,6 +285,7 @@ def read_command_line(arguments: Sequence[str]) -> ServerSettings:
     settings = load_settings(arguments)
     set_up_logging(settings.log_level, settings.log_format)
     settings.log_remarks(log)
+    ensure_temporary_directory([settings.memory_dir, settings.data_dir])
     try:
         check_exposure(settings.host, settings.protection, insecure=settings.insecure)
         if settings.http_port is not None and settings.http_host != settings.host:

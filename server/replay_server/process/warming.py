@@ -7,6 +7,7 @@ process logs their progress. Then, and on every later start, this process loads 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -32,6 +33,8 @@ _SHARES = ("rank.warm_up_writing", "_warm_up_the_rest")
 _RANK = rank.RankIndex.name
 _LOOK_S = 0.1
 _SAY_S = 3.0
+_PATIENCE_S = 10.0
+"""A wait for another server that takes longer is warned of."""
 
 
 def warm_up(cancelled: threading.Event | None = None) -> None:
@@ -131,6 +134,7 @@ class _Progress:
     def __init__(self) -> None:
         self._began = time.monotonic()
         self._said = -_SAY_S
+        self._warn_at = self._began + _PATIENCE_S
         self._terminal = sys.stderr.isatty() and log.isEnabledFor(logging.INFO)
         where = kernel_cache.folder()
         kept = (
@@ -141,7 +145,15 @@ class _Progress:
         log.info("compiling %d kernels (%s)", len(KERNELS), kept)
 
     def say(self, *, by_another: bool = False) -> None:
-        passed = time.monotonic() - self._began
+        now = time.monotonic()
+        passed = now - self._began
+        if by_another and now >= self._warn_at:
+            self._warn_at = math.inf
+            log.warning(
+                "this start waits for another server, which compiles the kernels in %s; if it makes no progress, stop "
+                "it, or set NUMBA_CACHE_DIR to another directory",
+                kernel_cache.folder(),
+            )
         if not self._terminal and passed - self._said < _SAY_S:
             return
         self._said = passed

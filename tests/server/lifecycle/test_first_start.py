@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 from replay_server.backends import BACKENDS
+from replay_server.errors import StoppedError
 from replay_server.kernels import kernel_cache
 from replay_server.kernels.compile import KERNELS
+from replay_server.process import warming
 from replay_server.process.warming import warm_up
 from replay_server.storage.table_config import QUEUE
 
@@ -73,6 +75,20 @@ def test_servers_that_start_first_together_say_how_far_they_are_and_compile_once
             table.reset()
     again = start_server(environment=environment)
     assert "compil" not in again.log()
+
+
+def test_a_long_wait_for_another_server_says_what_would_end_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(kernel_cache, "folder", lambda: tmp_path)
+    monkeypatch.setattr(warming, "_PATIENCE_S", 0.0)
+    stop = threading.Event()
+    threading.Timer(0.3, stop.set).start()
+    with kernel_cache.lock(tmp_path) as is_ours, pytest.raises(StoppedError):
+        assert is_ours
+        warm_up(stop)
+    (told,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert f"waits for another server, which compiles the kernels in {tmp_path}; if it makes no progress, stop" in told
     assert compiled_in(folder) == compiled, "no call, and no later start, compiles anything"
     leave_to_other_tests(folder)
 
