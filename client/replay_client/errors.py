@@ -77,6 +77,10 @@ class ResourceExhaustedError(ReplayError):
     default_code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
+class ServerStorageError(ReplayError):
+    """The operating system refused an operation on the server's files. ``metadata`` has ``error`` and ``file``."""
+
+
 class ServerUnavailableError(ReplayError, ConnectionError):
     """The server was unreachable or shutting down until the time limit."""
 
@@ -193,6 +197,7 @@ BY_REASON: Final[Mapping[str, type[ReplayError]]] = {
     "CHECKPOINT_NOT_FOUND": CheckpointNotFoundError,
     "CHECKPOINT_DAMAGED": CheckpointDamagedError,
     "SHARDS_CHANGED": ShardsChangedError,
+    "STORAGE_FAILED": ServerStorageError,
 }
 """Exception types by reason."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -147,6 +148,18 @@ def no_space(name: str, folder: Path, what: str = "table") -> RequestError:
     """The file system of the tables or checkpoints is full."""
     message = f"no space left for {what} {name!r} in {folder}; free some, then retry"
     return RequestError("NO_SPACE", message, table=name if what == "table" else "")
+
+
+def storage_failed(error: OSError) -> RequestError:
+    """The operating system refused an operation on the server's files."""
+    file = str(error.filename or "")
+    name = errno.errorcode.get(error.errno or 0, type(error).__name__)
+    where = f" of {file}" if file else ""
+    message = (
+        f"the server's storage failed{where}: {error.strerror or error}; the call had no effect; check the disk, and "
+        "the limits of the server's process, then retry"
+    )
+    return RequestError("STORAGE_FAILED", message, error=name, file=file)
 
 
 def sequence_gap(expected: int, got: int) -> RequestError:

@@ -487,11 +487,11 @@ def main(*, sample: int = 0, seed: int = 0, kind: str = "", script: str = "", du
         if sample:
             points = random.Random(seed).sample(points, min(sample, len(points)))
         for each, fault in track(points, "system calls"):
+            wrong = len(trials.wrong)
             trials.run(each, fault)
+            print(*trials.wrong[wrong:], sep="\n", end="", flush=True)
         calls.close()
     print(f"{len(points)} points: " + ", ".join(f"{outcome}: {count}" for outcome, count in trials.outcomes.items()))
-    for wrong in trials.wrong:
-        print(wrong)
     if trials.wrong:
         raise SystemExit(f"{len(trials.wrong)} points had wrong consequences")
 

@@ -36,6 +36,7 @@ CODES = {
     "CHECKPOINT_NOT_FOUND": grpc.StatusCode.NOT_FOUND,
     "CHECKPOINT_DAMAGED": grpc.StatusCode.DATA_LOSS,
     "SHARDS_CHANGED": grpc.StatusCode.ABORTED,
+    "STORAGE_FAILED": grpc.StatusCode.FAILED_PRECONDITION,
 }
 """Documented status codes by reason."""
 
@@ -62,6 +63,7 @@ METADATA = {
     "CHECKPOINT_NOT_FOUND": {"checkpoint"},
     "CHECKPOINT_DAMAGED": {"checkpoint", "file"},
     "SHARDS_CHANGED": {"current", "expected"},
+    "STORAGE_FAILED": {"error", "file"},
 }
 """Documented metadata by reason."""
 

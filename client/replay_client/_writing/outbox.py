@@ -44,6 +44,8 @@ from replay_client.results.description import TableDescription
 
 log = logging.getLogger(__name__)
 
+_MAY_PASS: Final = ("NO_SPACE", "STORAGE_FAILED")
+"""Reasons of refusals that may pass without the writer's doing: it keeps its blocks, and can send them again."""
 IDLE_DELAY_S: Final = 0.1
 """A block is due this many seconds after its first row, unless the server asks for a longer delay."""
 
@@ -269,7 +271,7 @@ class Outbox:
                 pass
             case ReplayError():
                 self._error = error
-                self.is_paused = isinstance(error, ServerUnavailableError) or error.reason == "NO_SPACE"
+                self.is_paused = isinstance(error, ServerUnavailableError) or error.reason in _MAY_PASS
                 self.has_failed = not self.is_paused
             case _:
                 log.error("a writer of table %r failed", self._table.name, exc_info=error)

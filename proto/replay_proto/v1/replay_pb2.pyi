@@ -115,6 +115,10 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """UNAVAILABLE: the server has as many connections from this lane of hosts as it admits. Retry: a connection may end.
     Metadata: `bound`, `limit`, `setting`.
     """
+    ERROR_REASON_STORAGE_FAILED: _ErrorReason.ValueType  # 24
+    """FAILED_PRECONDITION: the operating system refused an operation on the server's files, for instance because the disk
+    is broken. The call had no effect. Metadata: `error`, such as EIO, and `file` (empty if unknown).
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call was refused: the `reason` of its google.rpc.ErrorInfo, without the prefix."""
@@ -188,6 +192,10 @@ ERROR_REASON_SHARDS_CHANGED: ErrorReason.ValueType  # 22
 ERROR_REASON_TOO_MANY_CONNECTIONS: ErrorReason.ValueType  # 23
 """UNAVAILABLE: the server has as many connections from this lane of hosts as it admits. Retry: a connection may end.
 Metadata: `bound`, `limit`, `setting`.
+"""
+ERROR_REASON_STORAGE_FAILED: ErrorReason.ValueType  # 24
+"""FAILED_PRECONDITION: the operating system refused an operation on the server's files, for instance because the disk
+is broken. The call had no effect. Metadata: `error`, such as EIO, and `file` (empty if unknown).
 """
 global___ErrorReason = ErrorReason
 

@@ -83,6 +83,10 @@ class Endpoint(Generic[M]):
             answer = await self._handler(request, call)
         except (RequestError, FieldError):
             raise
+        except OSError as error:
+            refusal = errors.storage_failed(error)
+            log.error("%s: %s", self.name, refusal, extra={"method": self.name, "client": call.caller.identity})
+            raise refusal from error
         except Exception as error:
             table = call.stream_table or _table_of(request)
             _log_failure(error, self.name, table, call.caller.identity, time.perf_counter() - began)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import inspect
 import re
 from pathlib import Path
@@ -51,6 +52,7 @@ ERRORS: list[RequestError] = [
     errors.checkpoint_damaged("checkpoint", "file", "fault"),
     errors.shards_changed(2, 1),
     errors.too_many_connections(3),
+    errors.storage_failed(OSError(errno.EIO, "broken", "file")),
 ]
 
 
