@@ -19,6 +19,7 @@ from replay_server import errors
 from replay_server.errors import StoppedError
 from replay_server.files.durable_files import sync_path
 from replay_server.files.mapped_file import NoSpaceError
+from replay_server.files.memory_limit import MemoryLimit, is_in_memory
 from replay_server.flow import resetting
 from replay_server.flow.bounds import Bounds, check_descriptors, check_quota, no_descriptors
 from replay_server.flow.budgets import Budget, QueuedBudget
@@ -28,7 +29,13 @@ from replay_server.storage.power_loss.boot_mark import BootMark
 from replay_server.storage.root import Root
 from replay_server.storage.shard_map import ShardMapFile
 from replay_server.storage.table_config import TableConfig
-from replay_server.storage.table_directory import DamagedTableError, TableDirectory, finished_tables, full_bytes
+from replay_server.storage.table_directory import (
+    DamagedTableError,
+    TableDirectory,
+    empty_bytes,
+    finished_tables,
+    full_bytes,
+)
 from replay_server.table.table import Table, memory_bytes
 
 T = TypeVar("T")
@@ -39,12 +46,21 @@ log = logging.getLogger(__name__)
 class Catalog:
     """The tables of a server. Long operations (allocating and removing files) run in a worker thread."""
 
-    def __init__(self, root: Root, bounds: Bounds | None = None, *, checked: bool = False) -> None:
+    def __init__(
+        self, root: Root, bounds: Bounds | None = None, *, checked: bool = False, memory: MemoryLimit | None = None
+    ) -> None:
         """Start without tables. Call `restore` to open the tables that are stored in ``root``.
 
-        If ``checked``, all tables get checksums, which detect rows torn by a power loss.
+        Args:
+            root: directory of the tables.
+            bounds: limits on requests.
+            checked: whether all tables get checksums, which detect rows torn by a power loss.
+            memory: limits the memory of the tables; None: the limit of this process's cgroup.
         """
         self._root = root
+        self.memory = memory or MemoryLimit()
+        """The limit on memory, which counts the tables' files if they are in memory."""
+        self._in_memory = is_in_memory(root.tables)
         self._checked = checked
         self._boot = None if root.temporary else BootMark(root.path)
         self.bounds = bounds or Bounds()
@@ -80,7 +96,7 @@ class Catalog:
             began = time.monotonic()
             if stopped is not None and stopped.is_set():
                 raise StoppedError(f"opening table {folder.name}")
-            table = Table(self._open(folder))
+            table = self._table(self._open(folder))
             self._tables[table.name] = table
             log.info("table %s restored: %d rows", table.name, table.size, extra=_fields(table.name, began))
         if self._boot is not None:
@@ -178,8 +194,8 @@ class Catalog:
             check_descriptors(config, [table.config for table in self._tables.values()])
             try:
                 table = await asyncio.to_thread(self._make, config)
-            except (NoSpaceError, MemoryError):
-                raise errors.no_space(config.name, self._root.tables) from None
+            except (NoSpaceError, MemoryError) as error:
+                raise errors.no_space(config.name, self._root.tables, error=error) from None
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE):
                     raise no_descriptors(config) from None
@@ -270,10 +286,15 @@ class Catalog:
         if self._boot is not None:
             self._boot.end()
 
+    def _table(self, directory: TableDirectory) -> Table:
+        return Table(directory, self.memory if self._in_memory else None)
+
     def _make(self, config: TableConfig) -> Table:
+        if self._in_memory:
+            self.memory.check(empty_bytes(config) + memory_bytes(config))
         directory = TableDirectory.create(self._root.tables, config, checked=self._checked)
         try:
-            return Table(directory)
+            return self._table(directory)
         except BaseException:  # for example, no memory for its index
             shutil.rmtree(directory.hide(), ignore_errors=True)
             raise

@@ -144,9 +144,10 @@ def too_many_connections(limit: int) -> RequestError:
     return RequestError("TOO_MANY_CONNECTIONS", message, bound=bound, limit=limit, setting=setting)
 
 
-def no_space(name: str, folder: Path, what: str = "table") -> RequestError:
-    """The file system of the tables or checkpoints is full."""
-    message = f"no space left for {what} {name!r} in {folder}; free some, then retry"
+def no_space(name: str, folder: Path, what: str = "table", error: OSError | MemoryError | None = None) -> RequestError:
+    """The file system of the tables or checkpoints is full, or the memory; ``error`` says more."""
+    why = f" ({error.filename}: {error.strerror})" if isinstance(error, OSError) and error.filename else ""
+    message = f"no space left for {what} {name!r} in {folder}{why}; free some, then retry"
     return RequestError("NO_SPACE", message, table=name if what == "table" else "")
 
 

@@ -25,9 +25,10 @@ from replay_server.checkpoint.writing import PRIORITIES_FILE, WRITERS_FILE
 from replay_server.errors import FatalError
 from replay_server.files.long_work import LongWork
 from replay_server.files.mapped_file import MappedFile
+from replay_server.files.memory_limit import MemoryLimit, is_in_memory
 from replay_server.storage import restored_tables
 from replay_server.storage.row_store import store_in_ring
-from replay_server.storage.table_directory import TableDirectory
+from replay_server.storage.table_directory import TableDirectory, empty_bytes
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +80,12 @@ def resume(tables: Path) -> CheckpointManifest | None:
 
 
 def restore(
-    folder: Path, tables: Path, *, checked: bool = False, stopped: threading.Event | None = None
+    folder: Path,
+    tables: Path,
+    *,
+    checked: bool = False,
+    stopped: threading.Event | None = None,
+    memory: MemoryLimit | None = None,
 ) -> CheckpointManifest:
     """Restore all tables of a checkpoint into the directory ``tables``. If that fails, restore none.
 
@@ -91,6 +97,7 @@ def restore(
         tables: directory of the tables.
         checked: whether the restored tables have checksums.
         stopped: ends the work early once it is set.
+        memory: limits the tables, if they are in memory.
 
     Raises:
         DamagedCheckpointError: a file is corrupt.
@@ -119,6 +126,8 @@ def restore(
     with restored_tables.all_at_once(tables) as stage:
         for table in manifest.tables:
             fill = partial(_fill, folder / table.config.name, table, work)
+            if memory is not None and is_in_memory(tables):
+                memory.check(sum(file.size for file in table.files) + empty_bytes(table.config))
             with unless_removed(folder):
                 TableDirectory.create(stage, table.config, uid=table.uid, checked=checked, fill=fill).close()
         with unless_removed(folder):

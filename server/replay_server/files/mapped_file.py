@@ -69,11 +69,17 @@ class MappedFile:
         """Return the content as ``dtype[shape]``, writable."""
         return self.bytes.view(dtype).reshape(shape)
 
+    def growth(self, size: int) -> int:
+        """Return how many bytes `reserve` adds for this size, if there is room."""
+        if size <= self.reserved:
+            return 0
+        return min(self.size, max(size, self.reserved + RESERVE_STEP_BYTES)) - self.reserved
+
     def reserve(self, size: int) -> None:
         """Reserve space for the first ``size`` bytes. If this raises `NoSpaceError`, earlier reservations remain."""
         if size <= self.reserved:
             return
-        generous = min(self.size, max(size, self.reserved + RESERVE_STEP_BYTES))
+        generous = self.reserved + self.growth(size)
         try:
             self._allocate(generous)
         except NoSpaceError:

@@ -89,6 +89,15 @@ def metrics(snapshot: ServerSnapshot) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "replay_storage_size_bytes", "Size of the tables' file system.", snapshot.storage.size_bytes
     )
+    if snapshot.memory is not None:
+        yield GaugeMetricFamily(
+            "replay_memory_limit_bytes", "Memory that the server's cgroup allows.", snapshot.memory.limit_bytes
+        )
+        yield GaugeMetricFamily(
+            "replay_memory_used_bytes",
+            "Memory of the server's cgroup in use, with files in memory, without the page cache of disks.",
+            snapshot.memory.used_bytes,
+        )
     yield CounterMetricFamily(
         "replay_connections_refused", "gRPC connections over --max-connections.", snapshot.connections_refused
     )

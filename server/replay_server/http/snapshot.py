@@ -12,6 +12,7 @@ from replay_proto.access.tokens import Right
 from replay_server.auth.caller import Caller
 from replay_server.catalog import Catalog
 from replay_server.errors import WaitedFor
+from replay_server.files.memory_limit import MemoryUse
 from replay_server.flow.background import Background, Loop
 from replay_server.flow.waits import Wait
 from replay_server.rpc.endpoint import AnyEndpoint
@@ -89,6 +90,8 @@ class ServerSnapshot:
     storage: Storage
     connections_refused: int
     """Connections over the limit."""
+    memory: MemoryUse | None
+    """The limit of the server's cgroup on memory, and its use; None if there is no limit."""
     loops: Mapping[str, Loop]
     """The loops in the background, by name."""
 
@@ -121,7 +124,12 @@ class View:
         caller.check(Right.READ)
         tables = [self.of_table(table) async for table in self.catalog.in_turns() if caller.may(Right.READ, table.name)]
         return ServerSnapshot(
-            tables, self.endpoints(), self.storage(), self._connections.refused, self.background.loops
+            tables=tables,
+            endpoints=self.endpoints(),
+            storage=self.storage(),
+            connections_refused=self._connections.refused,
+            memory=self.catalog.memory.read(),
+            loops=self.background.loops,
         )
 
     def of_table(self, table: Table) -> TableSnapshot:

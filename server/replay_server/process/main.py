@@ -182,7 +182,8 @@ def _open_tables(catalog: Catalog, root: Root, settings: ServerSettings, stopped
     """Restore a checkpoint, if the settings name one, and open all tables."""
     restored = resume(root.tables)
     if settings.restore is not None:
-        restored = restore(settings.restore, root.tables, checked=settings.durability == "power", stopped=stopped)
+        checked = settings.durability == "power"
+        restored = restore(settings.restore, root.tables, checked=checked, stopped=stopped, memory=catalog.memory)
         log.info("%s restored: %d tables", settings.restore, len(restored.tables))
     if restored is not None and restored.shards is not None and catalog.shards.current is None:
         catalog.shards.replace(restored.shards)

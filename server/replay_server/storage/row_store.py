@@ -66,6 +66,13 @@ class RowStore:
         """Bytes reserved so far for all columns."""
         return sum(file.reserved for file in self.files())
 
+    def growth(self, first_key: int, count: int) -> int:
+        """Return how many bytes `reserve` adds for these rows, without checksums."""
+        rows = min(first_key + count, self.slots)
+        if rows <= self._reserved_rows:
+            return 0
+        return sum([ring.file.growth(rows * ring.row_bytes) for ring in self._rings.values()])
+
     def reserve(self, first_key: int, count: int) -> None:
         """Reserve space for rows, or raise `NoSpaceError`."""
         rows = min(first_key + count, self.slots)

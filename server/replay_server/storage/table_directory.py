@@ -73,6 +73,11 @@ def full_bytes(config: TableConfig, *, checked: bool = False) -> int:
     return config.slots * per_row + WRITER_RECORDS_BYTES + (SYNC_POINT_BYTES if checked else 0)
 
 
+def empty_bytes(config: TableConfig) -> int:
+    """Return the bytes that are reserved for a table without rows, to within a few kilobytes."""
+    return config.slots * PRIORITY_BYTES + WRITER_RECORDS_BYTES
+
+
 class TableDirectory:
     """The mapped files of one table."""
 

@@ -21,6 +21,7 @@ from replay_server import errors
 from replay_server.backends import LiveRows, index_bytes, make_index
 from replay_server.backends.index import DEAD_PRIORITY, FIRST_PRIORITY, PriorityIndex, live_slots
 from replay_server.files.mapped_file import NoSpaceError
+from replay_server.files.memory_limit import MemoryLimit
 from replay_server.storage.power_loss.recovery import PRIORITIES_FILE
 from replay_server.storage.power_loss.row_checksums import origin_word
 from replay_server.storage.ranges import KEYS
@@ -100,9 +101,10 @@ class ShardReport(NamedTuple):
 class Table:
     """A ring of rows that are drawn by priority."""
 
-    def __init__(self, directory: TableDirectory) -> None:
-        """Serve the table in ``directory`` and index its priorities."""
+    def __init__(self, directory: TableDirectory, memory: MemoryLimit | None = None) -> None:
+        """Serve the table in ``directory`` and index its priorities; ``memory`` limits it if it is in memory."""
         self.directory = directory
+        self._memory = memory
         self.config: TableConfig = directory.config
         self.uid = directory.uid
         self._header = directory.header
@@ -279,10 +281,13 @@ class Table:
             raise errors.too_large(
                 "rows ever inserted into a table", KEYS.most, inserted, "bits of a key; use another table"
             )
+        rows = self.directory.rows
         try:
-            self.directory.rows.reserve(self.inserted, count)
-        except NoSpaceError:
-            raise errors.no_space(self.name, self.directory.folder.parent) from None
+            if self._memory is not None and (growth := rows.growth(self.inserted, count)):
+                self._memory.check(growth)
+            rows.reserve(self.inserted, count)
+        except NoSpaceError as error:
+            raise errors.no_space(self.name, self.directory.folder.parent, error=error) from None
 
     def store(self, rows: NewRows, stamp: WriterStamp | None) -> None:
         """Store the next rows in slots without live rows. Their space must be reserved. May run in any thread.
@@ -454,9 +459,11 @@ class Table:
             RequestError: NO_SPACE; nothing has changed.
         """
         try:
+            if self._memory is not None:
+                self._memory.check(memory_bytes(self.config))
             return Contents(self._index.blank(), self._items.blank(), self.figures.blank_times_sampled())
-        except MemoryError:
-            raise errors.no_space(self.name, self.directory.folder.parent) from None
+        except (NoSpaceError, MemoryError) as error:
+            raise errors.no_space(self.name, self.directory.folder.parent, error=error) from None
 
     def begin_anew(self, blank: Contents) -> Contents:
         """Remove all rows in time that does not depend on their number; nothing here can fail. Keys continue.
