@@ -17,7 +17,6 @@ from replay_proto.access.tokens import Grant
 
 from replay_server import errors
 from replay_server.errors import StoppedError
-from replay_server.files.durable_files import sync_path
 from replay_server.files.mapped_file import NoSpaceError
 from replay_server.files.memory_limit import MemoryLimit, is_in_memory
 from replay_server.flow import resetting
@@ -223,11 +222,11 @@ class Catalog:
             await table.turns.ended()
             async with table.directory.in_use:
                 try:
-                    hidden = table.directory.hide()
+                    hidden = await asyncio.to_thread(table.directory.hide)
                 except OSError:
                     self._tables[name] = table  # keep it, so that its name stays reserved
                     raise
-                await self._remove(table, hidden)
+                await asyncio.to_thread(shutil.rmtree, hidden, ignore_errors=True)
         log.info("table %s dropped", name, extra=_fields(name, began, client))
 
     async def reset(self, table: Table, *, client: str = "") -> int:
@@ -252,13 +251,6 @@ class Catalog:
         )
         log.info("table %s reset: %d rows removed", table.name, removed, extra=_fields(table.name, began, client))
         return removed
-
-    async def _remove(self, table: Table, hidden: Path) -> None:
-        try:
-            if table.directory.is_checked:
-                await asyncio.to_thread(sync_path, self._root.tables)
-        finally:
-            await asyncio.to_thread(shutil.rmtree, hidden, ignore_errors=True)
 
     async def inserts_ended(self) -> None:
         """Wait for running inserts, including those whose callers hung up."""

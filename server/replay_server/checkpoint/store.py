@@ -36,7 +36,7 @@ from replay_server.checkpoint.snapshot import TableSnapshot, take_snapshots
 from replay_server.checkpoint.writing import write_checkpoint
 from replay_server.errors import StoppedError
 from replay_server.files import held_folders, trust
-from replay_server.files.durable_files import sync_path
+from replay_server.files.durable_files import rename_durably
 from replay_server.files.mapped_file import tells_full
 from replay_server.storage.ranges import CHECKPOINT_NUMBERS
 from replay_server.storage.table_config import is_table_name
@@ -234,8 +234,7 @@ class Checkpoints:
             manifest = write_checkpoint(
                 partial, snapshots, taken_s, self._cancelled, self._catalog.shards.current, shard_id
             )
-            final = partial.rename(self.folder / name)
-            sync_path(self.folder)
+            final = rename_durably(partial, self.folder / name)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -43,14 +45,53 @@ def overwrite_file(path: Path, content: bytes) -> None:
         sync_path(path.parent)
 
 
+def rename_durably(source: Path, target: Path) -> Path:
+    """Rename a file or directory within its folder, and sync the folder; if that fails, the old name is back.
+
+    Returns:
+        The new path.
+    """
+    with _folder_of(target) as folder:
+        source.rename(target)
+        try:
+            os.fsync(folder)
+        except OSError:
+            target.rename(source)
+            raise
+    return target
+
+
 def replace_file(path: Path, content: str) -> None:
-    """Replace a file atomically: after a power loss it has either the old or the new content."""
-    new = path.with_name(f".new-{path.name}")
-    new.unlink(missing_ok=True)
+    """Replace a file atomically: after a power loss it has either the old or the new content.
+
+    Raises:
+        OSError: the file has the old content.
+    """
+    new, old = path.with_name(f".new-{path.name}"), path.with_name(f".old-{path.name}")
+    for left_over in (new, old):
+        left_over.unlink(missing_ok=True)
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
     with open(descriptor, "w", encoding="utf-8") as file:
         file.write(content)
         file.flush()
         os.fsync(descriptor)
-    new.rename(path)
-    sync_path(path.parent)
+    with _folder_of(path) as folder:
+        with suppress(FileNotFoundError):
+            os.link(path, old)
+        new.rename(path)
+        try:
+            os.fsync(folder)
+        except OSError:
+            old.rename(path) if old.exists() else path.unlink()
+            raise
+        old.unlink(missing_ok=True)
+
+
+@contextmanager
+def _folder_of(path: Path) -> Iterator[int]:
+    """Open the folder of a path. Open it before a rename, so that a lack of descriptors changes nothing."""
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield folder
+    finally:
+        os.close(folder)

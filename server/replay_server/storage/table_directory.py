@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from replay_proto.layout import NONCE_BYTES, NONCE_FILE
 
 from replay_server.errors import FatalError
-from replay_server.files.durable_files import replace_file, sync_path
+from replay_server.files.durable_files import rename_durably, replace_file, sync_path
 from replay_server.files.mapped_file import MappedFile, NoSpaceError, tells_full
 from replay_server.storage.header import Header
 from replay_server.storage.permissions import FOLDER_MODE
@@ -141,13 +141,10 @@ class TableDirectory:
                 sync_path(unfinished / _MANIFEST)
                 sync_path(unfinished / NONCE_FILE)
                 sync_path(unfinished)
-            directory.folder = unfinished.rename(parent / config.name)
-            if checked:
-                sync_path(parent)
+            name = parent / config.name
+            directory.folder = rename_durably(unfinished, name) if checked else unfinished.rename(name)
         except BaseException as error:
             shutil.rmtree(unfinished, ignore_errors=True)
-            if directory is not None:
-                shutil.rmtree(directory.folder, ignore_errors=True)
             if tells_full(error):
                 raise NoSpaceError(errno.ENOSPC, "no room for a table", str(parent)) from error
             raise
@@ -351,10 +348,16 @@ class TableDirectory:
     def hide(self) -> Path:
         """Rename the directory, so that it stays removed even if deleting its files is interrupted.
 
+        With checksums, this also syncs the directory above.
+
         Returns:
             The new path, which the caller deletes.
+
+        Raises:
+            OSError: the directory has its old name.
         """
-        return self.folder.rename(self.folder.with_name(f"{_REMOVED}{self.uid.hex()}"))
+        hidden = self.folder.with_name(f"{_REMOVED}{self.uid.hex()}")
+        return rename_durably(self.folder, hidden) if self.is_checked else self.folder.rename(hidden)
 
 
 def _manifest(uid: bytes, config: TableConfig, *, checked: bool) -> str:
