@@ -13,7 +13,7 @@ import numpy as np
 from google.protobuf.message import Message
 from replay_client.security import token_metadata
 from replay_proto.schema import Column, Schema
-from replay_proto.steps import Sequences, Transitions
+from replay_proto.steps import Sequences, Steps, Transitions
 from replay_proto.v1 import replay_pb2
 
 from tests.support.caller import CalledTable, Caller, float64, make_draw, table_config
@@ -57,8 +57,12 @@ class World:
         self.server = ServerProcess(folder / "log", "--memory-dir", str(folder), *flags, *more_flags, forked=True)
         self.caller = Caller(self.server.address)
         self.tables: dict[str, CalledTable] = {}
+        self._rows_after_anchor: dict[str, int] = {}
         for kind, config in KINDS.items():
-            made = self.call("CreateTable", replay_pb2.CreateTableRequest(config=table_config(kind, **config)))
+            whole = table_config(kind, **config)
+            made = self.call("CreateTable", replay_pb2.CreateTableRequest(config=whole))
+            if whole.HasField("steps"):
+                self._rows_after_anchor[kind] = Steps.from_proto(whole.steps, whole.columns).window.forward
             self.tables[kind] = CalledTable(self.caller, kind, made.table.uid)
             for _ in range(_FILLED):
                 self.call("Insert", self._insert(kind))
@@ -123,10 +127,9 @@ class World:
     def _insertion(self, kind: str) -> replay_pb2.Insertion:
         number = next(self.numbers)
         runs = one_run(ROWS, number, number)
-        is_of_steps = "item" in KINDS[kind]
-        if is_of_steps:
+        if kind in self._rows_after_anchor:
             runs.first_steps, runs.ends = bytes(8), bytes(1)
-        priorities = float64(np.ones(ROWS - is_of_steps))
+        priorities = float64(np.ones(ROWS - self._rows_after_anchor.get(kind, 0)))
         return replay_pb2.Insertion(row_count=ROWS, priorities=priorities, runs=runs, wait_s=0.0)
 
     def _insert(self, kind: str) -> replay_pb2.InsertRequest:

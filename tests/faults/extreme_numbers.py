@@ -1,6 +1,6 @@
 """Sends extreme numbers in every numeric field of every request, and then restarts the server on its directory.
 
-    python -m tests.faults.numbers --times 20
+    python -m tests.faults.extreme_numbers --times 20
 
 The fields are found from the descriptors. Each number is sent twice, in an otherwise valid request about a durable
 table of each kind. Each must be answered, or refused with a typed error. After all of them, the server is killed, and
@@ -14,12 +14,13 @@ import itertools
 import random
 import struct
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import grpc
+from google.protobuf.message import Message
 from replay_proto.v1 import replay_pb2
 
 from tests.support.caller import Caller, make_draw
@@ -104,21 +105,37 @@ def send(world: World, field: Field, numbers: Sequence[int | float], *, all_kind
     turns = itertools.cycle(makers)
     for number in numbers:
         for make in makers if all_kinds else [next(turns)]:
-            request = make()
-            assert field.put(request, number)
-            try:
-                for _ in range(2):
-                    if answered(partial(world.call, field.method, request)):
-                        _use(world, field, request)
-            except AssertionError as error:
-                raise AssertionError(f"{field} = {number!r}: {error}") from error
+            _send_twice(world, make(), {field: number})
     return len(numbers)
 
 
-def _use(world: World, field: Field, request: Any) -> None:
+def send_pairs(world: World, fields: Sequence[Field], source: random.Random, count: int) -> int:
+    """Send extremes in random pairs of fields of one RPC; return how many. Waits are left out: long ones are valid."""
+    fields = [field for field in fields if field.path[-1].name != "wait_s"]
+    for _ in range(count):
+        first = source.choice(fields)
+        second = source.choice([field for field in fields if field.method == first.method])
+        request = source.choice(world.requests(first.method))()
+        _send_twice(world, request, {field: source.choice(field.extremes) for field in (first, second)})
+    return count
+
+
+def _send_twice(world: World, request: Message, numbers: Mapping[Field, int | float]) -> None:
+    """Send a request with these numbers twice. Those that it has no place for are left out."""
+    for field, number in numbers.items():
+        field.put(request, number)
+    try:
+        for _ in range(2):
+            if answered(partial(world.call, field.method, request)) and field.method == "CreateTable":
+                _use_table(world, request)
+    except AssertionError as error:
+        raise AssertionError(
+            f"{', '.join(f'{field} = {number!r}' for field, number in numbers.items())}: {error}"
+        ) from error
+
+
+def _use_table(world: World, request: Any) -> None:
     """Insert rows into a new table, and draw one."""
-    if field.method != "CreateTable":
-        return
     name = request.config.name
     row_bytes = world.caller.table(name).describe().row_bytes
     insertion = replay_pb2.Insertion(row_count=2, runs=one_run(2, 1, 1), wait_s=0.0)
@@ -148,7 +165,7 @@ def run(folder: Path, times: int = 1) -> str:
 
     Args:
         folder: an empty folder.
-        times: above 1, send each number to all kinds of tables, and so many random numbers as well.
+        times: above 1, send each number to all kinds of tables, and so many random numbers as well, and pairs.
     """
     world = World(folder)
     fields, sent = numeric_fields(), 0
@@ -156,10 +173,11 @@ def run(folder: Path, times: int = 1) -> str:
         for field in fields:
             numbers = [*field.extremes, *random_numbers(field, random.Random(str(field)), times - 1)]
             sent += send(world, field, numbers, all_kinds=times > 1)
+        pairs = send_pairs(world, fields, random.Random(0), 100 * (times - 1))
         check_after_restart(world)
     finally:
         world.close()
-    return f"{len(fields)} numeric fields, {sent} numbers in them, each sent twice"
+    return f"{len(fields)} numeric fields, {sent} numbers in them and {pairs} pairs of numbers, each sent twice"
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Extreme numbers in every numeric field of every request; see `tests.faults.numbers`."""
+"""Extreme numbers in every numeric field of every request; see `tests.faults.extreme_numbers`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from replay_server.rpc.requests import _ARRAYS
 
-from tests.faults.numbers import run
+from tests.faults.extreme_numbers import run
 from tests.support.examples import examples
 from tests.support.request_fields import fields, numeric_fields
 
