@@ -18,10 +18,14 @@ class _Words(NamedTuple):
     what: str
     progress: str
     cause: str
+    """What brings progress; empty if waiting does not help."""
 
 
 _WORDS: Mapping[str, _Words] = {
     "rows": _Words("learner", "rows", "{have:,} of {needed:,}", "inserts"),
+    "windows": _Words(
+        "learner", "windows", "{needed:,} rows would hold one of each stream, the capacity is {have:,}", ""
+    ),
     "samples": _Words("learner", "inserts", "{have:,} of {needed:,} samples allowed", "inserts"),
     "inserts": _Words("writer", "draws", "{have:,} of {needed:,} samples drawn", "draws"),
     "room": _Words("writer", "room", "{have:,} of {needed:,} rows", "draws"),
@@ -35,7 +39,10 @@ def wait_sentence(
     words = _WORDS.get(waited_for) or _Words("caller", waited_for, "{have:,} of {needed:,}", "progress")
     who = f"1 {words.caller} waits" if calls == 1 else f"{calls:,} {words.caller}s wait"
     progress = words.progress.format(have=have, needed=needed)
-    left = f"no {words.cause} in the last {RECENT_S} s" if expected_s is None else _about(expected_s)
+    if not words.cause:
+        left = "it is too small"
+    else:
+        left = f"no {words.cause} in the last {RECENT_S} s" if expected_s is None else _about(expected_s)
     so_far = f" ({duration_text(waited_s)} so far)" if waited_s >= 1 else ""
     return f"{who} for {words.what}: {progress}, {left}{so_far}"
 

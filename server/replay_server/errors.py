@@ -71,7 +71,7 @@ def table_replaced(name: str) -> RequestError:
     return RequestError("TABLE_REPLACED", message, table=name)
 
 
-WaitedFor = Literal["rows", "samples", "inserts", "room"]
+WaitedFor = Literal["rows", "windows", "samples", "inserts", "room"]
 """What a call waits for."""
 
 
@@ -81,7 +81,7 @@ class Lack:
 
     waited_for: WaitedFor
     have: int
-    """Available amount, below ``needed``."""
+    """Available amount, below ``needed``; capacity for ``"windows"``."""
     needed: int
     """Amount that lets the call proceed; see `_PROGRESS` for units."""
 
@@ -92,22 +92,28 @@ class Lack:
 
 _PROGRESS: Mapping[WaitedFor, str] = {
     "rows": "{have:,} of {needed:,} rows",
+    "windows": "{needed:,} rows would hold a window of each stream, but the capacity is {have:,}",
     "samples": "{have:,} of {needed:,} samples allowed",
     "inserts": "{have:,} of {needed:,} samples drawn",
     "room": "room for {have:,} of {needed:,} rows",
 }
 _LACKING: Mapping[WaitedFor, str] = {
     "rows": "it has too few rows to draw",
+    "windows": "steps are evicted before their windows are complete; use a larger capacity, shorter windows, or fewer "
+    "streams at the same time",
     "samples": "its rate limiter allows no more draws until rows are inserted",
     "inserts": "its rate limiter allows no more inserts until rows are drawn",
     "room": "the queue is full until rows are drawn",
 }
 
 
-def table_empty(name: str, needed: int = 1) -> RequestError:
-    """The table has no rows; the draw requires ``needed``."""
-    message = f"table {name!r} has no rows to draw: 0 of {needed:,}; insert some, or sample with a timeout"
-    return RequestError("TABLE_EMPTY", message, table=name, have=0, needed=needed)
+def table_empty(name: str, lack: Lack) -> RequestError:
+    """The table has no rows that can be drawn."""
+    if lack.waited_for == "windows":
+        message = f"table {name!r} has no steps to draw, although it is full: {lack}; {_LACKING['windows']}"
+        return RequestError("TABLE_EMPTY", message, table=name, **asdict(lack))
+    message = f"table {name!r} has no rows to draw: 0 of {lack.needed:,}; insert some, or sample with a timeout"
+    return RequestError("TABLE_EMPTY", message, table=name, waited_for="rows", have=0, needed=lack.needed)
 
 
 def waited_too_long(name: str, wait_s: float, lack: Lack) -> RequestError:

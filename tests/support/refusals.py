@@ -45,7 +45,7 @@ METADATA = {
     "TABLE_NOT_FOUND": {"table"},
     "TABLE_EXISTS": {"table", "field", "expected", "got"},
     "TABLE_REPLACED": {"table"},
-    "TABLE_EMPTY": {"table", "have", "needed"},
+    "TABLE_EMPTY": {"table", "waited_for", "have", "needed"},
     "WAITED_TOO_LONG": {"table", "waited_for", "have", "needed"},
     "TOO_LARGE": {"bound", "limit", "got", "setting"},
     "NO_SPACE": {"table"},

@@ -56,14 +56,16 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     ERROR_REASON_TABLE_REPLACED: _ErrorReason.ValueType  # 4
     """FAILED_PRECONDITION: the table's uid differs from the request's. Metadata: `table`."""
     ERROR_REASON_TABLE_EMPTY: _ErrorReason.ValueType  # 5
-    """FAILED_PRECONDITION: there are no rows to draw, and the request does not wait. Metadata: `table`, `have` (0) and
-    `needed`, in rows.
+    """FAILED_PRECONDITION: there are no rows to draw, and the request does not wait. Metadata: `table`, `waited_for`
+    ("rows" or "windows", as in WAITED_TOO_LONG), `have` (0 rows) and `needed`.
     """
     ERROR_REASON_WAITED_TOO_LONG: _ErrorReason.ValueType  # 6
     """DEADLINE_EXCEEDED: the call waited for `wait_s` seconds, or the server's max_wait_s. It had no effect, except for
     the update of a LearnRequest. Metadata: `table`, `waited_for`, `have` and `needed`. The last two are integers as
     of the end of the wait; for each value of `waited_for`, they are:
       "rows" (to draw): drawable rows, and min_size. In a queue: rows reserved for this draw, and rows requested.
+      "windows" (of a full table of steps that is too small to hold any): the capacity, and the rows of a window of each
+      unfinished episode.
       "samples" (a draw allowed by the rate limiter): samples granted to this draw, and samples requested.
       "inserts" (an insert allowed by the rate limiter): samples drawn since the last reset, and samples required.
       "room" (in a queue): rows that still fit, and rows to insert.
@@ -134,14 +136,16 @@ ERROR_REASON_TABLE_EXISTS: ErrorReason.ValueType  # 3
 ERROR_REASON_TABLE_REPLACED: ErrorReason.ValueType  # 4
 """FAILED_PRECONDITION: the table's uid differs from the request's. Metadata: `table`."""
 ERROR_REASON_TABLE_EMPTY: ErrorReason.ValueType  # 5
-"""FAILED_PRECONDITION: there are no rows to draw, and the request does not wait. Metadata: `table`, `have` (0) and
-`needed`, in rows.
+"""FAILED_PRECONDITION: there are no rows to draw, and the request does not wait. Metadata: `table`, `waited_for`
+("rows" or "windows", as in WAITED_TOO_LONG), `have` (0 rows) and `needed`.
 """
 ERROR_REASON_WAITED_TOO_LONG: ErrorReason.ValueType  # 6
 """DEADLINE_EXCEEDED: the call waited for `wait_s` seconds, or the server's max_wait_s. It had no effect, except for
 the update of a LearnRequest. Metadata: `table`, `waited_for`, `have` and `needed`. The last two are integers as
 of the end of the wait; for each value of `waited_for`, they are:
   "rows" (to draw): drawable rows, and min_size. In a queue: rows reserved for this draw, and rows requested.
+  "windows" (of a full table of steps that is too small to hold any): the capacity, and the rows of a window of each
+  unfinished episode.
   "samples" (a draw allowed by the rate limiter): samples granted to this draw, and samples requested.
   "inserts" (an insert allowed by the rate limiter): samples drawn since the last reset, and samples required.
   "room" (in a queue): rows that still fit, and rows to insert.
@@ -2651,7 +2655,7 @@ class WaitStats(google.protobuf.message.Message):
     WAITED_S_FIELD_NUMBER: builtins.int
     EXPECTED_S_FIELD_NUMBER: builtins.int
     waited_for: builtins.str
-    """"rows", "samples", "inserts" or "room"; see WAITED_TOO_LONG, also for `have` and `needed`."""
+    """"rows", "windows", "samples", "inserts" or "room"; see WAITED_TOO_LONG, also for `have` and `needed`."""
     calls: builtins.int
     """Calls in line."""
     have: builtins.int

@@ -93,7 +93,7 @@ class Waiters:
         if wait_s > 0:
             return
         if table.drawable == 0:
-            raise errors.table_empty(table.name, _draw_lacks(table, rows, 0).needed)
+            raise errors.table_empty(table.name, table.draw_lacks(rows, 0))
         if table.gate is not None:
             granted = 0 if self._has_line(table, "draws") else table.gate.grant(rows)
             table.gate.give_back(granted)
@@ -123,9 +123,9 @@ class Waiters:
         line.append(draw)
         try:
             self.changed(table)
-            waited_for = _draw_lacks(table, rows, draw.granted).waited_for
+            waited_for = table.draw_lacks(rows, draw.granted).waited_for
             await self._wait(
-                waited_for, caller, table, draw.admitted, wait_s, lambda: _draw_lacks(table, rows, draw.granted)
+                waited_for, caller, table, draw.admitted, wait_s, lambda: table.draw_lacks(rows, draw.granted)
             )
             if table.resets != resets:
                 raise errors.table_reset(table.name)
@@ -231,7 +231,7 @@ class Waiters:
         lines = self._lines.get(table.uid, _Lines())
         draws = [draw for draw in lines.draws if not draw.admitted.done()]
         if draws:
-            lack = _draw_lacks(table, draws[0].rows, draws[0].granted)
+            lack = table.draw_lacks(draws[0].rows, draws[0].granted)
             yield Wait.of(table, lack, len(draws), draws[0].since)
         inserts = [insert for insert in lines.inserts if not insert.admitted.done()]
         if inserts and table.gate is not None:
@@ -350,10 +350,6 @@ def _grant(table: Table, draw: _Draw) -> bool:
 def _count_drawn(table: Table, rows: int) -> None:
     if table.gate is not None:
         table.gate.count_drawn(rows)
-
-
-def _draw_lacks(table: Table, rows: int, granted: int) -> Lack:
-    return Lack("rows", table.drawable, 1) if table.gate is None else table.gate.draw_lacks(rows, granted)
 
 
 def _rows_up_to(line: Iterable[_Insert], last: _Insert | None = None) -> int:

@@ -19,7 +19,6 @@ from replay_server.rpc.endpoint import AnyEndpoint
 from replay_server.rpc.over_grpc.connections import Connections
 from replay_server.table.figures.clients import Client
 from replay_server.table.figures.table_figures import Snapshot
-from replay_server.table.gates import Gate
 from replay_server.table.items.items import StepCounts
 from replay_server.table.limiter import LimiterGate
 from replay_server.table.table import Table
@@ -146,10 +145,11 @@ class View:
         return Storage(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
 
 
-def _may_wait_for(gate: Gate | None) -> Sequence[WaitedFor]:
-    if gate is None:
-        return ("rows",)
-    return ("rows", "samples", "inserts") if isinstance(gate, LimiterGate) else ("rows", "room")
+def _may_wait_for(table: Table) -> Sequence[WaitedFor]:
+    draws: tuple[WaitedFor, ...] = ("rows",) if table.config.steps is None else ("rows", "windows")
+    if table.gate is None:
+        return draws
+    return (*draws, "samples", "inserts") if isinstance(table.gate, LimiterGate) else (*draws, "room")
 
 
 def _read(table: Table, waits: Sequence[Wait]) -> TableSnapshot:
@@ -164,7 +164,7 @@ def _read(table: Table, waits: Sequence[Wait]) -> TableSnapshot:
         reserved_bytes=table.directory.reserved_bytes,
         unsynced=table.directory.unsynced,
         lost=table.directory.lost,
-        may_wait_for=_may_wait_for(gate),
+        may_wait_for=_may_wait_for(table),
         waits=waits,
         figures=table.figures.snapshot(),
         steps=table.step_counts,

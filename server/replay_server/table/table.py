@@ -20,6 +20,7 @@ from replay_proto.layout import HEADER_FILE
 from replay_server import errors
 from replay_server.backends import LiveRows, index_bytes, make_index
 from replay_server.backends.index import DEAD_PRIORITY, FIRST_PRIORITY, PriorityIndex, live_slots
+from replay_server.errors import Lack
 from replay_server.files.mapped_file import NoSpaceError
 from replay_server.files.memory_limit import MemoryLimit
 from replay_server.storage.power_loss.recovery import PRIORITIES_FILE
@@ -164,6 +165,15 @@ class Table:
     def drawable(self) -> int:
         """Number of drawable rows: all live rows or, in a table of steps, only those with a complete window."""
         return self._items.count(self.size)
+
+    def draw_lacks(self, rows: int, granted: int) -> Lack:
+        """Return what a draw of ``rows`` rows lacks; ``granted`` of them are granted already."""
+        live = self.live
+        if live.size == self.config.capacity and self._items.count(live.size) == 0:
+            rows_of_windows = self._items.rows_of_open_windows(live.oldest)
+            if rows_of_windows > live.size:
+                return Lack("windows", live.size, rows_of_windows)
+        return Lack("rows", self.drawable, 1) if self.gate is None else self.gate.draw_lacks(rows, granted)
 
     @property
     def step_counts(self) -> StepCounts | None:
@@ -333,7 +343,7 @@ class Table:
         live = self.live
         drawable = self._items.count(live.size)
         if drawable == 0:
-            raise errors.table_empty(self.name)
+            raise errors.table_empty(self.name, self.draw_lacks(1, 0))
         drawn = self.draws.draw(points, live)
         total_mass, smallest = self.total_mass, self.draws.smallest_probability(live)
         batches = []

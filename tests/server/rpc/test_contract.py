@@ -33,7 +33,7 @@ ERRORS: list[RequestError] = [
     errors.table_not_found("table"),
     errors.table_exists("table", FieldError("field", "this", "that")),
     errors.table_replaced("table"),
-    errors.table_empty("table"),
+    errors.table_empty("table", errors.Lack("rows", 0, 1)),
     errors.waited_too_long("table", 1.5, errors.Lack("rows", 1, 2)),
     errors.limited("table", errors.Lack("samples", 1, 2)),
     errors.table_reset("table"),

@@ -100,6 +100,14 @@ class Items(ABC):
         """
 
     @abstractmethod
+    def rows_of_open_windows(self, oldest: int) -> int:
+        """Return how many rows a whole window of each unfinished episode takes; 0 if items are single rows.
+
+        Args:
+            oldest: key of the oldest live row. Episodes without a live row do not count.
+        """
+
+    @abstractmethod
     def blank(self) -> Self:
         """Return the items of the same kind of table, without rows. May run in any thread."""
 

@@ -36,6 +36,10 @@ class SingleRows(Items):
         """Return all evicted rows."""
         return np.arange(first, end)
 
+    def rows_of_open_windows(self, oldest: int) -> int:
+        """Return 0."""
+        return 0
+
     def blank(self) -> Self:
         """Return this object, which has no state."""
         return self

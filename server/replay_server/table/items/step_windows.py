@@ -105,6 +105,10 @@ class StepWindows(Items):
             self._newest = {stream: newest for stream, newest in self._newest.items() if newest.key >= end}
         return gone
 
+    def rows_of_open_windows(self, oldest: int) -> int:
+        """Return the rows of a whole window times the number of unfinished episodes with a live row."""
+        return self._shape.rows * sum(each.key >= oldest and not each.is_closing for each in self._newest.values())
+
     def blank(self) -> Self:
         """Return windows of the same shape, without rows."""
         return type(self)(self._slots, self._shape)
