@@ -105,6 +105,12 @@ class AnsweredStream(Generic[R]):
             stream = self._opened(deadline)
             try:
                 answer = self._answer(stream, deadline)
+            except DeadlineExceededError as error:
+                if not error.reason:  # the stream is whole, and its replies still come
+                    raise
+                self._drop(stream)
+                self._raise_unless_passing(error, deadline)
+                continue
             except Exception as error:
                 self._drop(stream)
                 self._raise_unless_passing(error, deadline)
@@ -174,16 +180,7 @@ class AnsweredStream(Generic[R]):
 
     def _answer(self, stream: MessageStream | FrameStream | SentFrames, deadline: float) -> Content:
         left = left_s(deadline)
-        if left is None:
-            return stream.receive()
-        # gRPC has no deadlines for single messages of a stream, so cancel the stream. A new one resends the requests.
-        timer = threading.Timer(left, stream.cancel)
-        timer.daemon = True
-        timer.start()
-        try:
-            return stream.receive()
-        finally:
-            timer.cancel()
+        return stream.receive() if left is None else stream.receive(left)
 
     def _drop(self, stream: MessageStream | FrameStream | SentFrames) -> None:
         stream.cancel()

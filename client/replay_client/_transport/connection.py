@@ -20,9 +20,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import threading
 import time
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
@@ -36,6 +38,7 @@ from replay_client._transport.time_limits import left_s, time_limit
 from replay_client._transport.unclosed import ThreadedWork
 from replay_client.errors import (
     ClosedError,
+    DeadlineExceededError,
     ForkedError,
     InvalidArgumentError,
     ReplayError,
@@ -141,13 +144,37 @@ class MessageStream:
         """Take over a call that has been opened."""
         self._connection = connection
         self._call: Any = call
+        self._late: Future[bytes] | None = None  # a reply that missed a time limit
 
-    def receive(self) -> bytes:
-        """Wait for the next reply.
+    def receive(self, timeout_s: float = math.inf) -> bytes:
+        """Wait for the next reply, for at most ``timeout_s`` seconds; `math.inf` means no limit.
 
         Raises:
+            DeadlineExceededError: timed out. The reply still comes, and the next call waits for it.
             ReplayError: the stream ended. If it ended unexpectedly, this is a `ServerUnavailableError`.
         """
+        if self._late is None and timeout_s == math.inf:
+            return self._received()
+        late = self._late = self._late or self._received_late()
+        if not wait([late], None if timeout_s == math.inf else timeout_s).done:
+            raise DeadlineExceededError("timed out")
+        self._late = None
+        return late.result()
+
+    def _received_late(self) -> Future[bytes]:
+        """Wait in a thread, because gRPC has no time limits for single messages of a stream."""
+        late: Future[bytes] = Future()
+
+        def receive() -> None:
+            try:
+                late.set_result(self._received())
+            except BaseException as error:
+                late.set_exception(error)
+
+        threading.Thread(target=receive, name="replay-late", daemon=True).start()
+        return late
+
+    def _received(self) -> bytes:
         try:
             message: bytes = next(self._call)
             return message

@@ -94,14 +94,13 @@ class FrameStream:
 
         Raises:
             ServerUnavailableError: the connection has ended, or the server answers on no connection at all.
-            DeadlineExceededError: timed out; the connection is unusable afterwards.
+            DeadlineExceededError: timed out. The reply still comes, and the next call waits for it.
             ReplayError: the request was refused.
         """
         deadline = time.monotonic() + timeout_s
         try:
             kind, content = self._frame(deadline)
         except TimeoutError:
-            self.cancel()
             raise DeadlineExceededError("timed out") from None
         except ServerUnavailableError:
             self.cancel()

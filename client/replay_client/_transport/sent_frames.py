@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Sequence
 
@@ -20,9 +21,9 @@ class SentFrames:
         self._sender = threading.Thread(target=self._send_all, name="replay-writer-sends", daemon=True)
         self._sender.start()
 
-    def receive(self) -> Content:
+    def receive(self, timeout_s: float = math.inf) -> Content:
         """Wait for the next reply; see `FrameStream.receive`."""
-        return self._frames.receive()
+        return self._frames.receive(timeout_s)
 
     def cancel(self) -> None:
         """Cancel the connection; `receive` raises from then on."""

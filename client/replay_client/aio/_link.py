@@ -12,6 +12,7 @@ from typing import TypeVar
 from replay_client._transport.data_path import DataPath
 from replay_client._transport.server_link import LinkBase, ServerLink
 from replay_client.aio._connection import Connection
+from replay_client.errors import ClosedError
 from replay_client.results.description import TableDescription
 from replay_client.sync.client import ReplayClient as SyncClient
 
@@ -22,6 +23,7 @@ class LoopLink(LinkBase):
     """See the module."""
 
     _connection: Connection | None = None
+    _is_closed = False
 
     @property
     def connection(self) -> Connection:
@@ -31,9 +33,17 @@ class LoopLink(LinkBase):
             UnauthenticatedError: the link came from another process and had a token.
         """
         if self._connection is None:
+            if self._is_closed:
+                raise ClosedError("this client is closed")
             self.check_token()
             self._connection = Connection(self.options, self._token)
         return self._connection
+
+    async def close(self) -> None:
+        """Close the connection, if it was opened. Later calls raise `ClosedError`."""
+        self._is_closed = True
+        if self._connection is not None:
+            await self._connection.close()
 
     def data_path(self, table: TableDescription) -> DataPath:
         """Find the shortcuts to a table, without a call to the server."""

@@ -246,16 +246,18 @@ class ReplayClient:
 
     async def checkpoints(self) -> list[Checkpoint]:
         """List the server's checkpoints, oldest first; see `replay_client.ReplayClient.checkpoints`."""
-        found, _ = await self._run(operations.list_checkpoints())
+        found, shards = await self._run(operations.list_checkpoints())
+        _check_is_all(shards)
         return found
 
     async def verify_checkpoint(self, name: str, *, timeout_s: float | None = None) -> Checkpoint:
         """Have the server verify a checkpoint; see `replay_client.ReplayClient.verify_checkpoint`."""
+        await self._check_alone()
         return await self._run(operations.verify_checkpoint(name, timeout_s=timeout_s))
 
     async def close(self) -> None:
         """Close the connection. Close writers and samplers first."""
-        await self._link.connection.close()
+        await self._link.close()
 
     async def __aenter__(self) -> ReplayClient:
         return self

@@ -6,7 +6,6 @@ async for rows in await table.rows(order="episode"):
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Awaitable, Callable
 
 import numpy as np
@@ -23,10 +22,6 @@ class RowReader(RowReaderBase):
         """Created by `Table.rows`; ``read`` returns the live rows among those with the given keys."""
         super().__init__(plan)
         self._read = read
-        self._parts = plan.parts()
-        self._keys = next(self._parts, None)  # of the next rows to read; None: all were read
-        self._ready: deque[Rows] = deque()
-        self._is_complete = False
 
     def __aiter__(self) -> RowReader:
         return self
@@ -41,12 +36,7 @@ class RowReader(RowReaderBase):
         with self._one_caller:
             while not self._ready:
                 if self._keys is not None:
-                    rows = await self._read(self._keys)
-                    self._ready += self._plan.arrived(self._keys, rows)
-                    self._keys = next(self._parts, None)
-                elif not self._is_complete:
-                    self._is_complete = True
-                    self._ready += self._plan.rest()
-                else:
+                    self._arrived(self._keys, await self._read(self._keys))
+                elif not self._finish():
                     raise StopAsyncIteration
             return self._ready.popleft()

@@ -35,7 +35,7 @@ def show_all(*, server: Server = DEFAULT_SERVER, as_json: Json = False) -> None:
 def set_addresses(addresses: Addresses, /, *, as_json: Json = False) -> None:
     """Distribute tables over these servers. Servers in use keep their ids; others get new ids."""
     with client_of(addresses) as client:
-        _show(client.set_shards(addresses.split(",")), addresses, as_json)
+        _show(client.set_shards([each.strip() for each in addresses.split(",")]), addresses, as_json)
 
 
 @app.command

@@ -46,7 +46,7 @@ from replay_client.sync.row_loader import check_room
 from replay_client.sync.shards.opening import create_sharded, open_sharded
 from replay_client.sync.shards.servers.checkpointing import list_parts, verify_parts, write_parts
 from replay_client.sync.shards.servers.fleet import Fleet
-from replay_client.sync.shards.servers.members import create_missing
+from replay_client.sync.shards.servers.members import create_missing, described
 from replay_client.sync.shards.servers.removal import drop_all
 from replay_client.sync.shards.servers.retiring import retire
 from replay_client.sync.shards.servers.service import map_of, stats_of_all, tables_of_all
@@ -102,7 +102,7 @@ class ReplayClient:
                 ),
                 token,
             )
-            for each in (address.split(",") if isinstance(address, str) else [address])
+            for each in _split(address)
         ]
         self._link = links[0]
         self._fleet = Fleet(links)
@@ -514,12 +514,13 @@ class ReplayClient:
         self.close()
 
     def __contains__(self, name: object) -> bool:
-        """Whether the server has a table with this name."""
+        """Whether a server has a table with this name. Creates no shards."""
+        shards = self._all_shards()
+        if shards is not None:
+            found = described(self._fleet, shards, str(name))
+            return any(isinstance(each, TableDescription) for each in found.values())
         try:
-            if self._has_several:
-                self.table(str(name))
-            else:
-                self._run(operations.describe(str(name)))
+            self._run(operations.describe(str(name)))
         except TableNotFoundError:
             return False
         return True
@@ -548,3 +549,8 @@ class ReplayClient:
             expected = "one server for this call; create a client of each"
             raise InvalidArgumentError.of_field("address", expected, self.address)
         return self._link.connection.run(operation)
+
+
+def _split(address: str) -> list[str]:
+    """Split several addresses at the commas. What is no string is left to the check of each address."""
+    return [each.strip() for each in address.split(",")] if isinstance(address, str) else [address]

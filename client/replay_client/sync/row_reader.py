@@ -11,8 +11,10 @@ Rows that are inserted after the call of `Table.rows` are not read.
 from __future__ import annotations
 
 import logging
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Literal, get_args
 
 import numpy as np
@@ -109,6 +111,11 @@ class RowReaderBase:
     def __init__(self, plan: RowPlan) -> None:
         self._plan = plan
         self._one_caller = OneCaller("reader")
+        self._parts = plan.parts()
+        self._keys = next(self._parts, None)  # of the next rows to read; None: all were read
+        self._read_count = 0  # keys whose rows were read
+        self._ready: deque[Rows] = deque()
+        self._is_complete = False
 
     @property
     def inserted(self) -> int:
@@ -124,6 +131,20 @@ class RowReaderBase:
     def overtaken(self) -> int:
         """Number of rows that were evicted or reset before they could be read, so far."""
         return self._plan.overtaken
+
+    def _arrived(self, keys: NDArray[np.int64], rows: Rows) -> None:
+        """Take the rows that were read for the next keys."""
+        self._ready += self._plan.arrived(keys, rows)
+        self._keys = next(self._parts, None)
+        self._read_count += len(keys)
+
+    def _finish(self) -> bool:
+        """Take the rest once all rows were read; return False if that was done before."""
+        if self._is_complete:
+            return False
+        self._is_complete = True
+        self._ready += self._plan.rest()
+        return True
 
 
 class RowReader(RowReaderBase):
@@ -143,13 +164,17 @@ class RowReader(RowReaderBase):
         super().__init__(RowPlan(table, chunk=chunk, order=order, keys=keys))
         if progress:
             check_extra("cli", "rich")
-        self._rows = self._all(read, progress_bar(table.name, self.total) if progress else nullcontext(lambda _: None))
+        self._read = read
+        self._shows_progress = progress
+        self._advance: Advance | None = None  # while a bar is shown
+        self._bar = ExitStack()
+        weakref.finalize(self, self._bar.close)
 
     def __iter__(self) -> RowReader:
         return self
 
     def __next__(self) -> Rows:
-        """Return the next rows.
+        """Return the next rows. After an error, the next call continues.
 
         Raises:
             TableReplacedError: the table was dropped, and another one has its name.
@@ -157,15 +182,32 @@ class RowReader(RowReaderBase):
             ReplayError: a call failed.
         """
         with self._one_caller:
-            return next(self._rows)
+            try:
+                while not self._ready:
+                    if self._keys is not None:
+                        self._arrived(self._keys, self._read(self._keys))
+                    elif not self._finish():
+                        raise StopIteration
+            except BaseException:
+                self._hide_progress()
+                raise
+            return self._ready.popleft()
 
-    def _all(self, read: Callable[[NDArray[np.int64]], Rows], bar: AbstractContextManager[Advance]) -> Iterator[Rows]:
-        with bar as advance:
-            for keys in self._plan.parts():
-                rows = read(keys)
-                advance(len(keys))
-                yield from self._plan.arrived(keys, rows)
-        yield from self._plan.rest()
+    def _arrived(self, keys: NDArray[np.int64], rows: Rows) -> None:
+        super()._arrived(keys, rows)
+        if self._advance is not None:
+            self._advance(len(keys))
+        elif self._shows_progress:
+            self._advance = self._bar.enter_context(progress_bar(self._plan.name, self.total))
+            self._advance(self._read_count)
+
+    def _finish(self) -> bool:
+        self._hide_progress()
+        return super()._finish()
+
+    def _hide_progress(self) -> None:
+        self._bar.close()
+        self._advance = None
 
 
 def _runs(rows: Rows) -> Iterator[Rows]:

@@ -39,7 +39,7 @@ from replay_client._transport.frame_stream import FrameStream
 from replay_client._transport.unclosed import Lease, finish_at_exit, finish_in_thread
 from replay_client.batch import Batch
 from replay_client.draws import Prefetch
-from replay_client.errors import ClosedError, ConcurrentUseError, ReplayError
+from replay_client.errors import ClosedError, ConcurrentUseError, DeadlineExceededError, ReplayError
 from replay_client.results.description import TableDescription
 
 log = logging.getLogger(__name__)
@@ -264,4 +264,9 @@ def _flush(learning: Learning, stream: AnsweredStream[Exchange], deadline: float
     while learning.unacknowledged:
         if time.monotonic() >= deadline:
             raise learning.too_late()
-        learning.answered(*stream.receive(deadline))
+        try:
+            learning.answered(*stream.receive(deadline))
+        except DeadlineExceededError as error:
+            if error.reason:  # the server's refusal of a draw
+                raise
+            raise learning.too_late() from None

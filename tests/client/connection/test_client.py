@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import pickle
 import signal
 import threading
 import time
@@ -22,6 +24,7 @@ from replay_client import (
     TableNotFoundError,
     TableReplacedError,
     Transitions,
+    aio,
 )
 
 from tests.client.conftest import COLUMNS
@@ -207,3 +210,13 @@ def test_calls_wait_for_a_server_that_restarts(start_server: StartServer, connec
     server.restart()
     waiting.join()
     assert answers == [[]]
+
+
+def test_a_client_that_arrives_without_its_token_can_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REPLAY_TOKEN", raising=False)
+    arrived: ReplayClient = pickle.loads(pickle.dumps(ReplayClient("localhost:1", token="a-token-of-16-bytes")))
+    arrived.close()
+    with pytest.raises(ClosedError):
+        arrived.tables()
+    awaited: aio.ReplayClient = pickle.loads(pickle.dumps(aio.ReplayClient("localhost:1", token="a-token-of-16-bytes")))
+    asyncio.run(awaited.close())

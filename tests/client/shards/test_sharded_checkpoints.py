@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from replay_client import CheckpointNotFoundError, InvalidArgumentError, ReplayClient, ServerUnavailableError
+from replay_client import CheckpointNotFoundError, InvalidArgumentError, ReplayClient, ServerUnavailableError, aio
 
 from tests.client.shards.conftest import COLUMNS
 from tests.client.shards.test_sharded_draws import rows
@@ -77,3 +78,18 @@ def test_a_missing_part_is_refused_unless_that_is_wanted(copied: list[ServerProc
     copied[2].kill()
     with pytest.raises(ServerUnavailableError, match=f"shard 2 at {copied[2].address}"):
         reach(copied[:1], timeout_s=1.0).checkpoint()
+
+
+def test_a_client_for_asyncio_does_not_take_a_part_for_the_whole(copied: list[ServerProcess], reach: Reach) -> None:
+    client = reach(copied)
+    client.create_table("t", columns=COLUMNS, capacity=300)
+    name = client.checkpoint().name
+
+    async def ask() -> None:
+        async with aio.ReplayClient(copied[0].address) as awaited:
+            with pytest.raises(InvalidArgumentError, match="one server"):
+                await awaited.checkpoints()
+            with pytest.raises(InvalidArgumentError, match="one server"):
+                await awaited.verify_checkpoint(name)
+
+    asyncio.run(ask())

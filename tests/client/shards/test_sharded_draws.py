@@ -16,10 +16,14 @@ from replay_client import (
     DeadlineExceededError,
     DrawMode,
     ReplayClient,
+    ServerUnavailableError,
     Table,
     TableEmptyError,
 )
 from replay_client._shards.keys import global_keys, shard_ids
+from replay_client.sync.shards.drawing.shard_stream import ShardStream
+from replay_client.sync.shards.drawing.sharded_sampler import ShardedSampler
+from replay_client.sync.shards.servers.member import Member
 from scipy import stats
 
 from tests.client.shards.conftest import COLUMNS, shards_of
@@ -197,3 +201,30 @@ def test_an_empty_table_has_nothing_to_draw_until_any_shard_has(table: Table) ->
         assert table.reset() == 3
     with table.sampler(8, beta=0.4, timeout_s=0.1) as sampler, pytest.raises(DeadlineExceededError):
         next(sampler)
+
+
+def test_a_shard_that_cannot_be_opened_is_tried_again(
+    servers: list[ServerProcess], reach: Reach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = reach(servers[:2])
+    table = client.create_table("t", columns=COLUMNS, capacity=3000)
+    table.insert(rows(np.arange(100)))
+    with table.sampler(64, beta=0.4) as sampler:
+        assert isinstance(sampler, ShardedSampler)
+        next(sampler)
+        failures: list[Exception] = [OSError("too many open files"), ServerUnavailableError("away")]
+
+        def opens_late(member: Member) -> ShardStream:
+            if failures:
+                raise failures.pop(0)
+            return open_stream(member)
+
+        open_stream = sampler._open_stream
+        monkeypatch.setattr(sampler, "_open_stream", opens_late)
+        client.set_shards([server.address for server in servers])
+        with pytest.raises(OSError, match="too many open files"):
+            wait_until(lambda: next(sampler) is None, "the third shard is known")
+        wait_until(lambda: next(sampler) is not None and not failures, "it is tried again")
+        shards_of(client.table("t"))[2].insert(rows(np.arange(1000)), priorities=np.full(1000, 1e6))
+        wait_until(lambda: 2 in shard_ids(next(sampler).row_keys), "its rows are drawn")
+        assert sampler.shards_away == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ from replay_client import (
     Transitions,
     Writer,
 )
+from replay_client._operations.server import list_tables
 from replay_client._shards.keys import shard_ids
 from replay_client.sync.shards.servers import fleet
 
@@ -256,3 +258,38 @@ def test_a_server_without_others_is_used_without_any_of_this(servers: list[Serve
     table = make(reach(servers[:1]))
     with table.writer() as writer, table.sampler(8, beta=0.4) as sampler:
         assert (type(table), type(writer), type(sampler)) == (Table, Writer, Sampler)
+
+
+def test_asking_for_a_table_agrees_with_opening_it_and_creates_nothing(
+    servers: list[ServerProcess], reach: Reach
+) -> None:
+    client = reach(servers)
+    assert "t" not in client
+    assert client.shards() is None
+    table = client.create_table("t", columns=COLUMNS, capacity=300)
+    shards_of(table)[1].drop()
+    for each in (client, reach(servers[1:2])):
+        assert "t" in each
+        assert not any(found.name == "t" for found in ReplayClient(servers[1].address)._run(list_tables())[0])
+    reach(servers[1:2])["t"].drop()
+    assert "t" not in reach(servers[1:2])
+
+
+def test_a_sharded_writer_has_all_that_a_writer_has(servers: list[ServerProcess], reach: Reach) -> None:
+    table = reach(servers).create_table("t", columns=COLUMNS, capacity=300)
+    with table.writer() as writer, table.sampler(4, beta=0.4, timeout_s=math.inf) as sampler:
+        table.insert({"number": np.arange(30), "obs": np.zeros((30, 3))})
+        for each in (writer, writer[0], sampler, table):
+            for name in dir(each):
+                if not name.startswith("_"):
+                    getattr(each, name)  # raises no AttributeError
+        assert not writer.is_table_gone
+        writer.append(number=0, obs=np.zeros(3))
+        writer.flush()
+        assert writer.shards_version == 1
+
+
+def test_blanks_around_addresses_do_not_matter(servers: list[ServerProcess]) -> None:
+    addresses = [server.address for server in servers]
+    with ReplayClient(" , ".join(addresses)) as client:
+        assert client.address == ",".join(addresses)

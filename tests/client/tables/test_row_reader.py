@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from importlib import util
 from itertools import count
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from replay_client import (
     MissingExtraError,
     RowReader,
     Rows,
+    ServerUnavailableError,
     Table,
     TableReplacedError,
     Transitions,
@@ -210,3 +212,22 @@ def test_what_cannot_be_read_is_said_at_once(table: Table, monkeypatch: pytest.M
     monkeypatch.setattr(_extras, "find_spec", lambda name: None if name == "rich" else util.find_spec(name))
     with pytest.raises(MissingExtraError, match=r"^rich not installed; .*pip install '\.\[cli\]'$"):
         table.rows(progress=True)
+
+
+def test_a_reader_goes_on_after_an_error(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    table.insert(rows(range(50)))
+    read, calls = table.read, count()
+
+    def read_but_once(*arguments: Any, **options: Any) -> Rows:
+        if next(calls) == 1:
+            raise ServerUnavailableError("away")
+        return read(*arguments, **options)
+
+    monkeypatch.setattr(table, "read", read_but_once)
+    reader = table.rows(chunk=10)
+    parts = [next(reader)]
+    with pytest.raises(ServerUnavailableError):
+        next(reader)
+    parts += list(reader)
+    assert joined_rows(parts)["number"].tolist() == list(range(50))
+    assert list(reader) == []

@@ -307,3 +307,19 @@ def test_the_server_is_told_how_many_batches_were_on_their_way(table: Table, pre
             next(sampler)
         wait_until(lambda: table.stats().batches == len(ahead), "all batches asked for are drawn")
     assert table.stats().batches_ahead == sum(ahead)
+
+
+def test_a_flush_that_times_out_leaves_the_stream_and_the_rows_that_come_over_it(new_table: NewTable) -> None:
+    table = new_table(capacity=100, backend="fifo")
+    table.insert(rows(range(4)))
+    with table.sampler(4, beta=0.0, prefetch=2, timeout_s=30.0) as sampler:
+        batch = next(sampler)  # the next one waits for rows
+        stream = sampler._stream._stream
+        sampler.update_priorities(batch, np.ones(4))
+        for _ in range(2):
+            with pytest.raises(DeadlineExceededError, match="updates of table"):
+                sampler.flush(timeout_s=0.05)
+        table.insert(rows(range(4, 12)))
+        assert [next(sampler)["number"].tolist() for _ in range(2)] == [[4, 5, 6, 7], [8, 9, 10, 11]]
+        assert sampler._stream._stream is stream
+        table.insert(rows(range(4)))  # for the batch in flight

@@ -68,7 +68,7 @@ class RankedSampler(ShardedSampler):
         try:
             answers = self._of(shard_id).take_answers(deadline)
         except GONE as error:
-            self._lose(shard_id, error)
+            self._lose(self._members[shard_id], error)
             return
         self._roster.heard(self._streams[shard_id].state.shards_version)
         for question, answer in answers:

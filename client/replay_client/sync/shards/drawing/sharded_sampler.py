@@ -298,16 +298,18 @@ class ShardedSampler(Sampler):
     def _begin(self) -> None:
         """Open all streams, and wait for the states of the shards."""
         for member in self._members.values():
-            try:
-                self._open(member)
-            except ServerUnavailableError as error:
-                self._lose(member.id, error)
+            self._open(member)
         self._learn_states(self._streams)
 
-    def _open(self, member: Member) -> ShardStream:
-        stream = self._streams[member.id] = self._open_stream(member)
-        stream.ask_for(None)
-        return stream
+    def _open(self, member: Member) -> None:
+        """Open the stream to a shard. If its server cannot be reached, the shard is away until it is back."""
+        try:
+            stream = self._open_stream(member)
+        except ServerUnavailableError as error:
+            self._lose(member, error)
+        else:
+            self._streams[member.id] = stream
+            stream.ask_for(None)
 
     def _learn_states(self, shard_ids: Iterable[int]) -> None:
         """Process the pending replies of these shards; for each shard, stop before the first reply with a batch."""
@@ -474,7 +476,7 @@ class ShardedSampler(Sampler):
         try:
             taken = self._streams[shard_id].take(deadline)
         except GONE as error:
-            self._lose(shard_id, error)
+            self._lose(self._members[shard_id], error)
             return
         self._roster.heard(self._streams[shard_id].state.shards_version)
         if taken is None:
@@ -492,14 +494,16 @@ class ShardedSampler(Sampler):
             self._roster.look(every_s=AWAY_LOOK_S)
         if self._roster.members is self._seen:
             return
-        self._seen = self._roster.members
-        there = {member.id: member for member in self._seen}
+        members = self._roster.members
+        there = {member.id: member for member in members}
         for shard_id in set(self._members).difference(there):
             self._give_up(shard_id)
-        new = set(there).difference(self._members)
-        self._members = there
-        for shard_id in new:
-            self._open(there[shard_id])
+            del self._members[shard_id]
+        for shard_id, member in there.items():
+            if shard_id not in self._members:
+                self._open(member)
+            self._members[shard_id] = member
+        self._seen = members  # not earlier: if a shard cannot be opened, the next call tries again
 
     def _give_up(self, shard_id: int) -> None:
         """Stop drawing from a shard that is no longer in the map. Updates for its rows count as stale."""
@@ -517,11 +521,11 @@ class ShardedSampler(Sampler):
         for step in list(self._steps):
             self._redraw(step, shard_id)
 
-    def _lose(self, shard_id: int, error: ReplayError) -> None:
+    def _lose(self, member: Member, error: ReplayError) -> None:
         """Stop drawing from this shard. Rows that were already requested from it are drawn from the other shards."""
-        log.warning("%s is away, so its rows are not drawn: %s", self._members[shard_id], error)
-        is_replaced = not isinstance(error, ServerUnavailableError)
-        away = self._away[shard_id] = AwayShard(self._members[shard_id], is_replaced=is_replaced)
+        log.warning("%s is away, so its rows are not drawn: %s", member, error)
+        shard_id, is_replaced = member.id, not isinstance(error, ServerUnavailableError)
+        away = self._away[shard_id] = AwayShard(member, is_replaced=is_replaced)
         stream = self._streams.pop(shard_id, None)
         if stream is not None:
             self._report(shard_id, stream)
@@ -555,12 +559,13 @@ class ShardedSampler(Sampler):
         """Resume drawing from shards whose servers are back, and send the updates that were held for them."""
         for shard_id, away in list(self._away.items()):
             if away.is_back:
+                stream = self._open_stream(away.member)  # first: if this raises, the shard stays away
+                self._streams[shard_id] = stream
                 del self._away[shard_id]
                 away.end()
                 log.warning("%s is back", away.member)
                 keys, priorities = away.held()
                 self._counted[1] += away.dropped
-                stream = self._streams[shard_id] = self._open_stream(away.member)
                 if len(keys):
                     stream.update_priorities(keys, priorities)
                 stream.ask_for(None)

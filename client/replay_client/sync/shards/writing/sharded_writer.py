@@ -21,7 +21,7 @@ from replay_proto.framing import Array
 from replay_client._rows.checks import merged
 from replay_client._writing.streams import Streams
 from replay_client._writing.writer_stream import WriterStream
-from replay_client._writing.writing import VectorRows, WriterOptions
+from replay_client._writing.writing import VectorRows, WriterOptions, Writing
 from replay_client.errors import ClosedError, ServerUnavailableError
 from replay_client.sync.shards.servers.roster import Roster
 from replay_client.sync.shards.writing.shard_writers import ShardWriters
@@ -81,6 +81,21 @@ class ShardedWriter(Writer):
     def is_failing(self) -> bool:
         """Whether no server answers at present."""
         return len(self.shards_away) == len(self._writers)
+
+    @property
+    def is_table_gone(self) -> bool:
+        """Whether no server has the table any more, so that no more rows are sent."""
+        return all(writer.is_table_gone for writer in self._writers)
+
+    @property
+    def shards_version(self) -> int:
+        """Version of the servers' shard map, according to the last replies."""
+        return max(writer.shards_version for writer in self._writers)
+
+    @property
+    def writing(self) -> Writing:
+        """Checks the arguments of methods; internal."""
+        return self._any().writing
 
     @property
     def shards_away(self) -> list[int]:
