@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 import shutil
 import threading
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -215,19 +217,27 @@ class Catalog:
     async def _drop(self, name: str, uid: bytes, client: str) -> None:
         began = time.monotonic()
         async with self._changing:
-            table = self.find(name, uid)
-            del self._tables[name]
-            self.waiters.send_away(table, errors.table_not_found)
-            table.turns.refuse_all(errors.table_not_found(name))
-            await table.turns.ended()
-            async with table.directory.in_use:
-                try:
-                    hidden = await asyncio.to_thread(table.directory.hide)
-                except OSError:
-                    self._tables[name] = table  # keep it, so that its name stays reserved
-                    raise
-                await asyncio.to_thread(shutil.rmtree, hidden, ignore_errors=True)
+            hidden, dropped = await self._hide(name, uid)
+            await asyncio.to_thread(_remove, hidden, dropped)
         log.info("table %s dropped", name, extra=_fields(name, began, client))
+
+    async def _hide(self, name: str, uid: bytes) -> tuple[Path, list[Table]]:
+        """Remove a table from the catalog, and its directory from view.
+
+        Returns:
+            The directory, and a list with the table, so that the caller can let go of it in another thread.
+        """
+        table = self.find(name, uid)
+        del self._tables[name]
+        self.waiters.send_away(table, errors.table_not_found)
+        table.turns.refuse_all(errors.table_not_found(name))
+        await table.turns.ended()
+        async with table.directory.in_use:
+            try:
+                return await asyncio.to_thread(table.directory.hide), [table]
+            except OSError:
+                self._tables[name] = table  # keep it, so that its name stays reserved
+                raise
 
     async def reset(self, table: Table, *, client: str = "") -> int:
         """Remove all rows of a table, and refuse calls that wait for it; ``client`` is as for `drop`.
@@ -290,6 +300,21 @@ class Catalog:
         except BaseException:  # for example, no memory for its index
             shutil.rmtree(directory.hide(), ignore_errors=True)
             raise
+
+
+def _remove(folder: Path, dropped: list[Table]) -> None:
+    """Remove a dropped table's directory, and let go of the table, in a thread.
+
+    Freeing the pages of large files takes long. Python holds its global lock while it unmaps a file, but not while it
+    closes one, so the files are kept open until they are unmapped.
+    """
+    files = []
+    with suppress(OSError):  # a lack of descriptors
+        files += [os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC) for path in folder.iterdir()]
+    shutil.rmtree(folder, ignore_errors=True)
+    dropped.clear()
+    for file in files:
+        os.close(file)
 
 
 def _fields(table: str, began: float, client: str = "") -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Resets of tables with many rows: they delay no other call, and change nothing if memory is lacking."""
+"""Resets and drops of tables with many rows: they delay no other call, and change nothing if memory is lacking."""
 
 from __future__ import annotations
 
@@ -36,15 +36,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "uniform": {"backend": "uniform"},
     "steps": {"backend": "rank", "steps": STEPS},
 }
+SHM = Path("/dev/shm")
 MOST_ON_THE_LOOP_S = 0.004
 """CPU time of the event loop, which does not depend on what else the machine does."""
 
 
-def config_of(kind: str, capacity: int) -> TableConfig:
-    return TableConfig("t", ONE_BYTE, capacity, **CONFIGS[kind])
+def config_of(kind: str, capacity: int, schema: Schema = ONE_BYTE) -> TableConfig:
+    return TableConfig("t", schema, capacity, **CONFIGS[kind])
 
 
-def full_table(root: Root, kind: str, rows: int) -> None:
+def full_table(root: Root, kind: str, rows: int, schema: Schema = ONE_BYTE) -> None:
     """Store a table with this many rows; in a table of steps, all of one episode."""
 
     def fill(directory: TableDirectory) -> None:
@@ -55,7 +56,7 @@ def full_table(root: Root, kind: str, rows: int) -> None:
             links[:rows] = runs_of((0, 0, 0, rows, 0)).links()
         directory.header.restore(TableState(inserted=rows))
 
-    TableDirectory.create(root.tables, config_of(kind, rows), fill=fill).close()
+    TableDirectory.create(root.tables, config_of(kind, rows, schema), fill=fill).close()
 
 
 def some_rows(kind: str, count: int) -> NewRows:
@@ -87,6 +88,26 @@ def test_a_reset_of_many_rows_hardly_uses_the_event_loop(tmp_path: Path, kind: s
         catalog.close()
 
     run(test)
+
+
+@pytest.mark.skipif(not SHM.is_dir(), reason="no /dev/shm")
+def test_a_drop_of_many_rows_hardly_uses_the_event_loop() -> None:
+    root = Root.in_memory(SHM)
+    full_table(root, "rank", 200_000, Schema({"x": Column("uint8", (500,))}))
+
+    async def test() -> None:
+        catalog = Catalog(root)
+        catalog.restore()
+        began = time.thread_time()
+        await catalog.drop("t", b"")
+        assert time.thread_time() - began < MOST_ON_THE_LOOP_S
+        assert list(catalog.folder.iterdir()) == []
+        catalog.close()
+
+    try:
+        run(test)
+    finally:
+        root.close()
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
