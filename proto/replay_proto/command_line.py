@@ -24,6 +24,7 @@ from pydantic import (
     model_validator,
 )
 
+from replay_proto.any_terminal import use_any_terminal
 from replay_proto.setting_sources import Sources, Variables
 
 MAX_PORT = 65535
@@ -141,6 +142,7 @@ def run_app(app: App, arguments: Sequence[str] | None = None, sources: Sources |
     Raises:
         SystemExit: with 2 after printing that an argument is invalid; with 1 if nobody reads the output any longer.
     """
+    use_any_terminal()
     try:
         result = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
         print(end="", flush=True)
