@@ -11,6 +11,8 @@ from typing import Literal
 from replay_proto.errors import FieldError
 from replay_proto.v1 import replay_pb2
 
+_SHARED_MEMORY = "/dev/shm"
+_MORE_MEMORY = " (or start the server with another --memory-dir or --data-dir, or its container with --shm-size)"
 _LONGEST_TEXT = 512
 """Maximum characters of a message or metadata value: gRPC drops statuses with more than a few kilobytes."""
 
@@ -153,7 +155,8 @@ def too_many_connections(limit: int) -> RequestError:
 def no_space(name: str, folder: Path, what: str = "table", error: OSError | MemoryError | None = None) -> RequestError:
     """The file system of the tables or checkpoints is full, or the memory; ``error`` says more."""
     why = f" ({error.filename}: {error.strerror})" if isinstance(error, OSError) and error.filename else ""
-    message = f"no space left for {what} {name!r} in {folder}{why}; free some, then retry"
+    more = _MORE_MEMORY if folder.is_relative_to(_SHARED_MEMORY) else ""
+    message = f"no space left for {what} {name!r} in {folder}{why}; free some{more}, then retry"
     return RequestError("NO_SPACE", message, table=name if what == "table" else "")
 
 

@@ -56,6 +56,8 @@ _MMAP_THRESHOLD, _TRIM_THRESHOLD, _ARENAS = -3, -1, -8
 """Parameters of glibc's `mallopt`."""
 _KEPT_BLOCK_BYTES = 32 << 20
 _KEPT_BYTES = 64 << 20
+_SMALL_BYTES = 256 << 20
+"""A place for tables in memory that is smaller than this is warned of: Docker gives a container 64 MB."""
 
 
 def run(settings: ServerSettings) -> None:
@@ -192,8 +194,21 @@ def _open_tables(catalog: Catalog, root: Root, settings: ServerSettings, stopped
 
 def _root(settings: ServerSettings) -> Root:
     if settings.data_dir is None:
-        return _in_directory(settings, "memory_dir", trust.check_folder, Root.in_memory)
+        root = _in_directory(settings, "memory_dir", trust.check_folder, Root.in_memory)
+        _warn_if_small(settings.memory_dir)
+        return root
     return _in_directory(settings, "data_dir", Root.check_durable, Root.durable)
+
+
+def _warn_if_small(memory_dir: Path) -> None:
+    there = os.statvfs(memory_dir)
+    size = there.f_blocks * there.f_frsize
+    if size < _SMALL_BYTES:
+        log.warning(
+            "%s has %d MiB in all, so tables in memory cannot be larger together; choose another --memory-dir or "
+            "--data-dir, or in a container start it with more, such as docker run --shm-size 8g",
+            *(memory_dir, size >> 20),
+        )
 
 
 def _in_directory(settings: ServerSettings, setting: str, check: Callable[[Path], None], use: Callable[[Path], T]) -> T:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -61,6 +62,16 @@ def fill(table: CalledTable, **insertion: int) -> int:
                 return number - 1
             raise
     raise AssertionError("the disk has no end")
+
+
+def test_a_small_place_for_tables_in_memory_is_warned_of_with_advice(
+    start_server: Callable[..., ServerProcess], tmp_path: Path
+) -> None:
+    memory = tmp_path / "memory"
+    server = start_server("--memory-dir", str(memory), within=with_small_disk(memory, 64))
+    assert f"{memory} has 64 MiB in all" in server.log()
+    assert "--memory-dir or --data-dir" in server.log()
+    assert "--shm-size" in server.log()
 
 
 def test_an_insert_without_room_is_refused_and_the_table_goes_on(caller: Caller) -> None:
