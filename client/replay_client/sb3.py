@@ -11,6 +11,7 @@ returns when it draws a batch. A pickled buffer contains no rows, only a referen
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 import weakref
 from abc import abstractmethod
@@ -34,6 +35,8 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torch.nn import functional
 
 from replay_client._learning.prefetch import FEWEST, MOST
+from replay_client._rows.checks import checked_array, checked_flags, described
+from replay_client._rows.same_values import are_same, same_rows
 from replay_client.batch import Batch
 from replay_client.draws import checked_beta, checked_count
 from replay_client.errors import InvalidArgumentError, ReplayError, TableEmptyError
@@ -49,6 +52,7 @@ log = logging.getLogger(__name__)
 
 _OBS: Final = "obs"
 _NEXT_OBS: Final = "next_obs"
+_TIMEOUT: Final = "TimeLimit.truncated"
 _OWN: Final = {"capacity", "columns", "steps"}
 """Arguments of `ReplayClient.create_table` that the buffer chooses itself."""
 
@@ -148,7 +152,8 @@ class ServiceReplayBuffer(ReplayBuffer):
         if prefetch is None:
             prefetch = MOST if backend == "uniform" or parameters.get("alpha") == 0 else FEWEST
         self._prefetch = checked_count("prefetch", prefetch)
-        self._observed = {name: column.shape for name, column in columns.items() if name != "action"}
+        self._observed = [name for name in columns if name != "action"]
+        self._arguments = {**columns, "reward": Column("float32"), "done": Column("bool")}
         derived = {f"{_NEXT_OBS}{name.removeprefix(_OBS)}": Next(name) for name in self._observed}
         self._columns: dict[str, Column | Derived] = {
             **columns,
@@ -202,7 +207,7 @@ class ServiceReplayBuffer(ReplayBuffer):
         action: NDArray[Any],
         reward: NDArray[Any],
         done: NDArray[Any],
-        infos: list[dict[str, Any]],
+        infos: list[dict[str, Any]] | Mapping[str, Any],
     ) -> None:
         """Add one step of each environment.
 
@@ -215,16 +220,21 @@ class ServiceReplayBuffer(ReplayBuffer):
             action: actions ``[n_envs, *shape]``.
             reward: rewards, float[n_envs].
             done: bool[n_envs]: whether the step ends the episode.
-            infos: the infos of the environments. ``TimeLimit.truncated`` marks episodes ended by a time limit.
+            infos: the infos of the environments: a list with a mapping for each, or a mapping of arrays, as of
+                Gymnasium's vector environments. ``TimeLimit.truncated`` marks episodes ended by a time limit. Ignored
+                if `handle_timeout_termination` is False.
 
         Raises:
-            ReplayError: the steps do not match the spaces, or could not be sent.
+            InvalidArgumentError: an argument does not match the spaces or the number of environments, or a mapping of
+                arrays does not say which of the ended episodes were truncated. Nothing was added.
+            ReplayError: the steps could not be sent.
         """
-        before, after = self._observations(obs), self._observations(next_obs)
-        if not self._all_continue(before):
-            self._end(self._going_on & ~self._continues(before))
-        actions = np.asarray(action).reshape(self.n_envs, self.action_dim)
-        rows = {**before, "action": actions, "reward": np.asarray(reward, np.float32)}
+        before, after = self._observations("obs", obs), self._observations("next_obs", next_obs)
+        rows = {**before, "action": self._checked("action", action), "reward": self._checked("reward", reward)}
+        is_done = self._checked("done", done)
+        is_terminated = is_done & ~self._timeouts(infos) if is_done.any() else is_done
+        if not are_same(before, self._final):  # the usual case, checked quickly
+            self._end(self._going_on & ~same_rows(before, self._final, self.n_envs))
         if self.n_envs == 1:  # SB3's usual case; a single row costs a fraction of a vector of one row
             self._writer.append({name: values[0] for name, values in rows.items()})
         else:
@@ -232,10 +242,8 @@ class ServiceReplayBuffer(ReplayBuffer):
         self._is_flushed = False
         self._going_on[:] = True
         self._final = {name: values.copy() for name, values in after.items()}
-        is_done = np.asarray(done, bool)
         if is_done.any():
-            is_timeout = np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos])
-            self._end(is_done, is_done & ~(is_timeout & self.handle_timeout_termination))
+            self._end(is_done, is_terminated)
         self.pos = (self.pos + 1) % self.buffer_size
         self.full = self.full or self.pos == 0
 
@@ -353,24 +361,50 @@ class ServiceReplayBuffer(ReplayBuffer):
             self._writer.end_episodes(which, self._final, terminated=terminated)
             self._going_on &= ~which
 
-    def _all_continue(self, before: Mapping[str, NDArray[Any]]) -> bool:
-        """Check quickly for the usual case: all observations before this step equal those after the last step."""
-        return all(bool((before[name] == final).all()) for name, final in self._final.items())
-
-    def _continues(self, before: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_]:
-        """Return bool[n_envs]: if an environment's observation before this step equals that after its last step."""
-        continues = np.ones(self.n_envs, bool)
-        for name, final in self._final.items():
-            continues &= (before[name] == final).reshape(self.n_envs, -1).all(axis=1)
-        return continues
-
-    def _observations(self, obs: Any) -> dict[str, NDArray[Any]]:
+    def _observations(self, argument: str, obs: Any) -> dict[str, NDArray[Any]]:
         """Convert SB3's observations to columns, ``[n_envs, *shape]`` by name."""
-        observed = self._observed.items()
         if _OBS in self._observed:
-            return {name: np.asarray(obs).reshape(self.n_envs, *shape) for name, shape in observed}
+            return {_OBS: self._checked(argument, obs, _OBS)}
         keys = {name: name.removeprefix(f"{_OBS}{SEPARATOR}") for name in self._observed}
-        return {name: np.asarray(obs[keys[name]]).reshape(self.n_envs, *shape) for name, shape in observed}
+        missing = [key for key in keys.values() if key not in obs]
+        if missing:
+            expected = f"a mapping with {', '.join(keys.values())}"
+            raise InvalidArgumentError.of_field(argument, expected, f"none of {', '.join(missing)}")
+        return {name: self._checked(f"{argument}[{key!r}]", obs[key], name) for name, key in keys.items()}
+
+    def _checked(self, argument: str, value: Any, name: str | None = None) -> NDArray[Any]:
+        """Convert values to the dtype of a column (None: of the argument's name), ``[n_envs, *shape]``.
+
+        Raises:
+            InvalidArgumentError: the column cannot hold a value, or their number is wrong.
+        """
+        column = self._arguments[name or argument]
+        array = np.asarray(checked_array(argument, column, value), column.dtype)
+        shape = (self.n_envs, *column.shape)
+        if array.shape != shape and array.size != math.prod(shape):
+            expected = f"{column.dtype}[{','.join(map(str, shape))}]"
+            raise InvalidArgumentError.of_field(argument, expected, described(array))
+        return array.reshape(shape)  # SB3, too, accepts Discrete values with and without a last axis
+
+    def _timeouts(self, infos: list[dict[str, Any]] | Mapping[str, Any]) -> NDArray[Any]:
+        """Return bool[n_envs]: which environments were stopped by a time limit that does not count as an end.
+
+        Raises:
+            InvalidArgumentError: the infos do not say it, or are not those of all environments.
+        """
+        if not self.handle_timeout_termination:
+            return np.zeros(self.n_envs, bool)
+        if isinstance(infos, Mapping):
+            if _TIMEOUT not in infos:
+                expected = (
+                    f"{_TIMEOUT!r}, such as truncations & ~terminations; or create the buffer with "
+                    "handle_timeout_termination=False and add terminations as done"
+                )
+                raise InvalidArgumentError.of_field("infos", expected, ", ".join(map(str, infos)) or "none")
+            flags = infos[_TIMEOUT]
+        else:
+            flags = [bool(info.get(_TIMEOUT, False)) for info in infos]
+        return checked_flags(f"infos[{_TIMEOUT!r}]", flags, (self.n_envs,), meaning=", one for each environment")
 
     def _normalized(self, batch: Batch, prefix: str, env: VecNormalize | None) -> Any:
         if not isinstance(self.observation_space, spaces.Dict):

@@ -24,13 +24,14 @@ from typing import Any, Final, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from replay_proto.schema import SEPARATOR, Column
+from replay_proto.schema import SEPARATOR, Column, Schema
 from replay_proto.steps import Derived, Discount, Next, Return, Transitions
 from tianshou.data import Batch, ReplayBufferManager
 
 from replay_client import batch as drawn_batch
 from replay_client._first_rows import columns_of
-from replay_client._rows.checks import as_array, checked_rows, nested_items
+from replay_client._rows.checks import as_array, checked_flags, checked_rows, nested_items
+from replay_client._rows.same_values import are_same
 from replay_client.errors import InvalidArgumentError, TableNotFoundError
 from replay_client.results.stats import TableStats
 from replay_client.sync.client import ReplayClient
@@ -132,21 +133,21 @@ class ServiceReplayBuffer(ReplayBufferManager):  # type: ignore[misc]  # Tiansho
         """
         rows = {**_flat("obs", batch.obs), **_flat("act", batch.act), "rew": np.asarray(batch.rew, np.float64)}
         finals = _flat("obs", batch.obs_next)
+        streams = self._streams_of(buffer_ids)
+        ends = np.stack([_flags(name, batch[name], len(streams)) for name in ("terminated", "truncated")], axis=1)
         table, writer = self._opened_for_writing(rows)
-        checked_rows(table.schema, rows)
-        checked_rows(table.schema, finals, is_partial=True)
+        rows = _checked(table.schema, rows, len(streams), is_partial=False)
+        finals = _checked(table.schema, finals, len(streams), is_partial=True)
         self._has_null |= any(np.isnan(values).any() for values in rows.values() if values.dtype.kind == "f")
-        streams = np.arange(self.buffer_num) if buffer_ids is None else np.asarray(buffer_ids)
         added = [
             self._append(
                 writer,
                 stream,
                 {name: values[place] for name, values in rows.items()},
                 {name: values[place] for name, values in finals.items()},
-                bool(batch.terminated[place]),
-                bool(batch.truncated[place]),
+                *ends[place].tolist(),
             )
-            for place, stream in enumerate(streams.tolist())
+            for place, stream in enumerate(streams)
         ]
         self._has_unsent = True
         indices, returns, lengths, starts = zip(*added, strict=True)
@@ -306,6 +307,20 @@ class ServiceReplayBuffer(ReplayBufferManager):  # type: ignore[misc]  # Tiansho
     prev = update = set_batch = get = set_array_at_key = isnull = dropnull = _unsupported
     save_hdf5 = load_hdf5 = from_data = _unsupported
 
+    def _streams_of(self, buffer_ids: NDArray[np.int64] | Sequence[int] | None) -> list[int]:
+        """Return the streams of environments.
+
+        Raises:
+            InvalidArgumentError: an environment is unknown, or given twice.
+        """
+        if buffer_ids is None:
+            return list(range(self.buffer_num))
+        streams: list[int] = np.asarray(buffer_ids).tolist()
+        if not streams or len({*streams}) < len(streams) or not {*streams} <= {*range(self.buffer_num)}:
+            expected = f"different numbers from 0 to {self.buffer_num - 1}"
+            raise InvalidArgumentError.of_field("buffer_ids", expected, str(streams))
+        return streams
+
     def _append(
         self,
         writer: Writer,
@@ -316,9 +331,7 @@ class ServiceReplayBuffer(ReplayBufferManager):  # type: ignore[misc]  # Tiansho
         is_truncated: bool,
     ) -> tuple[int, Any, int, int]:
         episode = self._episodes[stream]
-        was_reset = bool(episode.final) and not all(
-            np.array_equal(row[name], obs) for name, obs in episode.final.items()
-        )
+        was_reset = not are_same(row, episode.final)
         if was_reset and not episode.is_over:
             writer[stream].end_episode(episode.final)
         if was_reset or episode.is_over:
@@ -396,6 +409,24 @@ def _columns(rows: dict[str, NDArray[Any]]) -> dict[str, Column | Derived]:
         "return": Return("rew"),
         "discount": Discount(),
     }
+
+
+def _checked(
+    schema: Schema, rows: dict[str, NDArray[Any]], row_count: int, *, is_partial: bool
+) -> dict[str, NDArray[Any]]:
+    """Check rows, and cast them to the dtypes of the columns, so that they can be compared bit by bit.
+
+    Raises:
+        InvalidArgumentError: a column cannot hold a value, or there is another number of rows.
+    """
+    checked, found = checked_rows(schema, rows, is_partial=is_partial)
+    if found != row_count:
+        raise InvalidArgumentError.of_field("columns", f"{row_count} rows, one for each environment", str(found))
+    return {name: np.asarray(values, schema[name].dtype) for name, values in checked.items()}
+
+
+def _flags(name: str, value: Any, row_count: int) -> NDArray[Any]:
+    return checked_flags(name, value, (row_count,), meaning=", one for each environment")
 
 
 def _flat(name: str, value: Any) -> dict[str, NDArray[Any]]:

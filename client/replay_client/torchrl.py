@@ -230,6 +230,9 @@ class ServiceReplayBuffer:
         """Convert a tensordict to columns, ``[n, *shape]`` by name, and priorities, if it has any."""
         if not isinstance(data, TensorDictBase):
             raise InvalidArgumentError.of_field("data", "a tensordict", type(data).__name__)
+        if not data.batch_size.numel() or data.is_empty():
+            got = f"one with keys {[*data.keys()]} and batch size {[*data.batch_size]}"
+            raise InvalidArgumentError.of_field("data", "a tensordict with values and elements", got)
         flat = data.reshape(-1) if data.batch_dims else data.unsqueeze(0)
         leaves = flat.items(include_nested=True, leaves_only=True, is_leaf=is_leaf_nontensor)
         rows = {_name_of(key): _as_array(key, value) for key, value in leaves}
@@ -266,4 +269,4 @@ def _largest(priorities: ArrayLike | torch.Tensor) -> NDArray[Any]:
     """Return the largest priority of each row."""
     values = priorities.detach().cpu() if isinstance(priorities, torch.Tensor) else priorities
     rows = np.atleast_1d(np.asarray(values))
-    return np.asarray(rows.reshape(len(rows), -1).max(axis=1))
+    return np.asarray(rows.max(axis=tuple(range(1, rows.ndim))))

@@ -162,6 +162,71 @@ def test_an_interrupted_episode_ends_with_its_own_observation(new_buffer: NewBuf
     assert not samples.dones.any()
 
 
+def test_an_observation_with_nan_goes_on_with_the_same_episode(new_buffer: NewBuffer) -> None:
+    buffer = new_buffer(n_steps=3, gamma=0.5)
+    seen = np.array([[number, np.nan] for number in range(7)], np.float32)
+    for number in range(6):
+        after = seen[None, number + 1].astype(np.float64)  # of another dtype, but the same
+        buffer.add(seen[None, number], after, np.array([0]), np.ones(1), np.array([number == 5]), [{}])
+    samples = buffer.sample(MANY)
+    returns = dict(zip(samples.observations[:, 0].tolist(), samples.rewards[:, 0].tolist(), strict=True))
+    assert returns == {0: 1.75, 1: 1.75, 2: 1.75, 3: 1.75, 4: 1.5, 5: 1.0}
+
+
+def test_infos_of_vector_environments_are_ignored_without_timeouts(new_buffer: NewBuffer) -> None:
+    options: dict[str, Any] = {"n_envs": 2, "handle_timeout_termination": False}
+    expected, buffer = ReplayBuffer(60, BOX, spaces.Discrete(4), "cpu", **options), new_buffer(**options)
+    infos = {"final_obs": np.array([None, np.zeros(2)], object), "_final_obs": np.array([False, True])}
+    for step in steps(2, 30, seed=2):
+        given: Any = (*step[:5], infos)
+        expected.add(*given)
+        buffer.add(*given)
+    assert by_obs(buffer.sample(MANY)) == by_obs(expected.sample(8 * MANY))
+
+
+def test_infos_of_vector_environments_say_which_episodes_were_truncated(new_buffer: NewBuffer) -> None:
+    buffer, twin = new_buffer(n_envs=2), ReplayBuffer(60, BOX, spaces.Discrete(4), "cpu", n_envs=2)
+    for step in steps(2, 30, seed=2):
+        twin.add(*step)
+        given: Any = (*step[:5], {"TimeLimit.truncated": np.array([info["TimeLimit.truncated"] for info in step[5]])})
+        buffer.add(*given)
+    assert by_obs(buffer.sample(MANY)) == by_obs(twin.sample(8 * MANY))
+
+
+WRONG: list[tuple[str, dict[int, Any]]] = [
+    (r"obs: expected float32\[2,2\]", {0: np.zeros((2, 3), np.float32)}),
+    (r"next_obs: expected float32\[2,2\]", {1: np.zeros((1, 2), np.float32)}),
+    (r"next_obs: expected float32, .* got 1e\+39", {1: np.full((2, 2), 1e39)}),
+    (r"action: expected int64\[2,1\]", {2: np.zeros(3, np.int64)}),
+    ("action: expected int64", {2: np.zeros(2)}),
+    (r"reward: expected float32\[2\]", {3: np.zeros(1)}),
+    ("reward: expected float32, .* got 1e\\+39", {3: np.array([0, 1e39])}),
+    ("done: expected bool, or 0 and 1", {4: np.array([0.5, 1])}),
+    ("infos.*: expected bool.*one for each environment", {5: [{}]}),
+    ("infos: expected 'TimeLimit.truncated'.*handle_timeout_termination=False.* got none", {5: {}}),
+]
+
+
+@pytest.mark.parametrize(("named", "changed"), WRONG, ids=[named for named, _ in WRONG])
+def test_all_arguments_are_checked_before_anything_is_added(
+    new_buffer: NewBuffer, named: str, changed: dict[int, Any]
+) -> None:
+    buffer = new_buffer(n_envs=2)
+    right: list[Any] = [np.zeros((2, 2)), np.ones((2, 2)), np.zeros(2, int), np.zeros(2), np.ones(2, bool), [{}, {}]]
+    buffer.add(right[1], right[0], right[2], right[3], np.zeros(2, bool), {})
+    with pytest.raises(InvalidArgumentError, match=named):
+        buffer.add(*[changed.get(place, value) for place, value in enumerate(right)])
+    buffer.close()
+    assert (buffer.size(), buffer.pos) == (2, 1)  # two steps, and the rows that close their episodes
+
+
+def test_a_missing_part_of_an_observation_is_named(new_buffer: NewBuffer) -> None:
+    buffer = new_buffer(spaces.Dict({"at": BOX, "near": spaces.Discrete(2)}))
+    seen = {"at": np.zeros((1, 2)), "near": np.zeros(1, int)}
+    with pytest.raises(InvalidArgumentError, match="next_obs: expected a mapping with at, near, got none of near"):
+        buffer.add(seen, {"at": np.zeros((1, 2))}, np.zeros(1, int), np.zeros(1), np.zeros(1, bool), [{}])
+
+
 @pytest.mark.parametrize("options", [{"prefetch": 1}, {"prefetch": 2}, {"backend": "uniform"}], ids=str)
 def test_the_newest_steps_are_drawn_if_there_are_no_others(new_buffer: NewBuffer, options: dict[str, Any]) -> None:
     buffer = new_buffer(n_steps=5, gamma=0.99, **options)

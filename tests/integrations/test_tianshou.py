@@ -141,6 +141,38 @@ def test_a_reset_in_an_episode_truncates_it(buffer: ServiceReplayBuffer) -> None
     assert set(batch.obs_next[:, 0].tolist()) == {1, 2, 3, 4, 5}
 
 
+def test_an_observation_with_nan_goes_on_with_the_same_episode(new_buffer: NewBuffer) -> None:
+    buffer = new_buffer(env_num=1, n_step=3, gamma=0.5)
+    seen = np.array([[number, np.nan] for number in range(7)], np.float32)
+    for number in range(6):
+        ends = {"terminated": np.array([number == 5]), "truncated": np.array([False])}
+        given = {"act": np.array([0]), "rew": np.array([1.0]), "info": Batch(), "policy": Batch(), **ends}
+        buffer.add(Batch(obs=seen[number : number + 1], obs_next=seen[number + 1 : number + 2].astype(float), **given))
+    batch, _ = buffer.sample(200)
+    returns = dict(zip(batch.obs[:, 0].tolist(), batch.rew.tolist(), strict=True))
+    assert returns == {0: 1.75, 1: 1.75, 2: 1.75, 3: 1.75, 4: 1.5, 5: 1.0}
+
+
+@pytest.mark.parametrize(
+    ("changed", "ids", "named"),
+    [
+        ({"terminated": np.array([False])}, None, r"terminated: expected bool\[2\]"),
+        ({"truncated": np.array([0.5, 0.0])}, None, "truncated: .* or 0 and 1"),
+        ({}, [0, 2], "buffer_ids: expected different numbers from 0 to 1"),
+        ({}, [1, 1], "buffer_ids"),
+        ({}, [1], r"terminated: expected bool\[1\]"),
+        ({"obs_next": np.array([[0, 0], [1e39, 0]])}, None, r"columns\.obs: expected float32, .* got 1e\+39"),
+    ],
+)
+def test_all_arguments_are_checked_before_anything_is_added(
+    buffer: ServiceReplayBuffer, changed: dict[str, Any], ids: Any, named: str
+) -> None:
+    buffer.add(step(0))
+    with pytest.raises(InvalidArgumentError, match=named):
+        buffer.add(Batch(step(1), **changed), buffer_ids=ids)
+    assert len(buffer) == 2
+
+
 def test_add_answers_like_tianshou(buffer: ServiceReplayBuffer) -> None:
     theirs = VectorReplayBuffer(total_size=1000, buffer_num=2)
     for number in range(12):

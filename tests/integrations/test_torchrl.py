@@ -159,6 +159,17 @@ def test_only_tensordicts_and_batch_sizes_are_taken(buffer: ServiceReplayBuffer)
         buffer.sample()
 
 
+@pytest.mark.parametrize("empty", [TensorDict({}, [3]), TensorDict({}, []), transitions(0), transitions(2, 0)], ids=str)
+def test_an_empty_tensordict_is_refused(buffer: ServiceReplayBuffer, empty: Any) -> None:
+    with pytest.raises(
+        InvalidArgumentError, match="data: expected a tensordict with values and elements, got one with"
+    ):
+        buffer.extend(empty)
+    assert buffer.name not in buffer.client
+    keys = buffer.extend(transitions(2))
+    assert buffer.update_priority(keys[:0], torch.zeros(0, 1)).updated == 0
+
+
 def test_a_table_with_other_columns_is_not_opened(new_buffer: NewBuffer) -> None:
     new_buffer().extend(transitions(5))
     with pytest.raises(TableExistsError):

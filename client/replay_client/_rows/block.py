@@ -34,6 +34,8 @@ _PRIORITY: Final = Column("float64")
 _NO_RUN: Final = -1
 _SLOW_DTYPES: Final = ("float16",)
 """Dtypes whose values cannot be assigned through a memoryview."""
+_LARGEST: Final = float(np.finfo(np.float32).max)
+_LOWEST: Final = -_LARGEST
 _LONG_BYTES: Final = 256
 """Values of at least this size are copied through a memoryview, which holds the GIL. NumPy would release the GIL,
 and then have to wait until the writer's threads release it again."""
@@ -78,6 +80,7 @@ class RowBlock:
         self.has_priorities: bool | None = None
         """Whether the writer gave priorities for the anchors that this block completes. None: none is complete yet."""
         self._scalars: list[tuple[str, memoryview[Any], frozenset[type]]] = []
+        self._short_floats: list[tuple[str, memoryview[Any]]] = []
         self._arrays: list[tuple[str, Array, np.dtype[Any], tuple[int, ...]]] = []
         self._long_arrays: list[tuple[str, memoryview, int, np.dtype[Any], tuple[int, ...]]] = []
         self._absent: dict[str, Any] = {}  # zeros for optional columns, and masks
@@ -85,11 +88,14 @@ class RowBlock:
             zeros = np.zeros(schema[name].shape, self._columns[name].dtype)
             self._absent |= {name: zeros if zeros.ndim else zeros.item(), mask: False}
         for name, target in self._columns.items():
+            dtype = np.dtype(target.dtype.name)  # the object that most arrays have, which is compared faster
             if target.nbytes >= _LONG_BYTES * capacity:
                 as_bytes = target.reshape(-1).view(np.uint8).data
-                self._long_arrays.append((name, as_bytes, len(as_bytes) // capacity, target.dtype, target.shape[1:]))
+                self._long_arrays.append((name, as_bytes, len(as_bytes) // capacity, dtype, target.shape[1:]))
             elif target.ndim > 1 or target.dtype.name in _SLOW_DTYPES:
-                self._arrays.append((name, target, target.dtype, target.shape[1:]))
+                self._arrays.append((name, target, dtype, target.shape[1:]))
+            elif target.dtype.name == "float32":
+                self._short_floats.append((name, target.data))
             else:
                 self._scalars.append((name, target.data, _TYPES[target.dtype.kind]))
 
@@ -251,6 +257,11 @@ class RowBlock:
                 if type(value) not in types:
                     return False
                 scalars[row] = value  # raises if out of range
+            for name, scalars in self._short_floats:
+                value = values[name]
+                if type(value) not in _REALS or not _LOWEST <= value <= _LARGEST:  # memoryview would store infinity
+                    return False
+                scalars[row] = value
             for name, arrays, dtype, shape in self._arrays:
                 value = values[name]
                 if type(value) is not np.ndarray or value.dtype != dtype or value.shape != shape:

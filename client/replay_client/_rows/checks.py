@@ -3,10 +3,15 @@
     columns, row_count = checked_rows(schema, {"obs": obs, "action": [1, 0]})
     message = packed_rows(replay_pb2.InsertRequest(...), schema, columns, row_count)
 
-A value may be a number, a list of numbers, or an array that NumPy can cast to the column's dtype (by its rule
-"same_kind"). Integers are checked by value: 255 fits into uint8, 256 does not. A bool column accepts 0 and 1 of any
-dtype. Tensors on any device, with or without gradients, are treated as arrays. Values are never broadcast, integers
-never wrap, and every column must be given. Nested observations are mappings or tuples:
+A value may be a number, or a list, an array or a tensor of numbers, on any device, with or without gradients. What
+counts is the values, not their container or dtype:
+
+- An integer column accepts integers in its range: 255 fits into uint8, 256 and 1.0 do not.
+- A floating-point column accepts all numbers, rounded to its precision. Infinities and NaN are values like others, but
+  a finite number that would become infinite, such as 70000 in float16, is refused.
+- A bool column accepts 0 and 1.
+
+Values are never broadcast, and every column must be given. Nested observations are mappings or tuples:
 ``{"obs": {"camera": ...}}`` is the column ``obs/camera``.
 
 An optional column may be missing or None, and so may a nested observation whose columns are all optional. The mask of
@@ -33,6 +38,10 @@ MOST_KEYS_AT_ONCE: Final = 1 << 13
 _PRIORITY: Final = Column("float64")
 _KEY: Final = Column("int64")
 _FLAG: Final = Column("bool")
+_LARGEST: Final = {np.dtype(name).itemsize: float(np.finfo(name).max) for name in ("float16", "float32", "float64")}
+"""Largest number of a floating-point dtype, by its size."""
+_KINDS: Final[Mapping[str, str]] = {"i": "iub", "u": "iub", "f": "fiub"}
+"""Kinds of dtypes whose values a column may hold, by kind of its own dtype; bool columns are checked otherwise."""
 
 
 def checked_rows(schema: Schema, given: Mapping[str, Any], *, is_partial: bool = False) -> tuple[dict[str, Array], int]:
@@ -44,7 +53,7 @@ def checked_rows(schema: Schema, given: Mapping[str, Any], *, is_partial: bool =
         is_partial: whether columns may be missing.
 
     Returns:
-        Arrays in the order of the schema, not yet cast to the columns' dtypes, and the number of rows.
+        Arrays in the order of the schema, which can be cast to the columns' dtypes, and the number of rows.
 
     Raises:
         InvalidArgumentError: a column is missing or unknown, a dtype, shape or length is wrong, or there are no rows.
@@ -73,7 +82,7 @@ def checked_row(schema: Schema, given: Mapping[str, Any], *, is_partial: bool = 
     """Check one row; see `checked_rows`.
 
     Returns:
-        Values by column, ``[*shape]``, not yet cast to the columns' dtypes.
+        Values by column, ``[*shape]``, which can be cast to the columns' dtypes.
 
     Raises:
         InvalidArgumentError: a column is missing or unknown, or a dtype or shape is wrong.
@@ -99,7 +108,7 @@ def checked_array(field: str, column: Column, value: Any) -> Array:
     """Convert a value to an array and check that its elements fit a column; ignores the shape.
 
     Raises:
-        InvalidArgumentError: for a dtype of another kind, an integer out of range, or values other than 0 and 1 for a
+        InvalidArgumentError: for a dtype of another kind, a number out of range, or values other than 0 and 1 for a
             bool column.
     """
     try:
@@ -108,14 +117,14 @@ def checked_array(field: str, column: Column, value: Any) -> Array:
         raise InvalidArgumentError.of_field(field, str(column), f"{type(value).__name__}: {error}") from None
     if array.dtype == column.dtype or not array.size:
         return array
-    if column.dtype.kind == "b":
+    kind = column.dtype.kind
+    if kind == "b":
         return _as_booleans(field, column, array)
-    if array.dtype.kind == "f" and column.dtype.kind == "u" and not isinstance(value, np.ndarray):
+    if array.dtype.kind == "f" and kind == "u" and not isinstance(value, np.ndarray):
         array = _large_integers(value, array)
-    if not _is_castable(array.dtype, column.dtype, by_value=not array.ndim or not isinstance(value, np.ndarray)):
+    if array.dtype.kind not in _KINDS[kind]:
         raise InvalidArgumentError.of_field(field, str(column), described(array))
-    _check_range(field, column, array)
-    return array
+    return _of_floats(field, column, array) if kind == "f" else _of_integers(field, column, array)
 
 
 def as_array(value: Any) -> Array:
@@ -320,13 +329,6 @@ def _as_booleans(field: str, column: Column, array: Array) -> Array:
     raise InvalidArgumentError.of_field(field, f"{column}, or 0 and 1", described(array))
 
 
-def _is_castable(given: np.dtype[Any], wanted: np.dtype[Any], *, by_value: bool) -> bool:
-    if np.can_cast(given, wanted, "same_kind"):
-        return True
-    # Python integers have no dtype, so an unsigned column may store them.
-    return by_value and given.kind in "iu" and wanted.kind in "iu"
-
-
 def _large_integers(value: Any, floats: Array) -> Array:
     """Convert integers such as ``[2**63, 0]``, which NumPy turns into floats, to uint64; return other floats as is."""
     elements = np.asarray(value, dtype=object)
@@ -338,14 +340,34 @@ def _large_integers(value: Any, floats: Array) -> Array:
         return floats
 
 
-def _check_range(field: str, column: Column, array: Array) -> None:
+def _of_integers(field: str, column: Column, array: Array) -> Array:
     """Refuse integers out of the column's range: a cast would wrap them silently."""
-    if column.dtype.kind not in "iu" or np.can_cast(array.dtype, column.dtype, "safe"):
-        return
+    if np.can_cast(array.dtype, column.dtype, "safe"):
+        return array
     bounds = np.iinfo(column.dtype.name)
     smallest, largest = int(array.min()), int(array.max())
     if smallest < bounds.min or largest > bounds.max:
         worst = smallest if smallest < bounds.min else largest
-        raise InvalidArgumentError.of_field(
-            field, f"{column.dtype.name}, {bounds.min} to {bounds.max}", f"{worst} in {described(array)}"
-        )
+        raise _out_of_range(field, column, bounds.min, bounds.max, worst, array)
+    return array
+
+
+def _of_floats(field: str, column: Column, array: Array) -> Array:
+    """Refuse finite numbers that a cast to the column's precision would make infinite."""
+    largest = _LARGEST[column.dtype.itemsize]
+    if -largest <= array.item(array.argmin()) and array.item(array.argmax()) <= largest:  # not if there is a NaN
+        return array
+    try:
+        with np.errstate(over="raise"):
+            return array.astype(column.dtype)
+    except FloatingPointError:
+        finite = array[np.isfinite(array)]
+        worst = finite[np.abs(finite).argmax()]
+        raise _out_of_range(field, column, f"{-largest:g}", f"{largest:g}", worst, array) from None
+
+
+def _out_of_range(
+    field: str, column: Column, smallest: object, largest: object, worst: object, array: Array
+) -> InvalidArgumentError:
+    expected = f"{column.dtype.name}, {smallest} to {largest}"
+    return InvalidArgumentError.of_field(field, expected, f"{worst} in {described(array)}")

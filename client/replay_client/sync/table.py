@@ -101,8 +101,9 @@ class Table(TableHandle):
     ) -> NDArray[np.int64]:
         """Insert rows exactly once, even if the server goes away during the call. Not for tables of steps.
 
-        Large inserts, for instance of more than 4 MiB, are split into several requests, each of which is atomic.
-        Inserts from several threads do not wait for each other.
+        Large inserts, for instance of more than 4 MiB, are split into several requests, each of which is atomic. If one
+        fails, those before it have inserted their rows, and a note on the error says how many. Inserts from several
+        threads do not wait for each other.
 
         Args:
             rows: values by column, ``[n, *shape]``; nested observations are mappings or tuples. Optional columns may be
@@ -120,10 +121,10 @@ class Table(TableHandle):
             LimitedError: the rate limiter or a full queue does not allow the insert, and `timeout_s` is 0.
             TableReplacedError: the table was dropped, and another one has its name.
             ResourceExhaustedError: a limit was exceeded, or the server's disk is full.
-            DeadlineExceededError: timed out. If ``metadata`` has ``waited_for``, the rate limiter or queue did not
-                allow the insert in time, and nothing was inserted. Otherwise, the rows may have been inserted.
-            TableResetError: the table was reset during the wait; nothing was inserted.
-            ServerUnavailableError: the server was unreachable; the rows may have been inserted.
+            DeadlineExceededError: a request timed out. If ``metadata`` has ``waited_for``, the rate limiter or queue
+                did not allow it in time, and none of its rows was inserted. Otherwise, its rows may have been inserted.
+            TableResetError: the table was reset during the wait; none of the request's rows was inserted.
+            ServerUnavailableError: the server was unreachable; the request's rows may have been inserted.
         """
         self._connection.check_usable()
         return self._run(self._operations.insert(rows, priorities=priorities, timeout_s=timeout_s))

@@ -280,3 +280,11 @@ def test_64_threads_share_one_table(new_table: NewTable) -> None:
     assert sorted(keys) == list(range(1, 1 + 64 * 300))
     stored = table.read(np.arange(1 + 64 * 300)).columns
     assert sorted(stored["number"].tolist()) == list(range(1 + 64 * 300))
+
+
+def test_an_error_says_how_many_rows_of_a_split_insert_were_inserted(new_table: NewTable) -> None:
+    table = new_table(columns={"number": Column("int64")}, backend="fifo", capacity=8192)
+    with pytest.raises(LimitedError) as raised:
+        table.insert({"number": np.arange(8193)}, timeout_s=0)
+    assert raised.value.__notes__ == [f"{len(table)} of 8193 rows were inserted before this error"]
+    assert len(table) > 0
