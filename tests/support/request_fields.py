@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 from replay_proto.v1 import replay_pb2
 
+REPLAY_SERVICE: Final = replay_pb2.DESCRIPTOR.services_by_name["ReplayService"]
 CONTRACT: Final = Path(__file__).parents[2] / "proto" / "replay" / "v1" / "replay.proto"
 _MESSAGE: Final = re.compile(r"^message (\w+)", re.M)
 _ARRAY: Final = re.compile(r"  // (u?int\d+|float\d+)\[[^\n]*\n(?:  //[^\n]*\n)*  bytes (\w+) =")
@@ -118,16 +119,16 @@ class Field(NamedTuple):
         return True
 
 
-def fields() -> Iterator[Field]:
-    """Yield all fields of all requests of the service, except messages."""
-    for method in replay_pb2.DESCRIPTOR.services_by_name["ReplayService"].methods:
+def fields(service: ServiceDescriptor = REPLAY_SERVICE) -> Iterator[Field]:
+    """Yield all fields of all requests of a service, except messages."""
+    for method in service.methods:
         for path in _below(method.input_type, ()):
             yield Field(method.name, path, array_types().get(path[-1].full_name, ""))
 
 
-def numeric_fields() -> list[Field]:
+def numeric_fields(service: ServiceDescriptor = REPLAY_SERVICE) -> list[Field]:
     """Return the fields that hold numbers."""
-    return [field for field in fields() if field.is_number]
+    return [field for field in fields(service) if field.is_number]
 
 
 def array_types() -> dict[str, str]:

@@ -93,10 +93,11 @@ def test_after_the_largest_number_a_series_has_no_more(start_server: StartServer
 @pytest.mark.parametrize("name", ["left-over", f"{'s' * 128}-{10**14}", ".removed-series-000001"])
 def test_all_that_lies_on_disk_counts(start_server: StartServer, call: Call, tmp_path: Path, name: str) -> None:
     folder = tmp_path / "checkpoints"
-    caller = call(start_server("--checkpoint-dir", str(folder), "--max-checkpoint-bytes", "1000000"))
+    caller = call(start_server("--checkpoint-dir", str(folder), "--max-checkpoint-bytes", "10000000"))
     caller.create(capacity=1)
+    caller.checkpoint()
     (folder / name).mkdir()
-    (folder / name / "rows.bin").write_bytes(bytes(1_000_000))
+    (folder / name / "rows.bin").write_bytes(bytes(10_000_000))
     with refused("TOO_LARGE", bound="bytes of all checkpoints"):
         caller.checkpoint()
 
