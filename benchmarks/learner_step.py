@@ -17,7 +17,6 @@ from typing import Literal
 import numpy as np
 from replay_client import Batch, ReplayClient, Table
 from replay_client._rows.buffers import ColumnBuffers
-from replay_client._transport.data_path import DataPath
 from replay_client.draws import Prefetch
 from replay_proto.command_line import new_app, run_app
 from rich.console import Console
@@ -78,7 +77,8 @@ def single_call_steps(table: Table, workload: Workload) -> Window:
 def gathers(table: Table, workload: Workload) -> Window:
     """Return a function that measures copying random rows from the server's files, a lower bound for learner steps."""
     description = table.describe()
-    rows = DataPath.on_same_host(description).rows
+    table.sample(1, beta=BETA)  # proves that the files are the server's
+    rows = table._data_path.near.mapped
     if rows is None:
         raise RuntimeError("the server's files cannot be read from here")
     buffers, rng = ColumnBuffers(description.schema), np.random.default_rng(1)

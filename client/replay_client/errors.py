@@ -131,6 +131,13 @@ class ShardsChangedError(ReplayError):
     default_code = grpc.StatusCode.ABORTED
 
 
+class StorageLostError(ReplayError):
+    """The directory of the server's tables was removed or taken while the server runs. Restart the server.
+
+    ``metadata`` has the ``folder``.
+    """
+
+
 class CheckpointsOffError(ReplayError):
     """The server has no --checkpoint-dir."""
 
@@ -198,6 +205,7 @@ BY_REASON: Final[Mapping[str, type[ReplayError]]] = {
     "CHECKPOINT_DAMAGED": CheckpointDamagedError,
     "SHARDS_CHANGED": ShardsChangedError,
     "STORAGE_FAILED": ServerStorageError,
+    "STORAGE_LOST": StorageLostError,
 }
 """Exception types by reason."""
 

@@ -9,10 +9,6 @@ WRITE_HORIZON = 0
 """Index of the header word with the key after the newest row that was written or is being written. A copy of row k is
 intact if and only if k + slots is at least this key. The other words are private to the server."""
 
-NONCE_FILE = "nonce"
-"""File with random bytes, which clients send to prove that they can read the directory."""
-NONCE_BYTES = 16
-
 
 def column_file(index: int) -> str:
     """File name of the column at this position in the schema; column names are only in the manifest."""

@@ -26,7 +26,6 @@ from replay_server.flow.bounds import Bounds, check_descriptors, check_quota, no
 from replay_server.flow.budgets import Budget, QueuedBudget
 from replay_server.flow.long_calls import LongCalls
 from replay_server.flow.waiting import Waiters
-from replay_server.storage.power_loss.boot_mark import BootMark
 from replay_server.storage.root import Root
 from replay_server.storage.shard_map import ShardMapFile
 from replay_server.storage.table_config import TableConfig
@@ -63,7 +62,8 @@ class Catalog:
         """The limit on memory, which counts the tables' files if they are in memory."""
         self._in_memory = is_in_memory(root.tables)
         self._checked = checked
-        self._boot = None if root.temporary else BootMark(root.path)
+        self.owner = root.owner
+        """This server's claim to the directory of the tables."""
         self.bounds = bounds or Bounds()
         self.shards = ShardMapFile(root.path)
         """The shard map: the servers among which this service's tables are divided, if there are several."""
@@ -85,13 +85,31 @@ class Catalog:
         """The folder of the tables."""
         return self._root.tables
 
+    def check_stores(self) -> None:
+        """Check that what is stored in the tables outlives this server if it has to, as far as the owner knows.
+
+        Raises:
+            RequestError: STORAGE_LOST.
+        """
+        if not self._root.temporary:
+            self.owner.check()
+
+    async def check_folder(self) -> None:
+        """Look whether the directory of the tables is still this server's.
+
+        Raises:
+            RequestError: STORAGE_LOST.
+        """
+        await asyncio.to_thread(self.owner.look)
+        self.owner.check()
+
     def restore(self, stopped: threading.Event | None = None) -> None:
         """Open the tables stored in the root. May run in any thread, before the catalog is used.
 
         Raises:
             StoppedError: ``stopped`` was set.
-            DamagedTableError: a table is corrupt. With ``checked``, also if the machine went down while a table without
-                checksums was open, because its rows cannot be verified.
+            DamagedTableError: a table is corrupt. With ``checked``, also if rows of a table without checksums may be
+                torn, because they cannot be verified: see `Owner.doubt`.
         """
         for folder in finished_tables(self._root.tables):
             began = time.monotonic()
@@ -100,25 +118,20 @@ class Catalog:
             table = self._table(self._open(folder))
             self._tables[table.name] = table
             log.info("table %s restored: %d rows", table.name, table.size, extra=_fields(table.name, began))
-        if self._boot is not None:
-            self._boot.begin()
+        self.owner.opened()
 
     def _open(self, folder: Path) -> TableDirectory:
-        lost_power = self._boot is not None and not self._boot.was_clean
-        directory = TableDirectory.open(folder, after_power_loss=lost_power)
+        doubt = self.owner.doubt
+        directory = TableDirectory.open(folder, may_be_torn=doubt is not None)
         if directory.is_checked:
             return directory
-        if lost_power and self._boot is not None and self._boot.is_there:
-            if self._checked:
-                raise DamagedTableError(
-                    f"{folder}: the machine went down while a server had this table open. Without checksums, torn rows "
-                    "cannot be detected. Restore a checkpoint, or accept the table as it is: "
-                    "start and stop the server once with --durability process"
-                )
-            log.warning(
-                "table %s: the machine went down while a server had it open; without checksums, rows may be torn",
-                folder.name,
+        if doubt is not None and self._checked and not self.owner.is_new:
+            raise DamagedTableError(
+                f"{folder}: {doubt}. Without checksums, torn rows cannot be detected. Restore a checkpoint, or accept "
+                "the table as it is: start and stop the server once with --durability process"
             )
+        if doubt is not None:
+            log.warning("table %s: %s; without checksums, rows may be torn", folder.name, doubt)
         if self._checked:
             log.info("adding checksums to table %s", folder.name)
             try:
@@ -172,7 +185,8 @@ class Catalog:
             The table, and whether this call created it.
 
         Raises:
-            RequestError: TOO_LARGE, NO_SPACE, or TABLE_EXISTS if a table with this name has another config.
+            RequestError: TOO_LARGE, NO_SPACE, STORAGE_LOST, or TABLE_EXISTS if a table with this name has another
+                config.
         """
         config = replace(config, owner="" if creator is None else creator.name)
         return await _to_its_end(self._create(config, creator, client))
@@ -193,6 +207,7 @@ class Catalog:
                 own = [taken for table, taken in others.items() if table.config.owner == creator.name]
                 check_quota(creator, size, own)
             check_descriptors(config, [table.config for table in self._tables.values()])
+            await self.check_folder()
             try:
                 table = await asyncio.to_thread(self._make, config)
             except (NoSpaceError, MemoryError) as error:
@@ -210,13 +225,14 @@ class Catalog:
         """Drop a table, and refuse calls that wait for it; ``client`` is the caller's identity, for the log.
 
         Raises:
-            RequestError: TABLE_NOT_FOUND or TABLE_REPLACED.
+            RequestError: TABLE_NOT_FOUND, TABLE_REPLACED or STORAGE_LOST.
         """
         await _to_its_end(self._drop(name, uid, client))
 
     async def _drop(self, name: str, uid: bytes, client: str) -> None:
         began = time.monotonic()
         async with self._changing:
+            await self.check_folder()
             hidden, dropped = await self._hide(name, uid)
             await asyncio.to_thread(_remove, hidden, dropped)
         log.info("table %s dropped", name, extra=_fields(name, began, client))
@@ -248,12 +264,13 @@ class Catalog:
             The number of live rows that were removed.
 
         Raises:
-            RequestError: TABLE_NOT_FOUND if the table was dropped meanwhile, or NO_SPACE.
+            RequestError: TABLE_NOT_FOUND if the table was dropped meanwhile, NO_SPACE, or STORAGE_LOST.
         """
         return await _to_its_end(self._reset(table, client))
 
     async def _reset(self, table: Table, client: str) -> int:
         began = time.monotonic()
+        self.check_stores()
         waiters = self.waiters
         removed = await table.turns.in_turn(
             lambda: resetting.reset(table, lambda: waiters.send_away(table, errors.table_reset)),
@@ -285,8 +302,7 @@ class Catalog:
         if refused:
             reasons = "; ".join(f"{name}: {error}" for name, error in refused.items())
             raise errors.FatalError(f"tables not synced to disk, which a power loss may damage: {reasons}")
-        if self._boot is not None:
-            self._boot.end()
+        self.owner.synced()
 
     def _table(self, directory: TableDirectory) -> Table:
         return Table(directory, self.memory if self._in_memory else None)

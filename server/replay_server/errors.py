@@ -227,6 +227,12 @@ def shards_changed(current: int, expected: int) -> RequestError:
     return RequestError("SHARDS_CHANGED", message, current=current, expected=expected)
 
 
+def storage_lost(folder: Path, loss: str) -> RequestError:
+    """The directory of the tables is no longer this server's."""
+    message = f"{loss}, so nothing more can be stored; restart the server"
+    return RequestError("STORAGE_LOST", message, folder=folder)
+
+
 def internal() -> RequestError:
     """An internal error; the log has the details."""
     return RequestError("INTERNAL", "internal error; the server's log has the traceback")

@@ -27,6 +27,7 @@ import grpc
 import numpy as np
 from grpc_status import rpc_status
 from replay_proto.command_line import new_app, run_app
+from replay_proto.owner import OWNER_FILE
 from replay_proto.v1 import replay_pb2
 from replay_server.catalog import Catalog
 from replay_server.checkpoint.reading import resume, verify
@@ -40,6 +41,7 @@ from rich.progress import track
 from tests.faults.failing_calls import KINDS, FailingCalls, Fault
 from tests.support.caller import CalledTable, Caller, table_config
 from tests.support.invariants import check_table
+from tests.support.owner_records import change_record, make_original
 from tests.support.power import pretend_another_boot
 from tests.support.rows import WHOLE, values_in
 from tests.support.warm_program import ForkedProcess
@@ -195,6 +197,8 @@ class Script:
         with tempfile.TemporaryDirectory(prefix="syscalls-") as name:
             folder = Path(name) / "watched"
             shutil.copytree(self.begins, folder)
+            if (folder / "data" / OWNER_FILE).exists():
+                make_original(folder / "data")
             self.calls.arm(fault)
             server = Server(self.calls, folder, self.before.copy(), *self.flags(folder))
             try:
@@ -341,8 +345,7 @@ class Upgrading(Restarting):
 
     def prepare(self) -> None:
         super().prepare()
-        path = self.begins / "data" / "boot.json"
-        path.write_text(path.read_text("utf-8").replace("false", "true"), "utf-8")
+        change_record(self.begins / "data", tables="synced", is_running=False)
 
 
 class Restoring(Restarting):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from replay_proto.owner import OWNER_FILE
 from replay_proto.steps import Item
 from replay_proto.v1 import replay_pb2
 from replay_server.rpc.local_socket.listener import SOCKET_NAME
@@ -216,7 +217,7 @@ def test_a_mark_of_the_boot_that_is_torn_counts_as_none(start_server: StartServe
         table = caller.create(capacity=100)
         table.insert(range(50))
     server.terminate()
-    (data / "boot.json").write_bytes(bytes(80))
+    (data / OWNER_FILE).write_bytes(bytes(80))
     server.restart()
     assert VERIFIED in server.log()
     with Caller(server.address) as caller:

@@ -116,10 +116,9 @@ class FrameLink:
 
 
 def hello_for(description: replay_pb2.TableDescription, method: str, /, **changes: Any) -> replay_pb2.FrameHello:
-    """The hello of a client, with the nonce if the table's directory is disclosed, and with fields changed."""
-    nonce = (Path(description.directory) / "nonce").read_bytes() if description.directory else b""
+    """The hello of a client, with fields changed."""
     names = {"method": method, "table": description.config.name, "table_uid": description.uid}
-    fields = {**names, "nonce": nonce, **changes}
+    fields = {**names, "owner_id": description.owner_id, **changes}
     return replay_pb2.FrameHello(**fields)
 
 
@@ -132,7 +131,7 @@ def greeted(table: replay_pb2.TableDescription, method: str) -> FrameLink:
     link = FrameLink(table.socket)
     try:
         link.send(hello_for(table, method).SerializeToString())
-        assert link.answer() == b""
+        assert replay_pb2.FrameWelcome.FromString(link.answer()).owner_id == table.owner_id
     except BaseException:
         link.close()
         raise
@@ -145,7 +144,7 @@ class TableFiles:
     def __init__(self, table: replay_pb2.TableDescription) -> None:
         """Map the files."""
         folder = Path(table.directory)
-        self.nonce = (folder / "nonce").read_bytes()
+        self.table = table
         self._slots = table.slots
         self._header = np.memmap(folder / "header.bin", "<i8", "r")
         self._columns = [
@@ -234,11 +233,11 @@ class _Unary:
         if self._method != "Sample":
             return self._ask(link, request)
         files = TableFiles(table)
-        answer = self._ask(link, with_nonce(request, files.nonce))
+        answer = self._ask(link, from_near(request, files))
         if not answer.rows:
             rows = files.rows(answer.batch.keys)
             if rows is None:
-                return self._ask(link, overtaken(request, files.nonce))
+                return self._ask(link, overtaken(request, files))
             answer.rows = rows
         return answer
 
@@ -351,7 +350,7 @@ class _LearnCall:
             copied = files.rows(batch.keys)
             if copied is None:
                 once_more = replay_pb2.SampleRequest(table=self._name, draw=request.draw)
-                again = self._stub.wire.Sample(overtaken(once_more, files.nonce))
+                again = self._stub.wire.Sample(overtaken(once_more, files))
                 batch.CopyFrom(again.batch)
                 copied = again.rows
             rows.append(copied)
@@ -366,8 +365,8 @@ class _LearnCall:
                 with self._changed:
                     self._sent.append(request)
                     self._changed.notify()
-                nonce = b"" if self._files is None else self._files.nonce
-                self._link.send(with_nonce(request, nonce).SerializeToString())
+                assert self._files is not None
+                self._link.send(from_near(request, self._files).SerializeToString())
         except FrameRpcError as error:
             self._failure = error
         except OSError:
@@ -395,18 +394,18 @@ class _LearnCall:
         return link is not None
 
 
-def with_nonce(request: Any, nonce: bytes) -> Any:
+def from_near(request: Any, files: TableFiles) -> Any:
     """The same request from a client that copies rows itself."""
     copy = type(request)()
     copy.CopyFrom(request)
     if copy.HasField("draw"):
-        copy.same_host.nonce = nonce
+        copy.table_uid = copy.table_uid or files.table.uid
+        copy.same_host.owner_id = files.table.owner_id
     return copy
 
 
-def overtaken(request: Any, nonce: bytes) -> Any:
+def overtaken(request: Any, files: TableFiles) -> Any:
     """The same request from a client whose rows were overwritten before it copied them."""
-    copy = type(request)()
-    copy.CopyFrom(request)
-    copy.same_host.nonce, copy.same_host.overtaken = nonce, True
+    copy = from_near(request, files)
+    copy.same_host.overtaken = True
     return copy

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 from pathlib import Path
+
+from tests.support.owner_records import change_record
 
 PAGE_BYTES = 4096
 
@@ -35,9 +36,7 @@ def write_files(folder: Path, files: dict[str, bytes]) -> None:
 
 def pretend_another_boot(data: Path) -> None:
     """Mark a server's data directory as written in an earlier boot."""
-    path = data / "boot.json"
-    mark = json.loads(path.read_text("utf-8"))
-    path.write_text(json.dumps({**mark, "boot_id": "0" * 36}), "utf-8")
+    change_record(data, boot_id="0" * 36, is_running=False)
 
 
 def damage_pages(path: Path, random_pages: random.Random, pages: int) -> None:

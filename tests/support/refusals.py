@@ -37,6 +37,7 @@ CODES = {
     "CHECKPOINT_DAMAGED": grpc.StatusCode.DATA_LOSS,
     "SHARDS_CHANGED": grpc.StatusCode.ABORTED,
     "STORAGE_FAILED": grpc.StatusCode.FAILED_PRECONDITION,
+    "STORAGE_LOST": grpc.StatusCode.FAILED_PRECONDITION,
 }
 """Documented status codes by reason."""
 
@@ -64,6 +65,7 @@ METADATA = {
     "CHECKPOINT_DAMAGED": {"checkpoint", "file"},
     "SHARDS_CHANGED": {"current", "expected"},
     "STORAGE_FAILED": {"error", "file"},
+    "STORAGE_LOST": {"folder"},
 }
 """Documented metadata by reason."""
 

@@ -32,7 +32,6 @@ class BatchReader:
         self,
         schema: Schema,
         steps: Steps | None,
-        mapped: MappedRows | None,
         names: Collection[str] | None = None,
         blank: Blank | None = None,
         *,
@@ -40,43 +39,40 @@ class BatchReader:
     ) -> None:
         """Read batches with the columns ``names``, or with all columns if it is None.
 
-        ``mapped`` copies the rows that a reply omits. ``blank`` provides the memory for batches; if it is None, the
-        reader has its own. If ``read_only``, the keys, probabilities and weights are not copied from the reply.
+        ``blank`` provides the memory for batches; if it is None, the reader has its own. If ``read_only``, the keys,
+        probabilities and weights are not copied from the reply.
         """
         of_batches = schema.columns if steps is None else steps.sampled
         columns = {name: column for name, column in of_batches.items() if names is None or name in names}
         carried = Carried(columns if steps is None else steps.carried_for(columns))
-        self.mapped = mapped
         self._array = np.frombuffer if read_only else _own
         self.names = None if names is None else replay_pb2.ColumnNames(names=carried.columns)
         """The columns that requests ask replies to carry. None asks for the server's default."""
         self._carried = carried
         self._plain = ColumnReader(columns, blank)
-        self._windows = None if steps is None else _WindowReader(steps, mapped, columns, carried, self._plain.blank)
-        self._may_copy = mapped is not None and carried.size(1) > 0
-        """Whether to copy rows from the mapped files if a reply has none; False if rows have no bytes."""
+        self._windows = None if steps is None else _WindowReader(steps, columns, carried, self._plain.blank)
+        self._has_bytes = carried.size(1) > 0
+        """Whether rows have any bytes. If not, none are copied from the mapped files."""
 
-    def sampled(self, answer: Content) -> Batch | None:
-        """Decode the batch in a reply to Sample; return None if inserts overwrote its rows during the copy."""
-        head, rows = self._split(replay_pb2.SampleResponse, answer)
-        return self._batch(head.batch, rows)
+    def sampled(self, answer: Content, mapped: MappedRows | None = None) -> Batch | None:
+        """Decode the batch in a reply to Sample; return None if inserts overwrote its rows during the copy.
 
-    def learned(self, answer: Content) -> tuple[replay_pb2.LearnResponse, list[Batch | None]]:
+        ``mapped`` copies the rows if the reply has none; it must be what the request was made with.
+        """
+        head, rows = _split(replay_pb2.SampleResponse, answer, mapped)
+        return self._batch(head.batch, rows, mapped)
+
+    def learned(
+        self, answer: Content, mapped: MappedRows | None = None
+    ) -> tuple[replay_pb2.LearnResponse, list[Batch | None]]:
         """Decode a reply to Learn: the message and its batches. A batch may be None, as in `sampled`."""
-        head, rows = self._split(replay_pb2.LearnResponse, answer)
+        head, rows = _split(replay_pb2.LearnResponse, answer, mapped)
         batches, start = [], 0
         for message in head.batches:
             end = start + (self._row_bytes(message) if rows else 0)
-            batches.append(self._batch(message, rows[start:end]))
+            batches.append(self._batch(message, rows[start:end], mapped))
             start = end
         return head, batches
-
-    def _split(self, of: type[M], answer: Content) -> tuple[M, memoryview]:
-        """Split a reply into its head (the message without rows) and its rows."""
-        if self.mapped is None:
-            return split_message(of, answer)
-        head = of.FromString(bytes(answer))  # rarely has rows, so protobuf may copy them
-        return head, memoryview(head.rows)
 
     def _row_bytes(self, message: replay_pb2.Batch) -> int:
         """Return how many bytes of the field ``rows`` belong to this batch, if the reply includes rows."""
@@ -84,13 +80,15 @@ class BatchReader:
             return self._windows.row_bytes(message)
         return self._carried.size(len(message.keys) // _KEY_BYTES)
 
-    def _batch(self, message: replay_pb2.Batch, rows: memoryview) -> Batch | None:
+    def _batch(self, message: replay_pb2.Batch, rows: memoryview, mapped: MappedRows | None) -> Batch | None:
         keys = self._array(message.keys, "<i8")
-        is_copied = self._may_copy and not rows
+        if rows or not self._has_bytes:
+            mapped = None
         if self._windows is not None:
-            columns = self._windows.copied(message) if is_copied else self._windows.received(message, rows)
+            windows = self._windows
+            columns = windows.received(message, rows) if mapped is None else windows.copied(message, mapped)
         else:
-            columns = self._copied(keys) if is_copied else self._plain.received(rows, len(keys))
+            columns = self._plain.received(rows, len(keys)) if mapped is None else self._copied(keys, mapped)
         if columns is None:
             return None
         return Batch(
@@ -106,10 +104,9 @@ class BatchReader:
             inserted=message.inserted,
         )
 
-    def _copied(self, keys: NDArray[np.int64]) -> dict[str, Array] | None:
-        assert self.mapped is not None
+    def _copied(self, keys: NDArray[np.int64], mapped: MappedRows) -> dict[str, Array] | None:
         columns = self._plain.blank(len(keys))
-        return columns if self.mapped.gather(keys, columns) else None
+        return columns if mapped.gather(keys, columns) else None
 
 
 class RowsReader:
@@ -171,7 +168,6 @@ class _WindowReader:
     def __init__(
         self,
         steps: Steps,
-        mapped: MappedRows | None,
         columns: Mapping[str, Column],
         carried: Carried,
         blank: Blank,
@@ -179,7 +175,6 @@ class _WindowReader:
         """Build ``columns`` from the stored columns ``carried``, in memory that ``blank`` provides."""
         self._shape = steps.window
         self._carried = carried
-        self._mapped = mapped
         self._blank = blank
         self._expansion = Expansion(steps, columns)
 
@@ -202,14 +197,22 @@ class _WindowReader:
         self._expansion.write(windows, {name: as_bytes(view) for name, view in views.items()}, columns)
         return columns
 
-    def copied(self, message: replay_pb2.Batch) -> dict[str, Array] | None:
+    def copied(self, message: replay_pb2.Batch, mapped: MappedRows) -> dict[str, Array] | None:
         """Build the columns from the mapped files. Return None if inserts overwrote rows during the copy."""
-        assert self._mapped is not None
         keys = np.frombuffer(message.window_keys, "<i8")
-        windows = Windows(message, self._mapped.slots_of(keys), self._shape)
+        windows = Windows(message, mapped.slots_of(keys), self._shape)
         columns = self._blank(len(windows))
-        self._expansion.write(windows, self._mapped.as_bytes, columns)
-        return columns if self._mapped.are_whole(keys) else None
+        self._expansion.write(windows, mapped.as_bytes, columns)
+        return columns if mapped.are_whole(keys) else None
+
+
+def _split(of: type[M], answer: Content, mapped: MappedRows | None) -> tuple[M, memoryview]:
+    """Split a reply into its head (the message without rows) and its rows."""
+    if mapped is None:
+        return split_message(of, answer)
+    head = of.FromString(bytes(answer))  # rarely has rows, so protobuf may copy them
+    mapped.is_refused |= bool(head.rows)
+    return head, memoryview(head.rows)
 
 
 def selected_rows(rows: Rows, places: NDArray[np.intp]) -> Rows:

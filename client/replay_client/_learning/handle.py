@@ -12,6 +12,7 @@ from replay_client._learning.answers import BatchReader
 from replay_client._learning.learning import Learning
 from replay_client._rows.checks import checked_keys
 from replay_client._rows.columns import BatchOrKeys
+from replay_client._rows.mapped_rows import NearRows
 from replay_client._transport.connection import ConnectionBase
 from replay_client._transport.time_limits import time_limit
 from replay_client.draws import Prefetch
@@ -29,6 +30,7 @@ class SamplerHandle:
         table: TableDescription,
         draw: replay_pb2.Draw,
         reader: BatchReader,
+        near: NearRows,
         *,
         prefetch: Prefetch,
         reconnect_timeout_s: float | None,
@@ -37,6 +39,7 @@ class SamplerHandle:
             table,
             draw,
             reader,
+            near,
             prefetch=prefetch,
             reconnect_timeout_s=time_limit("reconnect_timeout_s", reconnect_timeout_s, connection.timeout_s),
         )

@@ -1,6 +1,6 @@
 """Composes the messages of a learner's stream and processes the replies, without I/O, threads or clocks.
 
-    learning = Learning(table, draw, reader, prefetch=3)
+    learning = Learning(table, draw, reader, near, prefetch=3)
     learning.update(batch, td_errors)               # kept for the next request
     learning.ask()                                  # adds requests for batches to `learning.pending`
     learning.answered(request, answer)              # a reply came
@@ -25,6 +25,7 @@ from replay_client._learning.answers import BatchReader
 from replay_client._learning.prefetch import FEWEST, MOST, FixedPrefetch, PrefetchTuner, prefetching
 from replay_client._rows.checks import MOST_KEYS_AT_ONCE, checked_keys, checked_priorities
 from replay_client._rows.columns import BatchOrKeys
+from replay_client._rows.mapped_rows import MappedRows, NearRows
 from replay_client._transport.pending import PendingRequests, Request
 from replay_client.batch import Batch
 from replay_client.draws import Prefetch, with_beta
@@ -45,6 +46,8 @@ class Exchange(Request):
 
     message: bytes
     draw: replay_pb2.Draw
+    mapped: MappedRows | None = None
+    """Copies the rows that the reply omits."""
     has_update: bool = False
     batches: int = 0
     charge: int = 0
@@ -62,11 +65,13 @@ class Learning:
         table: TableDescription,
         draw: replay_pb2.Draw,
         reader: BatchReader,
+        near: NearRows,
         *,
         prefetch: Prefetch,
         reconnect_timeout_s: float,
     ) -> None:
         self._table = table
+        self._near = near
         self.prefetching: FixedPrefetch | PrefetchTuner
         """Chooses `prefetch`; samplers tell it about each step."""
         self.prefetch = prefetch
@@ -152,7 +157,7 @@ class Learning:
     @property
     def is_near(self) -> bool:
         """Whether the server is on this host, and rows are copied from its files."""
-        return self._reader.mapped is not None
+        return self._near.mapped is not None
 
     @property
     def has_kept(self) -> bool:
@@ -194,7 +199,7 @@ class Learning:
 
     def answered(self, exchange: Exchange, answer: Content) -> replay_pb2.LearnResponse:
         """Process the reply to a request that was just removed from `pending`. Return the reply without its rows."""
-        head, batches = self._reader.learned(answer)
+        head, batches = self._reader.learned(answer, exchange.mapped)
         self.updated += head.update.updated
         self.stale += head.update.stale
         self.charging -= exchange.charge
@@ -226,6 +231,7 @@ class Learning:
         """
         draw = draw or self.draw
         request = replay_pb2.LearnRequest(table=self._table.name, table_uid=self._table.uid)
+        mapped = self._near.mapped if batches else None
         has_update = bool(self._keys)
         if has_update:
             request.update.keys = b"".join(self._keys)
@@ -242,11 +248,16 @@ class Learning:
             request.draw.CopyFrom(draw)
             request.batches = batches
             request.ahead = ahead
-            if self._reader.mapped is not None:
-                request.same_host.CopyFrom(self._reader.mapped.request)
+            if mapped is not None:
+                request.same_host.CopyFrom(mapped.request)
         request.charge, request.refund = max(self.charge, 0), max(-self.charge, 0)
         exchange = Exchange(
-            message=request.SerializeToString(), draw=draw, has_update=has_update, batches=batches, charge=self.charge
+            message=request.SerializeToString(),
+            draw=draw,
+            mapped=mapped,
+            has_update=has_update,
+            batches=batches,
+            charge=self.charge,
         )
         self.charging += self.charge
         self.charge = 0

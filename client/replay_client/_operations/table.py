@@ -18,7 +18,7 @@ from replay_client._rows.buffers import Blank
 from replay_client._rows.checks import MOST_KEYS_AT_ONCE, checked_keys, checked_priorities, checked_rows
 from replay_client._rows.choosing import chosen_columns, chosen_of_steps
 from replay_client._rows.columns import BatchOrKeys
-from replay_client._rows.mapped_rows import MappedRows
+from replay_client._rows.mapped_rows import NearRows
 from replay_client._transport.call import Call, Operation
 from replay_client._transport.connection import LinkOptions
 from replay_client._transport.time_limits import time_limit
@@ -39,13 +39,14 @@ _CHOICES_KEPT: Final = 4
 class TableOperations:
     """See the module. Thread-safe."""
 
-    def __init__(self, table: TableDescription, mapped: MappedRows | None, timeout_s: float) -> None:
-        """Use a table. ``mapped`` copies rows from the server's files, unless it is None.
+    def __init__(self, table: TableDescription, near: NearRows, timeout_s: float) -> None:
+        """Use a table. ``near`` has what copies rows from the server's files, if that is possible.
 
         ``timeout_s`` is the client's default time limit.
         """
         self._table = table
-        self._new_batch_reader = partial(BatchReader, table.schema, table.steps, mapped)
+        self._near = near
+        self._new_batch_reader = partial(BatchReader, table.schema, table.steps)
         self._batch_reader = lru_cache(_CHOICES_KEPT)(self._new_batch_reader)
         self._rows_reader = lru_cache(_CHOICES_KEPT)(
             partial(RowsReader, table.schema, of_steps=table.steps is not None)
@@ -118,12 +119,15 @@ class TableOperations:
 
     def sample(self, draw: replay_pb2.Draw, reader: BatchReader) -> Operation[Batch]:
         """Draw a batch."""
-        batch = yield from self._drawn(draw, None if reader.mapped is None else reader.mapped.request, reader)
-        return batch or (yield from self.sample_again(draw, reader))
+        mapped = self._near.mapped
+        answer = yield self._draw_call(draw, None if mapped is None else mapped.request)
+        return reader.sampled(answer, mapped) or (yield from self.sample_again(draw, reader))
 
     def sample_again(self, draw: replay_pb2.Draw, reader: BatchReader) -> Operation[Batch]:
         """Draw a replacement for a batch whose rows were overwritten during the copy; the reply contains the rows."""
-        batch = yield from self._drawn(draw, None if reader.mapped is None else reader.mapped.request_again, reader)
+        mapped = self._near.mapped
+        answer = yield self._draw_call(draw, None if mapped is None else mapped.request_again)
+        batch = reader.sampled(answer)
         assert batch is not None
         return batch
 
@@ -168,16 +172,12 @@ class TableOperations:
             )
         return description
 
-    def _drawn(
-        self, draw: replay_pb2.Draw, same_host: replay_pb2.SameHost | None, reader: BatchReader
-    ) -> Operation[Batch | None]:
-        """Draw a batch. Return None if inserts overwrote rows during the copy."""
+    def _draw_call(self, draw: replay_pb2.Draw, same_host: replay_pb2.SameHost | None) -> Call:
         request = replay_pb2.SampleRequest(
             table=self._table.name, table_uid=self._table.uid, draw=draw, same_host=same_host
         )
         timeout_s, margin_s = self._limits(draw.wait_s)
-        answer = yield Call("Sample", request.SerializeToString(), timeout_s=timeout_s, margin_s=margin_s)
-        return reader.sampled(answer)
+        return Call("Sample", request.SerializeToString(), timeout_s=timeout_s, margin_s=margin_s)
 
     def _limits(self, wait_s: float) -> tuple[float, float]:
         """Return `Call.timeout_s` and `Call.margin_s` for a draw that may wait ``wait_s`` seconds on the server."""
@@ -187,9 +187,7 @@ class TableOperations:
 class TableHandle:
     """Base class of the tables of all clients, without I/O."""
 
-    def __init__(
-        self, description: TableDescription, options: LinkOptions, mapped: MappedRows | None, *, created: bool
-    ) -> None:
+    def __init__(self, description: TableDescription, options: LinkOptions, near: NearRows, *, created: bool) -> None:
         self.created: Final = created
         """Whether `ReplayClient.create_table` created the table; False if it already existed."""
         self.name: Final = description.name
@@ -210,7 +208,7 @@ class TableHandle:
         """Size of the ring in rows: row k is in slot k % slots."""
         self._description = description
         self._address = options.address
-        self._operations = TableOperations(description, mapped, options.timeout_s)
+        self._operations = TableOperations(description, near, options.timeout_s)
 
     @property
     def batch_columns(self) -> Mapping[str, Column]:

@@ -1,11 +1,12 @@
 """Copies rows directly from the server's files if client and server share a host.
 
-    mapped = MappedRows(description, nonce)
+    mapped = MappedRows(description)
     is_whole = mapped.gather(batch_keys, columns)       # False if inserts overwrote a row meanwhile
 
-The server tells clients the directory of a table. A client that can read the nonce in that directory sends it with its
-requests. The client then receives only keys and weights, and copies the rows itself. Later inserts may overwrite rows
-at any time, so the client checks after the copy that the rows are intact. This check relies on x86-64's ordered loads.
+The files must be those of the server that answers: `replay_client._transport.data_path` proves this first. Each request
+then carries the id of that server, so another one answers with rows. The client receives only keys and weights, and
+copies the rows itself. Later inserts may overwrite rows at any time, so the client checks after the copy that the rows
+are intact. This check relies on x86-64's ordered loads.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -29,13 +31,15 @@ from replay_client.results.description import TableDescription
 class MappedRows:
     """The rows of one table, mapped read-only."""
 
-    def __init__(self, table: TableDescription, nonce: bytes) -> None:
-        """Map the files, or raise OSError. ``nonce`` is the content of the nonce file in the table's directory."""
+    def __init__(self, table: TableDescription) -> None:
+        """Map the files, or raise OSError."""
         folder = Path(table.directory)
-        self.request = replay_pb2.SameHost(nonce=nonce)
+        self.request = replay_pb2.SameHost(owner_id=table.owner_id)
         """Tells the server to omit rows from the reply."""
-        self.request_again = replay_pb2.SameHost(nonce=nonce, overtaken=True)
+        self.request_again = replay_pb2.SameHost(owner_id=table.owner_id, overtaken=True)
         """Tells the server to include the rows, because they were overwritten during the copy of an earlier reply."""
+        self.is_refused = False
+        """Whether a reply had rows although its request named the server: another server has answered."""
         self._slots = table.slots
         self._header = _mapped(folder / HEADER_FILE, 8 * HEADER_WORDS).view("<i8")
         self._columns: dict[str, Array] = {}
@@ -71,6 +75,21 @@ class MappedRows:
     def are_whole(self, keys: NDArray[np.int64]) -> bool:
         """Whether no insert has overwritten any of these rows yet. If so, copies made before this call are intact."""
         return not len(keys) or int(np.minimum.reduce(keys)) + self._slots >= int(self._header[WRITE_HORIZON])
+
+
+@dataclass
+class NearRows:
+    """The rows of a table that a client may copy. A `DataPath` keeps this up to date; requests use it as it is."""
+
+    mapped: MappedRows | None = None
+    """None: replies contain the rows. Copy the rows of a reply only from what its request was made with."""
+    is_doubted: bool = False
+    """Whether the server may have been replaced, or nothing was proved yet."""
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether another server has answered."""
+        return self.mapped is not None and self.mapped.is_refused
 
 
 def _mapped(path: Path, size: int) -> NDArray[np.uint8]:

@@ -23,6 +23,7 @@ from typing import Generic
 from replay_proto.frames import Content
 
 from replay_client._transport.connection import Connection, MessageStream, StreamMethod
+from replay_client._transport.data_path import DataPath
 from replay_client._transport.frame_stream import FrameStream
 from replay_client._transport.pending import PendingRequests, R
 from replay_client._transport.sent_frames import SentFrames
@@ -40,7 +41,7 @@ class AnsweredStream(Generic[R]):
         pending: PendingRequests[R],
         *,
         before_waiting: Callable[[], float | None] = lambda: None,
-        open_around: Callable[[], FrameStream | None] = lambda: None,
+        path: DataPath,
         sends_in_background: bool = False,
     ) -> None:
         """Create the stream; the first request opens it.
@@ -51,7 +52,7 @@ class AnsweredStream(Generic[R]):
             pending: the requests; guarded by `changed`.
             before_waiting: called in the sending thread, with `changed` held, when there is nothing to send. It may
                 add requests. It returns the seconds until the next call, or None.
-            open_around: opens a stream that bypasses gRPC, or returns None if that is impossible.
+            path: opens streams that bypass gRPC, if that is possible.
             sends_in_background: whether a background thread sends the requests on such a stream. Otherwise,
                 `send_pending` does.
         """
@@ -64,7 +65,7 @@ class AnsweredStream(Generic[R]):
         self._connection = connection
         self._method = method
         self._before_waiting = before_waiting
-        self._open_around = open_around
+        self._path = path
         self._sends_in_background = sends_in_background
         self._stream: MessageStream | FrameStream | SentFrames | None = None
         self._token: object = None  # identifies the open stream
@@ -102,6 +103,9 @@ class AnsweredStream(Generic[R]):
             ReplayError: the oldest request was refused.
         """
         while True:
+            if self._stream is None:
+                self._path.doubt_if_replaced()
+            self._path.renew()
             stream = self._opened(deadline)
             try:
                 answer = self._answer(stream, deadline)
@@ -152,7 +156,7 @@ class AnsweredStream(Generic[R]):
             return self._stream
 
     def _open(self) -> MessageStream | FrameStream | SentFrames:
-        frames = self._open_around()
+        frames = self._path.open_stream(self._method)
         if frames is None:
             return self._connection.open_stream(self._method, map(b"".join, self._requests(self._token)))
         if self._sends_in_background:

@@ -1,49 +1,186 @@
 """Shortcuts that bypass gRPC if client and server share a host: mapped files for rows, and a local socket for calls.
 
-The server tells clients the directory and the socket of a table. A client that can read the nonce in that directory is
-on the same host, and may use both.
+That a client can read the files of a table proves nothing: they may be a copy, or lie on a file system that several
+machines share. So a client maps them only after it has found one and the same id in three places: in the description of
+the table, which came over gRPC; in the owner record of the directory, which must be the original and not a copy; and in
+the answer of the server that listens on the socket there. Calls over the socket name the id, too. A server draws a new
+id at each start, so both shortcuts end with the server, and are found again when a new one has taken its place.
 """
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
-from replay_proto.layout import NONCE_BYTES, NONCE_FILE
+from replay_proto.frames import Content
+from replay_proto.owner import read_owner
 
-from replay_client._rows.mapped_rows import MappedRows
+from replay_client._rows.mapped_rows import MappedRows, NearRows
 from replay_client._transport.frame_stream import FrameStream
-from replay_client._transport.local_calls import FrameMethod, LocalAddress, LocalCalls
+from replay_client._transport.local_calls import RETRY_S, FrameMethod, LocalAddress, LocalCalls
+from replay_client.errors import ReplayError
 from replay_client.results.description import TableDescription
 
+DESCRIBE_S: Final = 2.0
+"""Time limit for a new description of the table."""
 _ORDERED_LOADS: Final = ("x86_64", "AMD64")
 """Architectures (named as in `platform.machine`) with the memory order that the check of copied rows needs."""
 
+Described: TypeAlias = TableDescription | None
+Renewal: TypeAlias = Generator[LocalAddress | None, bool | Described, None]
+"""Steps of a renewal. It yields an address, and receives whether the server there accepts it; or None, and receives the
+current description of the table, or None if the server does not answer."""
 
-@dataclass(frozen=True)
-class DataPath:
-    """Shortcuts to one table. A shortcut that is None is unavailable, so gRPC is used instead."""
 
-    rows: MappedRows | None = None
-    """Copies the rows of batches from the table's files; None: replies contain the rows."""
-    calls: LocalCalls | None = None
-    """Makes the calls of learners and writers over the local socket; None: they use gRPC."""
+class Shortcuts:
+    """Base class of the shortcuts of all clients: what is known and what to find out, without I/O except reading."""
 
-    @classmethod
-    def on_same_host(cls, table: TableDescription, authorization: Callable[[], str] = str) -> DataPath:
-        """Find the shortcuts, if the server offers them and this process can read the table's directory."""
+    def __init__(self, table: TableDescription, authorization: Callable[[], str], *, is_wanted: bool) -> None:
+        """Know nothing but the description of the table yet.
+
+        Args:
+            table: the table.
+            authorization: returns the header that authenticates a call; empty without a token.
+            is_wanted: whether to use shortcuts.
+        """
+        self.near = NearRows()
+        """Copies rows from the table's files, once it is proved that they are the server's."""
+        self.address: LocalAddress | None = None
+        """The server's socket; None: use gRPC."""
+        self._authorization = authorization
+        self._table = table
+        self._not_before_s = 0.0
+        if is_wanted and table.owner_id and self._id_there() is not None:
+            self._adopt(table)
+
+    def doubt(self) -> None:
+        """Note that the server may have been replaced."""
+        self.near.is_doubted = self.address is not None
+
+    def doubt_if_replaced(self) -> None:
+        """Doubt if another server has taken the directory. Call this before a stream is opened."""
+        if self.address is not None and self._id_there() not in (None, self._table.owner_id):
+            self.doubt()
+            self._not_before_s = 0.0
+
+    def _has_to_look(self) -> bool:
+        return (self.near.is_doubted or self.near.is_refused) and time.monotonic() >= self._not_before_s
+
+    def _renewal(self) -> Renewal:
+        """Find out which server is there. If that is impossible, doubt on, and try again later."""
         try:
-            nonce = (Path(table.directory) / NONCE_FILE).read_bytes() if table.directory else b""
-            if len(nonce) != NONCE_BYTES:
-                return cls()
-            rows = MappedRows(table, nonce) if platform.machine() in _ORDERED_LOADS else None
+            yield from self._steps()
+        finally:
+            is_settled = not self.near.is_doubted and not self.near.is_refused
+            self._not_before_s = 0.0 if is_settled else time.monotonic() + RETRY_S
+
+    def _steps(self) -> Renewal:
+        if self.near.is_refused or self._id_there() not in (None, self._table.owner_id):
+            described = yield None
+            if not isinstance(described, TableDescription):
+                return
+            if described.uid != self._table.uid or not described.owner_id:
+                self._leave()
+                return
+            if described.owner_id != self._table.owner_id:
+                self._adopt(described)
+        there = self._id_there()
+        if there is None:
+            self._leave()
+        elif there == self._table.owner_id:
+            assert self.address is not None
+            if self.near.mapped is not None or (yield self.address):
+                self._map()
+
+    def _id_there(self) -> bytes | None:
+        """Return the id in the owner record of the table's directory; None if it is unreadable or a copy."""
+        try:
+            found = read_owner(Path(self._table.directory).parents[1])
+        except (OSError, IndexError):
+            return None
+        return found.record.id if found.record is not None and found.is_original else None
+
+    def _adopt(self, table: TableDescription) -> None:
+        self._table = table
+        self.near.mapped, self.near.is_doubted = None, True
+        self.address = LocalAddress(table, self._authorization)
+
+    def _leave(self) -> None:
+        """Use gRPC from now on: the server is elsewhere."""
+        self.near.mapped, self.near.is_doubted = None, False
+        self.address = None
+
+    def _map(self) -> None:
+        try:
+            if self.near.mapped is None and platform.machine() in _ORDERED_LOADS:
+                self.near.mapped = MappedRows(self._table)
         except OSError:
-            return cls()
-        return cls(rows, LocalCalls(LocalAddress(table, nonce, authorization)) if table.socket else None)
+            self._leave()
+            return
+        self.near.is_doubted = False
+
+
+class DataPath(Shortcuts):
+    """Shortcuts to one table. Thread-safe."""
+
+    def __init__(
+        self,
+        table: TableDescription,
+        authorization: Callable[[], str] = str,
+        *,
+        describe: Callable[[], TableDescription] | None = None,
+    ) -> None:
+        """See `Shortcuts`. ``describe`` asks the server for the table's current description; None: use gRPC only."""
+        self.calls: LocalCalls | None = None
+        """Makes the calls of learners and writers over the local socket; None: they use gRPC."""
+        self._describe = describe
+        self._renewing = threading.Lock()
+        super().__init__(table, authorization, is_wanted=describe is not None)
+
+    def renew(self) -> None:
+        """Find out which server is there, if that is in doubt; otherwise, return at once. Hold no lock meanwhile."""
+        if not self._has_to_look():
+            return
+        with self._renewing, suppress(StopIteration):
+            if not self._has_to_look():
+                return
+            steps = self._renewal()
+            address = next(steps)
+            while True:
+                address = steps.send(self._current() if address is None else self._accepts(address))
+
+    def call(self, method: FrameMethod, request: bytes, timeout_s: float) -> Content | None:
+        """Make a call over the local socket; see `LocalCalls.call`."""
+        if self.calls is None or self.address is None:
+            return None
+        answer = self.calls.call(method, request, timeout_s)
+        if answer is None:
+            self.doubt()
+        return answer
 
     def open_stream(self, method: FrameMethod) -> FrameStream | None:
         """Open a stream that bypasses gRPC, if possible."""
-        return None if self.calls is None else self.calls.open_stream(method)
+        return None if self.calls is None or self.address is None else self.calls.open_stream(method)
+
+    def _current(self) -> TableDescription | None:
+        assert self._describe is not None
+        try:
+            return self._describe()
+        except ReplayError:
+            return None
+
+    def _accepts(self, address: LocalAddress) -> bool:
+        return self.calls is not None and self.calls.is_accepted_at(address)
+
+    def _adopt(self, table: TableDescription) -> None:
+        super()._adopt(table)
+        assert self.address is not None
+        if self.calls is None:
+            self.calls = LocalCalls(self.address)
+        else:
+            self.calls.move(self.address)

@@ -24,6 +24,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeGuard, get_args
 
+from google.protobuf.message import DecodeError
 from replay_proto.frames import Content
 from replay_proto.tracing import Metadata, context_metadata
 from replay_proto.v1 import replay_pb2
@@ -53,23 +54,39 @@ def is_local(method: str) -> TypeGuard[FrameMethod]:
 class LocalAddress:
     """The path of a server's socket, and the first message to send there."""
 
-    def __init__(self, table: TableDescription, nonce: bytes, authorization: Callable[[], str] = str) -> None:
+    def __init__(self, table: TableDescription, authorization: Callable[[], str] = str) -> None:
         """Prepare the first message.
 
         Args:
-            table: the table.
-            nonce: the content of the nonce file in the table's directory.
+            table: the table, as the server describes it that must listen at the address.
             authorization: returns the header that authenticates a call; empty without a token.
         """
         self._path = Path(table.socket)
-        self._hello = replay_pb2.FrameHello(table=table.name, table_uid=table.uid, nonce=nonce)
+        self._owner_id = table.owner_id
+        self._hello = replay_pb2.FrameHello(table=table.name, table_uid=table.uid, owner_id=table.owner_id)
         self._authorization = authorization
 
-    def hello(self, method: FrameMethod, context: Metadata) -> bytes:
-        """Return the first message of a connection for calls of this method in this trace context."""
+    def hello(self, method: FrameMethod | Literal[""], context: Metadata) -> bytes:
+        """Return the first message of a connection for calls of this method in this trace context.
+
+        With an empty method, the server only says which one it is.
+        """
         hello = replay_pb2.FrameHello(method=method, trace_context=dict(context), authorization=self._authorization())
         hello.MergeFrom(self._hello)
         return hello.SerializeToString()
+
+    def check_welcome(self, welcome: Content) -> None:
+        """Check the answer to the first message.
+
+        Raises:
+            ServerUnavailableError: another server has answered, or another program.
+        """
+        try:
+            said = replay_pb2.FrameWelcome.FromString(bytes(welcome)).owner_id
+        except DecodeError:
+            said = b""
+        if not said or said != self._owner_id:
+            raise ServerUnavailableError(f"another server than that of the table listens at {self._path}")
 
     @contextmanager
     def short_path(self) -> Iterator[str]:
@@ -100,6 +117,22 @@ class LocalCalls:
         self._lock = threading.Lock()
         self._not_before_s = 0.0
         self._is_closed = False
+
+    def move(self, address: LocalAddress) -> None:
+        """Use another address from now on. Open streams stay where they are."""
+        with self._lock:
+            self.address, self._not_before_s = address, 0.0
+            idle, self._idle = self._idle, defaultdict(list)
+        for kept in chain.from_iterable(idle.values()):
+            kept.stream.close()
+
+    def is_accepted_at(self, address: LocalAddress) -> bool:
+        """Whether the server that the address is meant for listens there."""
+        try:
+            _greeted(address, "", (), time.monotonic() + HELLO_TIMEOUT_S).close()
+        except (OSError, ReplayError):
+            return False
+        return True
 
     def open_stream(self, method: FrameMethod, timeout_s: float = HELLO_TIMEOUT_S) -> FrameStream | None:
         """Open a stream, which `close` will cancel; return None if the server refuses, or does not answer in time."""
@@ -160,7 +193,7 @@ class LocalCalls:
         if self._is_closed or time.monotonic() < self._not_before_s:
             return None
         try:
-            stream = self._greeted(method, context, time.monotonic() + timeout_s)
+            stream = _greeted(self.address, method, context, time.monotonic() + timeout_s)
             stream.is_alive = partial(self._is_alive, method)
             return stream
         except (FileNotFoundError, ConnectionRefusedError):
@@ -169,26 +202,10 @@ class LocalCalls:
             self._not_before_s = time.monotonic() + RETRY_S
             return None
 
-    def _greeted(self, method: FrameMethod, context: Metadata, deadline: float) -> FrameStream:
-        """Open a connection, send the hello, and wait until the server accepts it."""
-        link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        try:
-            link.settimeout(max(0.0, deadline - time.monotonic()))
-            with self.address.short_path() as path:
-                link.connect(path)
-            link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
-            stream = FrameStream(link)
-            stream.send(self.address.hello(method, context))
-            stream.receive(max(0.0, deadline - time.monotonic()))
-        except BaseException:
-            link.close()
-            raise
-        return stream
-
     def _is_alive(self, method: FrameMethod) -> bool:
         """Whether the server answers the hello of another connection, even if only with a refusal."""
         try:
-            self._greeted(method, (), time.monotonic() + HELLO_TIMEOUT_S).close()
+            _greeted(self.address, method, (), time.monotonic() + HELLO_TIMEOUT_S).close()
         except ReplayError as error:  # some of them are OSErrors, too
             return not isinstance(error, ServerUnavailableError | DeadlineExceededError)
         except OSError:
@@ -214,3 +231,22 @@ class LocalCalls:
                 self._idle[method].append(used)
             else:
                 used.stream.close()
+
+
+def _greeted(
+    address: LocalAddress, method: FrameMethod | Literal[""], context: Metadata, deadline: float
+) -> FrameStream:
+    """Open a connection, send the hello, and wait until the server accepts it."""
+    link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        link.settimeout(max(0.0, deadline - time.monotonic()))
+        with address.short_path() as path:
+            link.connect(path)
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
+        stream = FrameStream(link)
+        stream.send(address.hello(method, context))
+        address.check_welcome(stream.receive(max(0.0, deadline - time.monotonic())))
+    except BaseException:
+        link.close()
+        raise
+    return stream

@@ -16,8 +16,9 @@ from functools import partial
 from multiprocessing.context import get_spawning_popen
 from typing import Any, Self, TypeVar
 
+from replay_client._transport.call import Operation
 from replay_client._transport.connection import Connection, LinkOptions
-from replay_client._transport.data_path import DataPath
+from replay_client._transport.data_path import DESCRIBE_S, DataPath
 from replay_client._transport.local_calls import LocalCalls
 from replay_client._transport.unclosed import FINISH_S
 from replay_client.errors import ClosedError, UnauthenticatedError
@@ -92,11 +93,15 @@ class ServerLink(LinkBase):
             if self._connection is not None:
                 self._connection.move(self.options)
 
-    def data_path(self, table: TableDescription) -> DataPath:
-        """Find the shortcuts to a table, without a call to the server."""
-        path = (
-            DataPath.on_same_host(table, self.connection.access.authorization) if self.options.same_host else DataPath()
-        )
+    def data_path(self, table: TableDescription, describe: Callable[[], Operation[TableDescription]]) -> DataPath:
+        """Prepare the shortcuts to a table, without a call to the server. ``describe`` fetches its description."""
+        if not self.options.same_host:
+            return DataPath(table)
+
+        def described() -> TableDescription:
+            return self.connection.ask(describe(), timeout_s=DESCRIBE_S)
+
+        path = DataPath(table, self.connection.access.authorization, describe=described)
         if path.calls is not None:
             self._calls.add(path.calls)
         return path

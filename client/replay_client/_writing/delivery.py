@@ -16,13 +16,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from contextvars import copy_context
 from typing import Final
 
 from replay_client._transport.answered_stream import AnsweredStream
 from replay_client._transport.connection import Connection
-from replay_client._transport.frame_stream import FrameStream
+from replay_client._transport.data_path import DataPath
 from replay_client._transport.time_limits import left_s
 from replay_client._transport.unclosed import finish_at_exit, finish_in_thread
 from replay_client._writing.writing import WriterOptions, Writing
@@ -44,11 +43,11 @@ class Delivery:
         table: TableDescription,
         options: WriterOptions,
         *,
-        open_around: Callable[[], FrameStream | None],
+        path: DataPath,
     ) -> None:
         """Prepare to connect when the first block is sent.
 
-        ``open_around`` opens a stream that bypasses gRPC; it returns None if that is not available.
+        ``path`` has the shortcuts to the table.
         """
         self._connection = connection
         self._waits_while_away = options.waits_while_away
@@ -59,7 +58,7 @@ class Delivery:
             "Write",
             self.writing.pending,
             before_waiting=self._outbox.due_in_s,
-            open_around=open_around,
+            path=path,
             sends_in_background=True,
         )
         self.changed = self._stream.changed

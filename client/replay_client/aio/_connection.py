@@ -101,6 +101,15 @@ class Connection(ConnectionBase):
         await self._turns.take()
         return await run_async(operation, self.call)
 
+    async def ask(self, operation: Operation[T], *, timeout_s: float) -> T:
+        """Run an operation whose answer is optional; see `replay_client._transport.connection.Connection.ask`."""
+
+        async def call_once(call: Call) -> bytes:
+            self.check_usable()
+            return await self._attempt(call, time.monotonic() + timeout_s)
+
+        return await run_async(operation, call_once)
+
     async def call(self, call: Call) -> bytes:
         """Make a call and wait for the reply.
 

@@ -10,7 +10,7 @@ from replay_client._transport.time_limits import left_s
 from replay_client._transport.unclosed import FINISH_S
 from replay_client._writing.writing import WriterOptions, Writing
 from replay_client.aio._connection import Connection
-from replay_client.aio._frames import LocalStreams
+from replay_client.aio._frames import LocalPath
 from replay_client.aio._stream import AnsweredStream
 from replay_client.results.description import TableDescription
 
@@ -19,14 +19,14 @@ class Delivery:
     """Runs a background task that sends blocks, processes acknowledgements, and reconnects."""
 
     def __init__(
-        self, connection: Connection, table: TableDescription, options: WriterOptions, local: LocalStreams | None
+        self, connection: Connection, table: TableDescription, options: WriterOptions, path: LocalPath
     ) -> None:
-        """Connect when the first block is sent. ``local`` opens streams over the local socket, if possible."""
+        """Connect when the first block is sent. ``path`` has the shortcuts to the table."""
         self.writing = Writing(table, options, timeout_s=connection.timeout_s, wake=self._wake)
         self._outbox = self.writing.outbox
         self._connection = connection
         self._stream = AnsweredStream(
-            connection, "Write", self.writing.pending, before_waiting=self._outbox.due_in_s, local=local
+            connection, "Write", self.writing.pending, before_waiting=self._outbox.due_in_s, path=path
         )
         self._receiver: asyncio.Task[None] | None = None
         self._finisher: asyncio.Task[None] | None = None

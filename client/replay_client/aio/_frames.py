@@ -8,16 +8,18 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Final
+from typing import Final, Literal
 
 from google.rpc import status_pb2
 from replay_proto.frames import Content, FrameError, FrameKind, FrameParser, frame_head
 from replay_proto.tracing import context_metadata
 
+from replay_client._transport.data_path import Renewal, Shortcuts
 from replay_client._transport.frame_stream import LONGEST_BYTES, SILENCE_S
 from replay_client._transport.local_calls import HELLO_TIMEOUT_S, RETRY_S, SEND_BYTES, FrameMethod, LocalAddress
 from replay_client.aio._waiting import Changes
 from replay_client.errors import ReplayError, ServerUnavailableError, from_status
+from replay_client.results.description import TableDescription
 
 _BROKEN: Final = "the connection to the server broke"
 
@@ -117,48 +119,96 @@ class FrameStream(asyncio.BufferedProtocol):
         self._changed.notify()
 
 
-class LocalStreams:
-    """Opens streams to one table."""
+class LocalPath(Shortcuts):
+    """Shortcuts to one table: mapped rows, and streams over the local socket."""
 
-    def __init__(self, address: LocalAddress) -> None:
-        self._address = address
-        self._not_before_s = 0.0
+    def __init__(
+        self,
+        table: TableDescription,
+        authorization: Callable[[], str],
+        *,
+        describe: Callable[[], Awaitable[TableDescription]] | None,
+    ) -> None:
+        """See `Shortcuts`. ``describe`` asks the server for the table's current description; None: use gRPC only."""
+        self._describe = describe
+        self._pause_until_s = 0.0
+        self._renewing = asyncio.Lock()
+        super().__init__(table, authorization, is_wanted=describe is not None)
+
+    async def renew(self) -> None:
+        """Find out which server is there, if that is in doubt; otherwise, return at once."""
+        if not self._has_to_look():
+            return
+        async with self._renewing:
+            if not self._has_to_look():
+                return
+            await self._take(self._renewal())
+
+    async def _take(self, steps: Renewal) -> None:
+        try:
+            address = next(steps)
+            while True:
+                address = steps.send(await self._current() if address is None else await _is_accepted_at(address))
+        except StopIteration:
+            return
 
     async def open(self, method: FrameMethod) -> FrameStream | None:
         """Open a stream. Return None if the server refuses or does not answer in time; then use gRPC."""
-        if time.monotonic() < self._not_before_s:
+        self.doubt_if_replaced()
+        await self.renew()
+        address = self.address
+        if address is None or time.monotonic() < self._pause_until_s:
             return None
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
-                stream = await self._greeted(method)
-            stream.is_alive = partial(self._is_alive, method)
+                stream = await _greeted(address, method)
+            stream.is_alive = partial(_is_alive, address, method)
             return stream
         except (FileNotFoundError, ConnectionRefusedError):
             return None  # another attempt is nearly free, and finds a restarted server immediately
         except (OSError, ReplayError):
-            self._not_before_s = time.monotonic() + RETRY_S
+            self._pause_until_s = time.monotonic() + RETRY_S
             return None
 
-    async def _greeted(self, method: FrameMethod) -> FrameStream:
-        """Open a connection, send the hello, and wait until the server accepts it."""
-        stream = FrameStream()
+    async def _current(self) -> TableDescription | None:
+        assert self._describe is not None
         try:
-            with self._address.short_path() as path:
-                await asyncio.get_running_loop().create_unix_connection(lambda: stream, path)
-            await stream.send(self._address.hello(method, context_metadata()))
-            await stream.receive()
-        except BaseException:
-            stream.cancel()
-            raise
-        return stream
+            return await self._describe()
+        except ReplayError:
+            return None
 
-    async def _is_alive(self, method: FrameMethod) -> bool:
-        """Whether the server answers the hello of another connection, even if it refuses."""
-        try:
-            async with asyncio.timeout(HELLO_TIMEOUT_S):
-                (await self._greeted(method)).cancel()
-        except ReplayError as error:  # some of them are OSErrors, too
-            return not isinstance(error, ServerUnavailableError)
-        except OSError:
-            return False
-        return True
+
+async def _greeted(address: LocalAddress, method: FrameMethod | Literal[""]) -> FrameStream:
+    """Open a connection, send the hello, and wait until the server accepts it."""
+    stream = FrameStream()
+    try:
+        with address.short_path() as path:
+            await asyncio.get_running_loop().create_unix_connection(lambda: stream, path)
+        await stream.send(address.hello(method, context_metadata()))
+        address.check_welcome(await stream.receive())
+    except BaseException:
+        stream.cancel()
+        raise
+    return stream
+
+
+async def _is_accepted_at(address: LocalAddress) -> bool:
+    """Whether the server that the address is meant for listens there."""
+    try:
+        async with asyncio.timeout(HELLO_TIMEOUT_S):
+            (await _greeted(address, "")).cancel()
+    except (OSError, ReplayError):
+        return False
+    return True
+
+
+async def _is_alive(address: LocalAddress, method: FrameMethod) -> bool:
+    """Whether the server answers the hello of another connection, even if it refuses."""
+    try:
+        async with asyncio.timeout(HELLO_TIMEOUT_S):
+            (await _greeted(address, method)).cancel()
+    except ReplayError as error:  # some of them are OSErrors, too
+        return not isinstance(error, ServerUnavailableError)
+    except OSError:
+        return False
+    return True

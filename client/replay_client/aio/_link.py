@@ -9,9 +9,11 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from replay_client._transport.data_path import DataPath
+from replay_client._transport.call import Operation
+from replay_client._transport.data_path import DESCRIBE_S
 from replay_client._transport.server_link import LinkBase, ServerLink
 from replay_client.aio._connection import Connection
+from replay_client.aio._frames import LocalPath
 from replay_client.errors import ClosedError
 from replay_client.results.description import TableDescription
 from replay_client.sync.client import ReplayClient as SyncClient
@@ -45,11 +47,14 @@ class LoopLink(LinkBase):
         if self._connection is not None:
             await self._connection.close()
 
-    def data_path(self, table: TableDescription) -> DataPath:
-        """Find the shortcuts to a table, without a call to the server."""
-        return (
-            DataPath.on_same_host(table, self.connection.access.authorization) if self.options.same_host else DataPath()
-        )
+    def local_path(self, table: TableDescription, describe: Callable[[], Operation[TableDescription]]) -> LocalPath:
+        """Prepare the shortcuts to a table, without a call to the server. ``describe`` fetches its description."""
+
+        async def described() -> TableDescription:
+            return await self.connection.ask(describe(), timeout_s=DESCRIBE_S)
+
+        authorization = self.connection.access.authorization
+        return LocalPath(table, authorization, describe=described if self.options.same_host else None)
 
     def blocking(self) -> ServerLink:
         """Return a link for threads, with a connection of its own."""

@@ -12,7 +12,7 @@ from replay_proto.frames import Content
 from replay_client._transport.connection import StreamMethod
 from replay_client._transport.pending import PendingRequests, R
 from replay_client.aio._connection import Connection, MessageStream
-from replay_client.aio._frames import FrameStream, LocalStreams
+from replay_client.aio._frames import FrameStream, LocalPath
 from replay_client.aio._waiting import Changes
 from replay_client.errors import ClosedError
 
@@ -27,7 +27,7 @@ class AnsweredStream(Generic[R]):
         pending: PendingRequests[R],
         *,
         before_waiting: Callable[[], float | None] = lambda: None,
-        local: LocalStreams | None,
+        path: LocalPath,
     ) -> None:
         """Create the stream; the first request opens it.
 
@@ -37,7 +37,7 @@ class AnsweredStream(Generic[R]):
             pending: the requests. Call `notify` after adding some.
             before_waiting: called when there is nothing to send. Returns the seconds until the next call; None: call it
                 again after the next change.
-            local: opens streams over the local socket, if the server is on this host.
+            path: opens streams over the local socket, if the server is on this host.
         """
         self.changed = Changes()
         """Notified of every change."""
@@ -45,7 +45,7 @@ class AnsweredStream(Generic[R]):
         self._method = method
         self._pending = pending
         self._before_waiting = before_waiting
-        self._local = local
+        self._path = path
         self._stream: MessageStream | FrameStream | None = None
         self._sender: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -102,7 +102,7 @@ class AnsweredStream(Generic[R]):
 
     async def _open(self) -> MessageStream | FrameStream:
         self._connection.check_usable()
-        frames = None if self._local is None else await self._local.open(self._method)
+        frames = await self._path.open(self._method)
         if frames is None:
             return self._connection.open_stream(self._method)
         if self._is_closed or self._connection.is_closed:

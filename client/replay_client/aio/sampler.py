@@ -23,7 +23,7 @@ from replay_client._rows.columns import BatchOrKeys
 from replay_client._transport.time_limits import left_s
 from replay_client._transport.unclosed import FINISH_S, Lease
 from replay_client.aio._connection import Connection
-from replay_client.aio._frames import LocalStreams
+from replay_client.aio._frames import LocalPath
 from replay_client.aio._stream import AnsweredStream
 from replay_client.batch import Batch
 from replay_client.draws import Prefetch
@@ -47,22 +47,23 @@ class Sampler(SamplerHandle):
         reader: BatchReader,
         draw_over_wire: Callable[[replay_pb2.Draw], Awaitable[Batch]],
         *,
-        local: LocalStreams | None,
+        path: LocalPath,
         prefetch: Prefetch,
         reconnect_timeout_s: float | None,
     ) -> None:
         """Created by `Table.sampler`; the first batch opens the stream.
 
         ``draw_over_wire`` draws a replacement for a batch if its rows were overwritten before they were copied.
-        ``local`` opens streams over the local socket, if the server is on this host.
+        ``path`` has the shortcuts to the table.
         """
-        super().__init__(connection, table, draw, reader, prefetch=prefetch, reconnect_timeout_s=reconnect_timeout_s)
+        super().__init__(
+            connection, table, draw, reader, path.near, prefetch=prefetch, reconnect_timeout_s=reconnect_timeout_s
+        )
+        self._path = path
         self._one_caller = OneCaller("sampler")
         self._draw_over_wire = draw_over_wire
         self._connection = connection
-        self._stream: AnsweredStream[Exchange] = AnsweredStream(
-            connection, "Learn", self._learning.pending, local=local
-        )
+        self._stream: AnsweredStream[Exchange] = AnsweredStream(connection, "Learn", self._learning.pending, path=path)
         self._exchanges = _Exchanges(connection, table.name, self._learning, self._stream)
         self._lease = Lease(self._exchanges)
 
@@ -92,6 +93,7 @@ class Sampler(SamplerHandle):
         """Send updates and a request for another batch; see `replay_client.Sampler.request`."""
         self._check_usable()
         await self._connection.reach()
+        await self._path.renew()
         self._learning.ask()
         self._stream.send_pending()
 

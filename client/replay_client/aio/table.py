@@ -24,7 +24,6 @@ from replay_client._rows.choosing import chosen_columns
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._writing.writing import MAX_BLOCKS_IN_FLIGHT, WriterOptions
 from replay_client.aio._connection import Connection
-from replay_client.aio._frames import LocalStreams
 from replay_client.aio._link import LoopLink
 from replay_client.aio.row_reader import RowReader
 from replay_client.aio.sampler import Sampler
@@ -52,10 +51,9 @@ class Table(TableHandle):
 
     def __init__(self, link: LoopLink, description: TableDescription, *, created: bool = False) -> None:
         """Created by `ReplayClient`."""
-        path = link.data_path(description)
-        super().__init__(description, link.options, path.rows, created=created)
+        self._path = link.local_path(description, partial(describe, description.name))
+        super().__init__(description, link.options, self._path.near, created=created)
         self._link = link
-        self._local = None if path.calls is None else LocalStreams(path.calls.address)
 
     def __reduce__(self) -> tuple[Callable[..., Table], tuple[object, ...]]:
         return partial(Table, created=self.created), (self._link, self._description)
@@ -87,6 +85,7 @@ class Table(TableHandle):
         """Draw rows by priority; see `replay_client.Table.sample`."""
         reader = self._operations.batch_reader(self._operations.chosen(columns))
         draw = self._operations.draw(batch_size, beta, weight_norm, draw_mode, timeout_s, reader)
+        await self._path.renew()
         return await self._connection.run(self._operations.sample(draw, reader))
 
     async def update_priorities(self, batch_or_keys: BatchOrKeys, priorities: ArrayLike) -> UpdateResult:
@@ -163,7 +162,7 @@ class Table(TableHandle):
             max_delay_s=max_delay_s,
             reconnect_timeout_s=reconnect_timeout_s,
         )
-        return Writer(self._connection, self._description, options, self._local)
+        return Writer(self._connection, self._description, options, self._path)
 
     @overload
     def sampler(
@@ -246,7 +245,7 @@ class Table(TableHandle):
             operations.draw(**draw, reader=reader),
             reader,
             lambda draw: self._connection.run(operations.sample_again(draw, replacing)),
-            local=self._local,
+            path=self._path,
             prefetch=prefetch,
             reconnect_timeout_s=reconnect_timeout_s,
         )

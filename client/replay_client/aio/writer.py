@@ -25,7 +25,7 @@ from replay_client._transport.unclosed import Lease
 from replay_client._writing.writing import WriterOptions
 from replay_client.aio._connection import Connection
 from replay_client.aio._delivery import Delivery
-from replay_client.aio._frames import LocalStreams
+from replay_client.aio._frames import LocalPath
 from replay_client.errors import ReplayError
 from replay_client.results.description import TableDescription
 from replay_client.sync.writer import GIVE_UP_S
@@ -86,17 +86,17 @@ class Writer:
     """See `replay_client.Writer`. Several tasks may use one writer, but all share the current episodes."""
 
     def __init__(
-        self, connection: Connection, table: TableDescription, options: WriterOptions, local: LocalStreams | None
+        self, connection: Connection, table: TableDescription, options: WriterOptions, path: LocalPath
     ) -> None:
         """Created by `Table.writer`; the stream to the server opens when the first block is sent.
 
-        ``local`` opens streams over the local socket, if the server is on this host.
+        ``path`` has the shortcuts to the table.
         """
         self.steps: Final = table.steps
         """What a table of steps draws and derives; None: the table is not a table of steps."""
         self._connection = connection
         self._table = table
-        self._delivery = Delivery(connection, table, options, local)
+        self._delivery = Delivery(connection, table, options, path)
         self._writing = self._delivery.writing
         self._outbox = self._writing.outbox
         lease = Lease(self._delivery)

@@ -52,6 +52,8 @@ class TableDescription:
     """Path of the table's files on the server's host; empty if not disclosed."""
     socket: str = ""
     """Path of a socket on the server's host for calls without gRPC; empty: none."""
+    owner_id: bytes = b""
+    """16 random bytes that the server drew at its start; empty if `directory` is."""
     steps: Steps | None = None
     """The items and derived columns of a table of steps; None if this is not a table of steps."""
     rate_limit: RateLimit | None = None

@@ -35,7 +35,7 @@ from replay_client._learning.one_caller import OneCaller
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._transport.answered_stream import AnsweredStream
 from replay_client._transport.connection import Connection
-from replay_client._transport.frame_stream import FrameStream
+from replay_client._transport.data_path import DataPath
 from replay_client._transport.unclosed import Lease, finish_at_exit, finish_in_thread
 from replay_client.batch import Batch
 from replay_client.draws import Prefetch
@@ -64,22 +64,23 @@ class Sampler(SamplerHandle):
         reader: BatchReader,
         draw_over_wire: Callable[[replay_pb2.Draw], Batch],
         *,
-        open_around: Callable[[], FrameStream | None],
+        path: DataPath,
         prefetch: Prefetch,
         reconnect_timeout_s: float | None,
     ) -> None:
         """Created by `Table.sampler`; the first `next()` opens the stream.
 
         ``draw_over_wire`` draws a replacement for a batch if its rows were overwritten before they were copied.
-        ``open_around`` opens a stream that bypasses gRPC, if available.
+        ``path`` has the shortcuts to the table.
         """
-        super().__init__(connection, table, draw, reader, prefetch=prefetch, reconnect_timeout_s=reconnect_timeout_s)
+        path.renew()
+        super().__init__(
+            connection, table, draw, reader, path.near, prefetch=prefetch, reconnect_timeout_s=reconnect_timeout_s
+        )
         self._one_caller = OneCaller("sampler")
         self._draw_over_wire = draw_over_wire
         self._connection = connection
-        self._stream: AnsweredStream[Exchange] = AnsweredStream(
-            connection, "Learn", self._learning.pending, open_around=open_around
-        )
+        self._stream: AnsweredStream[Exchange] = AnsweredStream(connection, "Learn", self._learning.pending, path=path)
         self._lease = Lease(_Exchanges(connection, table.name, self._learning, self._stream, self._one_caller))
 
     def __iter__(self) -> Sampler:

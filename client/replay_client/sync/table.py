@@ -70,9 +70,9 @@ class Table(TableHandle):
         created: bool = False,
         data_path: DataPath | None = None,
     ) -> None:
-        """Created by `ReplayClient`. ``data_path`` has the shortcuts to use; None: those that the link finds."""
-        path = data_path or link.data_path(description)
-        super().__init__(description, link.options, path.rows, created=created)
+        """Created by `ReplayClient`. ``data_path`` has the shortcuts to use; None: those that the link prepares."""
+        path = data_path or link.data_path(description, partial(describe, description.name))
+        super().__init__(description, link.options, path.near, created=created)
         self._link = link
         self._data_path = path
 
@@ -163,6 +163,7 @@ class Table(TableHandle):
         """
         reader = self._operations.batch_reader(self._operations.chosen(columns))
         draw = self._operations.draw(batch_size, beta, weight_norm, draw_mode, timeout_s, reader)
+        self._data_path.renew()
         return self._run(self._operations.sample(draw, reader))
 
     def update_priorities(self, batch_or_keys: BatchOrKeys, priorities: ArrayLike) -> UpdateResult:
@@ -403,7 +404,7 @@ class Table(TableHandle):
             self._connection,
             self._description,
             options,
-            open_around=partial(self._data_path.open_stream, "Write"),
+            path=self._data_path,
         )
 
     @overload
@@ -521,7 +522,7 @@ class Table(TableHandle):
             self._operations.draw(**draw, reader=reader),
             reader,
             lambda draw: self._run(self._operations.sample_again(draw, replacing)),
-            open_around=partial(self._data_path.open_stream, "Learn"),
+            path=self._data_path,
             prefetch=prefetch,
             reconnect_timeout_s=reconnect_timeout_s,
         )
@@ -598,12 +599,14 @@ class Table(TableHandle):
         return run(operation, self._call)
 
     def _call(self, call: Call) -> Content:
-        if self._data_path.calls is None or not is_local(call.method):
+        path = self._data_path
+        if path.address is None or not is_local(call.method):
             return self._connection.call(call)
         self._connection.check_usable()
+        path.renew()
         limit_s = time_limit("timeout_s", call.timeout_s, self._connection.timeout_s)
         deadline = time.monotonic() + limit_s
-        answer = self._data_path.calls.call(call.method, call.request, limit_s + call.margin_s)
+        answer = path.call(call.method, call.request, limit_s + call.margin_s)
         if answer is None:
             answer = self._connection.call(replace(call, timeout_s=max(0.0, deadline - time.monotonic())))
         return answer

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NoReturn
 
 from numpy.typing import ArrayLike
@@ -42,7 +42,7 @@ from replay_proto.framing import Array
 from replay_client._rows.block import RowBlock
 from replay_client._rows.checks import merged, not_a_row
 from replay_client._transport.connection import Connection
-from replay_client._transport.frame_stream import FrameStream
+from replay_client._transport.data_path import DataPath
 from replay_client._transport.unclosed import Lease
 from replay_client._writing.delivery import Delivery
 from replay_client._writing.writer_stream import WriterStream
@@ -65,17 +65,17 @@ class Writer:
         table: TableDescription,
         options: WriterOptions,
         *,
-        open_around: Callable[[], FrameStream | None],
+        path: DataPath,
     ) -> None:
         """Created by `Table.writer`; the stream to the server opens when the first block is sent.
 
-        ``open_around`` opens a stream that bypasses gRPC, if available.
+        ``path`` has the shortcuts to the table.
         """
         self.steps: Final = table.steps
         """What a table of steps draws and derives; None: the table is not a table of steps."""
         self._connection = connection
         self._table = table
-        self._delivery = Delivery(connection, table, options, open_around=open_around)
+        self._delivery = Delivery(connection, table, options, path=path)
         self._writing = self._delivery.writing
         self._outbox = self._writing.outbox
         self._episodes = self._writing.episodes

@@ -121,6 +121,10 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """FAILED_PRECONDITION: the operating system refused an operation on the server's files, for instance because the disk
     is broken. The call had no effect. Metadata: `error`, such as EIO, and `file` (empty if unknown).
     """
+    ERROR_REASON_STORAGE_LOST: _ErrorReason.ValueType  # 25
+    """FAILED_PRECONDITION: the directory of the tables was removed, or taken by another server, while this server runs.
+    It refuses what would be lost; restart it. Metadata: `folder`.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call was refused: the `reason` of its google.rpc.ErrorInfo, without the prefix."""
@@ -200,6 +204,10 @@ Metadata: `bound`, `limit`, `setting`.
 ERROR_REASON_STORAGE_FAILED: ErrorReason.ValueType  # 24
 """FAILED_PRECONDITION: the operating system refused an operation on the server's files, for instance because the disk
 is broken. The call had no effect. Metadata: `error`, such as EIO, and `file` (empty if unknown).
+"""
+ERROR_REASON_STORAGE_LOST: ErrorReason.ValueType  # 25
+"""FAILED_PRECONDITION: the directory of the tables was removed, or taken by another server, while this server runs.
+It refuses what would be lost; restart it. Metadata: `folder`.
 """
 global___ErrorReason = ErrorReason
 
@@ -886,6 +894,7 @@ class TableDescription(google.protobuf.message.Message):
     ROW_BYTES_FIELD_NUMBER: builtins.int
     DIRECTORY_FIELD_NUMBER: builtins.int
     SOCKET_FIELD_NUMBER: builtins.int
+    OWNER_ID_FIELD_NUMBER: builtins.int
     uid: builtins.bytes
     """16 random bytes that distinguish this table from earlier tables with the same name."""
     size: builtins.int
@@ -897,13 +906,15 @@ class TableDescription(google.protobuf.message.Message):
     row_bytes: builtins.int
     """Bytes of one row, all columns together."""
     directory: builtins.str
-    """Path of the table's directory on the server's host; empty if the server does not offer it. A client on this host
-    that can read the file `nonce` in the directory may copy rows from its files, see SameHost.
+    """Path of the table's directory on the server's host; empty if the server does not offer it. A client that has proved
+    that it is on this host may copy rows from the files in the directory, see SameHost.
     """
     socket: builtins.str
-    """Path of a unix-domain socket on the server's host; empty if the server does not offer it. A client on this host
-    that can read the nonce may make calls over the socket, see FrameHello.
+    """Path of a unix-domain socket on the server's host; empty if the server does not offer it. A client on this host may
+    make calls over the socket, see FrameHello.
     """
+    owner_id: builtins.bytes
+    """Id of the running server: 16 random bytes, drawn at each start. Empty if `directory` is."""
     @property
     def config(self) -> global___TableConfig:
         """Its config, with every default filled in."""
@@ -919,41 +930,49 @@ class TableDescription(google.protobuf.message.Message):
         row_bytes: builtins.int = ...,
         directory: builtins.str = ...,
         socket: builtins.str = ...,
+        owner_id: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["config", b"config"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["config", b"config", "directory", b"directory", "inserted", b"inserted", "row_bytes", b"row_bytes", "size", b"size", "slots", b"slots", "socket", b"socket", "uid", b"uid"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["config", b"config", "directory", b"directory", "inserted", b"inserted", "owner_id", b"owner_id", "row_bytes", b"row_bytes", "size", b"size", "slots", b"slots", "socket", b"socket", "uid", b"uid"]) -> None: ...
 
 global___TableDescription = TableDescription
 
 @typing.final
 class SameHost(google.protobuf.message.Message):
     """A client on the server's host may map a table's files read-only and copy rows itself; replies then contain only keys
-    and weights. The client proves that it can read the table's directory by sending the 16 bytes of the file `nonce`
-    there. The reply to a request with the correct nonce has no `rows`; without it, the reply has them as usual.
+    and weights. That a client can read the files proves nothing: they may be a copy, or lie on a file system that several
+    machines share. The client must first compare three ids, which must be equal:
+
+      - `owner_id` in the table's description, which came over gRPC
+      - `id` in the file `owner.json`, two levels above the table's directory. The file must also have the device and the
+        inode that it names as its `storage`.
+      - `owner_id` in the FrameWelcome of the server that listens on the table's socket
+
+    The server compares the id in each request with its own. If they are equal, and the request has the table's uid, the
+    reply has no `rows`; otherwise it has them as usual. So a client whose server was replaced, by whatever server, gets rows in the reply.
 
     Row k is in slot k % slots of each `column-NNN.bin`. After copying the row, the client loads word 0 of `header.bin`
     (int64, `write_horizon`). The copy is intact if k + slots >= write_horizon. Otherwise, the client retries with the
-    nonce and `overtaken` set, and the reply has the rows. This relies on the memory order of x86-64 and is used only
-    there.
+    id and `overtaken` set, and the reply has the rows. This relies on the memory order of x86-64 and is used only there.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    NONCE_FIELD_NUMBER: builtins.int
+    OWNER_ID_FIELD_NUMBER: builtins.int
     OVERTAKEN_FIELD_NUMBER: builtins.int
-    nonce: builtins.bytes
-    """Content of the file `nonce`; empty: send the rows."""
+    owner_id: builtins.bytes
+    """The server's id; empty: send the rows."""
     overtaken: builtins.bool
     """True if this request replaces one whose rows were overwritten before they were copied: the rate limiter does not
-    count the draw again. Without the correct nonce, this field has no effect.
+    count the draw again. Without the server's id, this field has no effect.
     """
     def __init__(
         self,
         *,
-        nonce: builtins.bytes = ...,
+        owner_id: builtins.bytes = ...,
         overtaken: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["nonce", b"nonce", "overtaken", b"overtaken"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["overtaken", b"overtaken", "owner_id", b"owner_id"]) -> None: ...
 
 global___SameHost = SameHost
 
@@ -964,7 +983,7 @@ class FrameHello(google.protobuf.message.Message):
 
     Both sides send frames: the length of the content and its kind, each a little-endian uint32, then the content. Kind 0
     is a message, kind 1 a google.rpc.Status that refuses one. The client's first frame is a FrameHello of at most 1 MiB,
-    which the server answers with an empty message. After that, the server answers each request with one frame, in order.
+    which the server answers with a FrameWelcome. After that, the server answers each request with one frame, in order.
 
     The server closes the connection after refusing a hello, a message of a Learn or Write stream, or a frame longer than
     the method's limit for requests. It also closes connections that send no hello within 2 seconds, or earlier if very
@@ -994,17 +1013,19 @@ class FrameHello(google.protobuf.message.Message):
     METHOD_FIELD_NUMBER: builtins.int
     TABLE_FIELD_NUMBER: builtins.int
     TABLE_UID_FIELD_NUMBER: builtins.int
-    NONCE_FIELD_NUMBER: builtins.int
+    OWNER_ID_FIELD_NUMBER: builtins.int
     AUTHORIZATION_FIELD_NUMBER: builtins.int
     TRACE_CONTEXT_FIELD_NUMBER: builtins.int
     method: builtins.str
-    """The method called on this connection: "Learn", "Sample", "UpdatePriorities" or "Write"."""
+    """The method called on this connection: "Learn", "Sample", "UpdatePriorities" or "Write". Empty if the client only
+    asks which server listens; the server closes the connection after its answer.
+    """
     table: builtins.str
     """Name of a table."""
     table_uid: builtins.bytes
     """The table's uid; required."""
-    nonce: builtins.bytes
-    """Content of the file `nonce` in the table's directory."""
+    owner_id: builtins.bytes
+    """The id in the description of the table; the server refuses the hello if it is not its own."""
     authorization: builtins.str
     """The same value as the metadata `authorization` of a gRPC call; empty: none."""
     @property
@@ -1019,13 +1040,31 @@ class FrameHello(google.protobuf.message.Message):
         method: builtins.str = ...,
         table: builtins.str = ...,
         table_uid: builtins.bytes = ...,
-        nonce: builtins.bytes = ...,
+        owner_id: builtins.bytes = ...,
         authorization: builtins.str = ...,
         trace_context: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["authorization", b"authorization", "method", b"method", "nonce", b"nonce", "table", b"table", "table_uid", b"table_uid", "trace_context", b"trace_context"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["authorization", b"authorization", "method", b"method", "owner_id", b"owner_id", "table", b"table", "table_uid", b"table_uid", "trace_context", b"trace_context"]) -> None: ...
 
 global___FrameHello = FrameHello
+
+@typing.final
+class FrameWelcome(google.protobuf.message.Message):
+    """The answer to a FrameHello."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OWNER_ID_FIELD_NUMBER: builtins.int
+    owner_id: builtins.bytes
+    """The server's id. The client leaves if it is not the one in its hello."""
+    def __init__(
+        self,
+        *,
+        owner_id: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["owner_id", b"owner_id"]) -> None: ...
+
+global___FrameWelcome = FrameWelcome
 
 @typing.final
 class KeyRange(google.protobuf.message.Message):

@@ -1,6 +1,7 @@
 """The directory of a server's checkpoints: creates, lists, verifies and removes them.
 
     <checkpoint-dir>/lock                   held by the server that writes here
+    <checkpoint-dir>/owner.json             which server that is
     <checkpoint-dir>/<series>-000001/       see docs/checkpoints.md
 
 A checkpoint gets its final name once it is completely on disk. It is renamed again before it is removed.
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from replay_proto.errors import FieldError
+from replay_proto.owner import OWNER_FILE
 from replay_proto.tracing import span
 
 from replay_server import errors
@@ -76,7 +78,8 @@ class Checkpoints:
         self._keep = keep
         self._writing = asyncio.Lock()
         self._cancelled = threading.Event()
-        self._lock = held_folders.lock(self.folder, "--checkpoint-dir")
+        self._held = held_folders.hold(self.folder, "--checkpoint-dir")
+        self._held.owner.keep()
         for path in self.folder.iterdir():
             if path.name.startswith((_PARTIAL, _REMOVED)):
                 shutil.rmtree(path, ignore_errors=True)
@@ -90,7 +93,7 @@ class Checkpoints:
             OSError: the directory cannot be created or read.
         """
         trust.make_folder(folder)
-        trust.check_entries([folder / held_folders.LOCK])
+        trust.check_entries([folder / held_folders.LOCK, folder / OWNER_FILE])
         own = [path for path in folder.iterdir() if path.name.startswith((_PARTIAL, _REMOVED)) or _is_name(path.name)]
         trust.check_entries(own)
         for path in own:
@@ -122,7 +125,7 @@ class Checkpoints:
             client: identity of the caller, for the log.
 
         Raises:
-            RequestError: TABLE_NOT_FOUND, PERMISSION_DENIED, TOO_LARGE, NO_SPACE or SHUTTING_DOWN.
+            RequestError: TABLE_NOT_FOUND, PERMISSION_DENIED, TOO_LARGE, NO_SPACE, STORAGE_LOST or SHUTTING_DOWN.
             FieldError: for an invalid series name or number, a negative ``keep``, or an unknown shard.
             OSError: for other disk errors.
         """
@@ -151,6 +154,8 @@ class Checkpoints:
         async with self._writing:
             if self._cancelled.is_set():
                 raise errors.shutting_down()
+            await asyncio.to_thread(self._held.owner.look)
+            self._held.owner.check()
             # The lock is held until old checkpoints are removed, so no other call writes to the series.
             if check is not None:
                 check(await asyncio.to_thread(self._tables_in, series))
@@ -207,7 +212,7 @@ class Checkpoints:
         """Cancel a running checkpoint, and unlock the directory."""
         self._cancelled.set()
         async with self._writing:
-            os.close(self._lock)
+            self._held.close()
 
     def _check_room(self, series: str, size: int) -> None:
         found = (_NUMBERED.fullmatch(path.name) for path in self.folder.iterdir())

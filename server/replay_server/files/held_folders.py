@@ -1,4 +1,7 @@
-"""Temporary folders that a process locks while it runs; later processes remove unlocked ones."""
+"""Folders that one process holds while it runs: it locks them, and has an owner record in them.
+
+Later processes remove temporary folders whose holders are dead.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,10 @@ import os
 import shutil
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
-from replay_server.errors import FatalError
+from replay_server.files.owner import InUseError, Owner, UnsuitableError, is_left_over
 
 log = logging.getLogger(__name__)
 
@@ -22,8 +26,18 @@ _SWEEP_S = 5.0
 """Time limit of a sweep, because other users may have filled a shared directory."""
 
 
-class InUseError(FatalError):
-    """Another server holds the folder."""
+@dataclass(frozen=True)
+class HeldFolder:
+    """A folder that this process holds."""
+
+    path: Path
+    owner: Owner
+    _lock: int
+
+    def close(self) -> None:
+        """Let others hold it."""
+        self.owner.release()
+        os.close(self._lock)
 
 
 def open_lock(folder: Path) -> int:
@@ -40,43 +54,56 @@ def try_lock(descriptor: int) -> bool:
     return True
 
 
-def lock(folder: Path, flag: str) -> int:
-    """Create a folder unless it exists, and lock it until the returned descriptor is closed.
+def hold(folder: Path, flag: str) -> HeldFolder:
+    """Create a folder unless it exists, and hold it.
 
     Raises:
-        InUseError: another process holds the lock; the message names the ``flag`` that selects another folder.
-        OSError: the folder or its lock file cannot be created or opened.
+        InUseError: another process holds it; the message names the ``flag`` that selects another folder.
+        UnsuitableError: the file system has no locks.
+        OSError: the folder, its lock file or its owner record cannot be created or opened.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = open_lock(folder)
-    if not try_lock(descriptor):
-        os.close(descriptor)
-        raise InUseError(f"{folder} is in use by another server; stop it, or choose another {flag}")
-    return descriptor
+    lock = open_lock(folder)
+    try:
+        if not _is_locked(folder, lock):
+            raise InUseError(f"{folder} is in use by another server; stop it, or choose another {flag}")
+        return HeldFolder(folder, Owner.claim(folder, flag), lock)
+    except BaseException:
+        os.close(lock)
+        raise
 
 
-def make(parent: Path, prefix: str) -> tuple[Path, int]:
-    """Create a locked folder below ``parent``.
-
-    Returns:
-        The folder, and the descriptor that holds its lock.
+def make(parent: Path, prefix: str) -> HeldFolder:
+    """Create a folder below ``parent``, and hold it.
 
     Raises:
+        UnsuitableError: the file system has no locks.
         OSError: the folder cannot be created.
     """
     while True:
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         lock = open_lock(folder)
-        # A sweep may have removed the folder before it was locked.
-        if try_lock(lock) and os.fstat(lock).st_nlink:
-            return folder, lock
+        # A sweep of another server locks the folder for a moment to look into it.
+        if _is_locked(folder, lock):
+            return HeldFolder(folder, Owner.claim(folder, "directory"), lock)
         os.close(lock)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_locked(folder: Path, lock: int) -> bool:
+    try:
+        return try_lock(lock)
+    except OSError as error:
+        raise UnsuitableError(
+            f"{folder}: expected a file system with locks (flock), got {error.strerror!r}; choose another directory"
+        ) from error
 
 
 def sweep(parent: Path, prefix: str) -> list[Path]:
     """Remove folders in ``parent`` that dead processes of this user left behind, and return their paths.
 
-    Only folders whose names start with ``prefix`` are removed. Failures are logged, not raised.
+    Only folders whose names start with ``prefix`` are removed, and only those of this boot of this machine: of others,
+    nobody can tell here whether they are in use. Failures are logged, not raised.
     """
     swept: list[Path] = []
     ends = time.monotonic() + _SWEEP_S
@@ -111,6 +138,9 @@ def _remove_unless_held(path: Path, folder: int) -> bool:
         return False
     try:
         if not try_lock(lock):
+            return False
+        if not is_left_over(path):
+            log.info("%s is left alone: no server of this machine since its start has made it", path)
             return False
         # Hold the lock until the folder is gone: a process that has just created it could lock it, and then lose it.
         shutil.rmtree(path, ignore_errors=True)

@@ -60,14 +60,17 @@ class Routes:
     async def _readyz(self, _request: Request) -> Response:
         """Return the server's state, with status 200 while it serves calls, otherwise 503.
 
-        It serves calls once the kernels are loaded and the tables are open. Further lines name loops in the background
-        that keep failing.
+        It serves calls once the kernels are loaded and the tables are open, as long as it has the directory of the
+        tables. Further lines say what has become of the directory, and name loops in the background that keep failing.
         """
         lines: list[str] = [self._view.state]
+        loss = self._view.catalog.owner.loss
+        if loss is not None:
+            lines.append(f"{loss}; restart the server")
         for name, loop in self._view.background.loops.items():
             if loop.keeps_failing:
                 lines.append(f"{name} keeps failing, {loop.in_a_row} times in a row; see the log")
-        return PlainTextResponse("\n".join(lines) + "\n", 200 if self._view.state == "ready" else 503)
+        return PlainTextResponse("\n".join(lines) + "\n", 200 if self._view.state == "ready" and loss is None else 503)
 
     async def _metrics(self, request: Request) -> Response:
         caller = self._readers.identify(request)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -141,7 +140,7 @@ class View:
 
     def storage(self) -> Storage:
         """Read the size of the tables' file system."""
-        found = os.statvfs(self.catalog.folder)
+        found = self.catalog.owner.file_system()
         return Storage(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
 
 

@@ -105,7 +105,7 @@ def folder() -> Path:
             "to one, or TMPDIR to one for temporary files"
         ) from error
     held_folders.sweep(parent, _TEMPORARY)
-    temporary, _ = held_folders.make(parent, _TEMPORARY)  # held until the process ends
+    temporary = held_folders.make(parent, _TEMPORARY).path  # held until the process ends
     atexit.register(shutil.rmtree, temporary, ignore_errors=True)
     (temporary / name).mkdir()
     return temporary / name

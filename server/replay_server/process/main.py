@@ -90,6 +90,7 @@ async def serve(settings: ServerSettings) -> None:
     authenticator, certificates = Authenticator(settings.tokens), _certificates(settings)
     os.umask(UMASK if settings.group is None else GROUP_UMASK)
     root = _root(settings)
+    root.owner.keep()
     checked = settings.durability == "power"
     catalog = Catalog(root, settings.bounds(), checked=checked)
     background = Background()
@@ -182,6 +183,9 @@ async def _in_thread(stop: asyncio.Event, work: Callable[[threading.Event], obje
 
 def _open_tables(catalog: Catalog, root: Root, settings: ServerSettings, stopped: threading.Event) -> None:
     """Restore a checkpoint, if the settings name one, and open all tables."""
+    root.owner.look()  # another server may have claimed the directory at the same moment
+    if root.owner.loss is not None:
+        raise FatalError(root.owner.loss)
     restored = resume(root.tables)
     if settings.restore is not None:
         checked = settings.durability == "power"

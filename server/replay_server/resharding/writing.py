@@ -5,7 +5,6 @@ Each part is in ``shard-<id>/<name of the checkpoint>``; docs/checkpoints.md des
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -87,17 +86,17 @@ def _whole_or_absent(out: Path) -> Iterator[Path]:
     """
     prefix = f"{_PARTIAL}{out.name}-"
     held_folders.sweep(out.parent, prefix)
-    holder, lock = held_folders.make(out.parent, prefix)
+    held = held_folders.make(out.parent, prefix)
     try:
-        unfinished = holder / out.name
+        unfinished = held.path / out.name
         unfinished.mkdir(mode=0o700)
         yield unfinished
         sync_path(unfinished)
         unfinished.rename(out)
         sync_path(out.parent)
     finally:
-        shutil.rmtree(holder, ignore_errors=True)
-        os.close(lock)
+        shutil.rmtree(held.path, ignore_errors=True)
+        held.close()
 
 
 def _write_table(table: NewTable, parents: Sequence[Path]) -> list[TableManifest]:

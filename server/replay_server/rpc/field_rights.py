@@ -58,7 +58,7 @@ FIELDS: Final[Mapping[str, Mapping[str, Needed | None]]] = {
     "SampleRequest": _no_more("table table_uid draw same_host"),
     "Draw": _no_more("batch_size beta weight_norm draw_mode wait_s columns keys charged_apart"),
     "ColumnNames": _no_more("names"),
-    "SameHost": _no_more("nonce overtaken"),
+    "SameHost": _no_more("owner_id overtaken"),
     "ReadRequest": _no_more("table table_uid keys columns"),
     "UpdatePrioritiesRequest": _no_more("table table_uid update"),
     "PriorityUpdate": {

@@ -35,6 +35,7 @@ CODES: Final[Mapping[int, grpc.StatusCode]] = {
     replay_pb2.ERROR_REASON_SHARDS_CHANGED: grpc.StatusCode.ABORTED,
     replay_pb2.ERROR_REASON_TOO_MANY_CONNECTIONS: grpc.StatusCode.UNAVAILABLE,
     replay_pb2.ERROR_REASON_STORAGE_FAILED: grpc.StatusCode.FAILED_PRECONDITION,
+    replay_pb2.ERROR_REASON_STORAGE_LOST: grpc.StatusCode.FAILED_PRECONDITION,
     replay_pb2.ERROR_REASON_INTERNAL: grpc.StatusCode.INTERNAL,
     replay_pb2.ERROR_REASON_UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
     replay_pb2.ERROR_REASON_PERMISSION_DENIED: grpc.StatusCode.PERMISSION_DENIED,

@@ -12,6 +12,8 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from replay_proto.owner import OWNER_FILE
+
 from replay_server.errors import FatalError
 from replay_server.files.mapped_file import FILE_MODE
 
@@ -25,11 +27,13 @@ UMASK = 0o077
 GROUP_UMASK = 0o027
 """Umask of the server if a group is given."""
 _PRIVATE_FOLDER = 0o700
+_PRIVATE_FILE = 0o600
 _SHARED_FOLDER = FOLDER_MODE | stat.S_ISGID
 
 
 def keep_private(root: Root) -> None:
     """Restrict access to the server's user, revoking what an earlier server allowed."""
+    _give(root.path / OWNER_FILE, None, _PRIVATE_FILE)
     _give(root.tables, None, _PRIVATE_FOLDER)
 
 
@@ -45,6 +49,7 @@ def share_with_group(root: Root, group: str) -> None:
         raise FatalError(f"group: expected a group of this machine, got {group!r}, which does not exist") from None
     try:
         _give(root.path, number, FOLDER_MODE)
+        _give(root.path / OWNER_FILE, number, FILE_MODE)
         _give(root.tables, number, _SHARED_FOLDER)
         for path in root.tables.rglob("*"):
             if path.is_socket():  # left by a killed server; the next one creates its own

@@ -1,17 +1,17 @@
 """The directory of a server's tables: durable, or temporary in memory.
 
-A server locks its root while it runs. An unlocked root in memory is left over from a dead server; the next server
-removes it.
+A server holds its root while it runs. A root in memory that a dead server has left is removed by the next server.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
+from replay_proto.owner import OWNER_FILE
+
 from replay_server.files import held_folders, trust
-from replay_server.storage.power_loss.boot_mark import BOOT_FILE
+from replay_server.files.held_folders import HeldFolder
 
 _TABLES = "tables"
 TEMPORARY = "replay-server-"
@@ -19,25 +19,34 @@ TEMPORARY = "replay-server-"
 
 
 class Root:
-    """A locked directory for tables."""
+    """A directory for tables that belongs to this server."""
 
-    def __init__(self, path: Path, lock: int, *, temporary: bool) -> None:
-        """Use `durable` or `in_memory` instead. ``lock`` is the descriptor that locks the directory."""
-        self.path = path
+    def __init__(self, held: HeldFolder, *, temporary: bool) -> None:
+        """Use `durable` or `in_memory` instead."""
+        self.path = held.path
         self.temporary = temporary
-        self._lock = lock
-        self.tables = path / _TABLES
-        self.tables.mkdir(mode=0o700, exist_ok=True)
+        self.owner = held.owner
+        """This server's claim to the directory."""
+        self._held = held
+        self.tables = self.path / _TABLES
+        try:
+            self.owner.probe()
+            self.tables.mkdir(mode=0o700, exist_ok=True)
+            self.owner.watch(self.tables)
+        except BaseException:
+            self.close()
+            raise
 
     @classmethod
     def durable(cls, path: Path) -> Root:
         """Open the user's directory, or create it. Its tables outlive the server.
 
         Raises:
-            InUseError: if another server has locked it.
+            InUseError: if another server holds it.
+            UnsuitableError: if its file system lacks something that a server needs.
             OSError: if it cannot be created.
         """
-        return cls(path, held_folders.lock(path, "--data-dir"), temporary=False)
+        return cls(held_folders.hold(path, "--data-dir"), temporary=False)
 
     @staticmethod
     def check_durable(path: Path) -> None:
@@ -49,7 +58,7 @@ class Root:
         """
         trust.make_folder(path)
         tables = path / _TABLES
-        trust.check_entries([path / held_folders.LOCK, path / BOOT_FILE, tables])
+        trust.check_entries([path / held_folders.LOCK, path / OWNER_FILE, tables])
         if tables.exists():
             trust.check_tree(tables)
 
@@ -58,13 +67,15 @@ class Root:
         """Create a private directory below ``parent``, removed on close.
 
         Raises:
+            UnsuitableError: if the file system lacks something that a server needs.
             OSError: if it cannot be created.
         """
         held_folders.sweep(parent, TEMPORARY)
-        return cls(*held_folders.make(parent, TEMPORARY), temporary=True)
+        return cls(held_folders.make(parent, TEMPORARY), temporary=True)
 
     def close(self) -> None:
-        """Unlock the directory; remove it if it is temporary."""
+        """Let another server have the directory; remove it if it is temporary."""
         if self.temporary:
+            self.owner.end()
             shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._lock)
+        self._held.close()

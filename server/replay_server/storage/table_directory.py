@@ -1,9 +1,9 @@
 """A table as a directory: a manifest, a header, a file per column, the priorities and the writers' records.
 
-    <root>/lock                     held by the server that owns the root
+    <root>/lock                     locked by the server that owns the root
+    <root>/owner.json               which server that is; see `replay_server.files.owner`
     <root>/tables/<name>/
         manifest.json               format version, uid, config
-        nonce                       random bytes; clients echo them to prove that they can read the directory
         header.bin                  write_horizon and the table's state
         column-000.bin ...          the columns in the schema's order, then the links (stream, episode, step)
         priorities.bin              float64[slots]
@@ -29,7 +29,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from replay_proto.layout import NONCE_BYTES, NONCE_FILE
 
 from replay_server.errors import FatalError
 from replay_server.files.durable_files import rename_durably, replace_file, sync_path
@@ -95,7 +94,6 @@ class TableDirectory:
         self.priorities: NDArray[np.float64] = self.priorities_file.view(  # type: ignore[assignment]
             np.dtype("<f8"), (config.slots,)
         )
-        self.nonce = _read_nonce(folder / NONCE_FILE)
         self.writers = WriterRecords(folder, inserted=self.header.inserted, create=create)
         self._sync_points = SyncPoints(folder, create=create) if checked else None
         self._is_stored_anew = False
@@ -132,14 +130,12 @@ class TableDirectory:
         try:
             unfinished.mkdir(mode=FOLDER_MODE)
             (unfinished / _MANIFEST).write_text(_manifest(uid, config, checked=checked), "utf-8")
-            (unfinished / NONCE_FILE).write_bytes(secrets.token_bytes(NONCE_BYTES))
             directory = cls(unfinished, config, uid, create=True, checked=checked)
             fill(directory)
             if checked:
                 directory._seal_live()
                 directory.sync(directory.sync_point())
                 sync_path(unfinished / _MANIFEST)
-                sync_path(unfinished / NONCE_FILE)
                 sync_path(unfinished)
             name = parent / config.name
             directory.folder = rename_durably(unfinished, name) if checked else unfinished.rename(name)
@@ -151,10 +147,10 @@ class TableDirectory:
         return directory
 
     @classmethod
-    def open(cls, folder: Path, *, after_power_loss: bool = False) -> TableDirectory:
+    def open(cls, folder: Path, *, may_be_torn: bool = False) -> TableDirectory:
         """Map the files of an existing table.
 
-        If ``after_power_loss`` is set and the table has checksums, first recover its valid rows.
+        If ``may_be_torn`` is set and the table has checksums, first recover its valid rows.
 
         Raises:
             DamagedTableError: the files do not match the manifest.
@@ -180,7 +176,7 @@ class TableDirectory:
             raise DamagedTableError(f"{path}: {error}") from error
         checked = version in _CHECKED
         try:
-            if checked and after_power_loss:
+            if checked and may_be_torn:
                 recover(folder, config)
             return cls(folder, config, uid, create=False, checked=checked)
         except (OSError, ValueError) as error:
@@ -372,13 +368,6 @@ def _manifest(uid: bytes, config: TableConfig, *, checked: bool) -> str:
 def _checksum(manifest: Mapping[str, Any]) -> int:
     content = {"uid": manifest["uid"], "config": manifest["config"]}
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())
-
-
-def _read_nonce(path: Path) -> bytes:
-    nonce = path.read_bytes()
-    if len(nonce) != NONCE_BYTES:
-        raise ValueError(f"{path}: expected {NONCE_BYTES} bytes, found {len(nonce)}; the file is corrupt")
-    return nonce
 
 
 def finished_tables(parent: Path) -> Iterator[Path]:

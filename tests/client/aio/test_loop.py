@@ -25,10 +25,10 @@ from replay_client import (
     UnauthenticatedError,
     aio,
 )
-from replay_client._transport.local_calls import FrameMethod
+from replay_client._transport.local_calls import FrameMethod, LocalAddress
 from replay_client.aio import _frames
 from replay_client.aio._connection import MessageStream
-from replay_client.aio._frames import FrameStream, LocalStreams
+from replay_client.aio._frames import FrameStream
 
 from tests.client.conftest import COLUMNS
 from tests.client.numbered import row, rows
@@ -335,13 +335,13 @@ def test_a_sampler_goes_on_when_a_stopped_server_continues(
     start_server: StartServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, were_alive = start_server(), list[bool]()
-    is_alive = LocalStreams._is_alive
+    is_alive = _frames._is_alive
 
-    async def check(streams: LocalStreams, method: FrameMethod) -> bool:
-        were_alive.append(await is_alive(streams, method))
+    async def check(address: LocalAddress, method: FrameMethod) -> bool:
+        were_alive.append(await is_alive(address, method))
         return were_alive[-1]
 
-    monkeypatch.setattr(LocalStreams, "_is_alive", check)
+    monkeypatch.setattr(_frames, "_is_alive", check)
     monkeypatch.setattr(_frames, "SILENCE_S", 0.1)
 
     async def draw_from_a_stopped_server() -> int:

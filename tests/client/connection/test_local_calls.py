@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ from replay_client import (
     ServerUnavailableError,
     Table,
 )
+from replay_client._operations.server import describe
 from replay_client._transport import frame_stream
 from replay_client._transport.frame_stream import FrameStream
 from replay_client._transport.local_calls import FrameMethod, LocalAddress, LocalCalls
@@ -368,11 +370,12 @@ def nowhere(near: Table, tmp_path: Path) -> Callable[[Path], Table]:
     """The table as seen by a client that finds another path of the socket."""
 
     def at(path: Path) -> Table:
-        description = replace(near.describe(), socket=str(path))
-        rows = near._data_path.rows
-        assert rows is not None
-        found = replace(near._data_path, calls=LocalCalls(LocalAddress(description, rows.request.nonce)))
-        return Table(near._link, description, data_path=found)
+        near._data_path.renew()
+        found = near._link.data_path(near.describe(), partial(describe, near.name))
+        found.near = near._data_path.near
+        found.address = LocalAddress(replace(near.describe(), socket=str(path)))
+        found.calls = LocalCalls(found.address)
+        return Table(near._link, near.describe(), data_path=found)
 
     return at
 
@@ -432,8 +435,8 @@ def test_who_answers_a_hello_with_something_else_is_left(
         serving.join()
 
 
-def test_without_the_right_nonce_everything_goes_over_grpc(near: Table) -> None:
-    found = LocalCalls(LocalAddress(near.describe(), b"x" * 16))
+def test_if_another_server_listens_everything_goes_over_grpc(near: Table) -> None:
+    found = LocalCalls(LocalAddress(replace(near.describe(), owner_id=b"x" * 16)))
     assert found.open_stream("Learn") is None
     assert found.call("Sample", b"", 5.0) is None
 
@@ -457,7 +460,9 @@ def test_calls_ride_through_a_restart_and_find_the_socket_again(
         found = table._data_path.calls
         assert found is not None
         assert found.open_stream("Sample") is not None
-    assert table.stats().sampled == table.stats().sampled_same_host
+        copied = table.stats().sampled_same_host
+        table.sample(5, beta=0.4)
+        assert table.stats().sampled_same_host == copied + 5, "the files are those of the new server, too"
 
 
 def test_a_call_that_waits_for_rows_rides_through_a_restart(durable: ServerProcess, connect: Connect) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,12 @@ import pytest
 from numpy.typing import NDArray
 from replay_client import Column, ReplayClient, Table
 from replay_client._learning.answers import BatchReader
+from replay_client._operations.server import describe
 from replay_client._rows.buffers import ColumnBuffers
 from replay_client._rows.mapped_rows import MappedRows
 from replay_client._transport.data_path import DataPath
-from replay_proto.layout import HEADER_FILE, HEADER_WORDS, NONCE_FILE, WRITE_HORIZON, column_file
+from replay_proto.layout import HEADER_FILE, HEADER_WORDS, WRITE_HORIZON, column_file
+from replay_proto.owner import OWNER_FILE
 
 from tests.client.numbered import assert_whole, rows
 from tests.support.server_process import ServerProcess
@@ -46,7 +49,8 @@ def near(new_table: NewTable) -> Table:
 
 
 def mapped(table: Table) -> MappedRows:
-    found = table._data_path.rows
+    table._data_path.renew()
+    found = table._data_path.near.mapped
     assert found is not None
     return found
 
@@ -64,7 +68,7 @@ def free_buffers(table: Table) -> list[object]:
 
 def gather(table: Table, keys: NDArray[np.int64]) -> dict[str, np.ndarray] | None:
     """Copy rows by key; None if they were overwritten."""
-    return reader(table)._copied(keys)
+    return reader(table)._copied(keys, mapped(table))
 
 
 def test_rows_are_those_of_their_keys_in_any_order_and_as_often(near: Table) -> None:
@@ -101,9 +105,9 @@ def test_a_row_that_is_being_overwritten_is_not_returned(near: Table) -> None:
 def test_the_horizon_is_looked_at_after_the_copy(near: Table, tmp_path: Path) -> None:
     """An insert starts while rows are copied: here, the header shows it from the middle of the copy on."""
     described = near.describe()
-    for name in (HEADER_FILE, NONCE_FILE, *(column_file(index) for index in range(len(near.schema)))):
+    for name in (HEADER_FILE, *(column_file(index) for index in range(len(near.schema)))):
         (tmp_path / name).write_bytes((Path(described.directory) / name).read_bytes())
-    copies = MappedRows(replace(described, directory=str(tmp_path)), b"")
+    copies = MappedRows(replace(described, directory=str(tmp_path)))
     header = np.memmap(tmp_path / HEADER_FILE, "<i8", "r+", shape=(HEADER_WORDS,))
     keys = np.arange(150, 250)
 
@@ -146,7 +150,7 @@ def test_batches_are_whole_while_the_ring_is_overwritten_without_pause(
         inserting.join()
     stats = table.stats()
     assert stats.overtaken > 0, "nothing was overtaken: this test shows nothing"
-    assert stats.sampled > stats.sampled_same_host > 0
+    assert stats.sampled == stats.sampled_same_host > 0
 
 
 def test_a_batch_is_the_callers_and_its_memory_is_used_again_only_after_it(near: Table) -> None:
@@ -201,21 +205,45 @@ def test_only_so_many_buffers_are_kept(near: Table) -> None:
 def test_files_that_are_not_as_described_are_not_used(near: Table, tmp_path: Path) -> None:
     described = near.describe()
     with pytest.raises(OSError, match=r"header.bin"):
-        MappedRows(replace(described, directory=str(tmp_path)), b"")
+        MappedRows(replace(described, directory=str(tmp_path)))
     (tmp_path / HEADER_FILE).write_bytes(bytes(8 * HEADER_WORDS))
     (tmp_path / column_file(0)).write_bytes(bytes(8))
     with pytest.raises(OSError, match=r"is not of"):
-        MappedRows(replace(described, directory=str(tmp_path)), b"")
-    (tmp_path / NONCE_FILE).write_bytes(bytes(16))
-    assert DataPath.on_same_host(replace(described, directory=str(tmp_path))) == DataPath()
+        MappedRows(replace(described, directory=str(tmp_path)))
 
 
-@pytest.mark.parametrize("nonce", [None, b"", b"short", b"x" * 17])
-def test_without_a_nonce_there_is_no_short_way(near: Table, tmp_path: Path, nonce: bytes | None) -> None:
-    if nonce is not None:
-        (tmp_path / NONCE_FILE).write_bytes(nonce)
-    assert DataPath.on_same_host(replace(near.describe(), directory=str(tmp_path))) == DataPath()
-    assert DataPath.on_same_host(replace(near.describe(), directory="")) == DataPath()
+def path_to(near: Table, directory: Path | str) -> DataPath:
+    """What a client finds out if the server describes another directory."""
+    path = near._link.data_path(replace(near.describe(), directory=str(directory)), partial(describe, near.name))
+    path.renew()
+    return path
+
+
+def is_near(path: DataPath) -> bool:
+    return path.near.mapped is not None or path.address is not None
+
+
+def folder_with(tmp_path: Path, record: bytes | None) -> Path:
+    """Where a table's directory would be, below one with this owner record."""
+    if record is not None:
+        (tmp_path / OWNER_FILE).write_bytes(record)
+    folder = tmp_path / "tables" / "t"
+    folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.mark.parametrize("record", [None, b"", b"short", b"{}" * 512])
+def test_without_an_owner_record_there_is_no_short_way(near: Table, tmp_path: Path, record: bytes | None) -> None:
+    assert is_near(path_to(near, near.describe().directory))
+    assert not is_near(path_to(near, folder_with(tmp_path, record)))
+    assert not is_near(path_to(near, ""))
+    assert not is_near(path_to(near, "/"))
+
+
+def test_a_copy_of_the_directory_is_no_short_way(near: Table, tmp_path: Path) -> None:
+    """Its record names the server that runs, but it is not where that server wrote it."""
+    root = Path(near.describe().directory).parents[1]
+    assert not is_near(path_to(near, folder_with(tmp_path, (root / OWNER_FILE).read_bytes())))
 
 
 @contextmanager
@@ -232,12 +260,14 @@ def nobody() -> Iterator[None]:
 
 def test_a_directory_that_may_not_be_read_is_left_alone(near: Table, tmp_path: Path) -> None:
     description = near.describe()
-    (tmp_path / NONCE_FILE).write_bytes((Path(description.directory) / NONCE_FILE).read_bytes())
+    folder = folder_with(tmp_path, (Path(description.directory).parents[1] / OWNER_FILE).read_bytes())
     tmp_path.chmod(0)
     with nobody():
         with pytest.raises(PermissionError):
-            (tmp_path / NONCE_FILE).read_bytes()
-        assert DataPath.on_same_host(replace(description, directory=str(tmp_path))) == DataPath()
+            (tmp_path / OWNER_FILE).read_bytes()
+        path = near._link.data_path(replace(description, directory=str(folder)), partial(describe, near.name))
+        path.renew()
+        assert not is_near(path)
     tmp_path.chmod(0o700)
 
 
@@ -245,8 +275,8 @@ def test_on_a_machine_of_another_memory_order_rows_travel_and_calls_take_the_soc
     near: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    found = DataPath.on_same_host(near.describe())
-    assert found.rows is None
+    found = path_to(near, near.describe().directory)
+    assert found.near.mapped is None
     assert found.calls is not None
     before = near.stats().sampled_same_host
     table = Table(near._link, near.describe(), data_path=found)

@@ -145,7 +145,8 @@ def test_every_drawn_byte_is_as_planned(
     name = f"drawn-{backend}-{n_step}-{stack}-{padding}-{way.replace(' ', '-')}"
     table = client.create_table(name, columns=columns, capacity=CAPACITY, backend=backend, steps=item)
     if way == "local socket":
-        table._operations.batch_reader(None).mapped = None  # replies then have the rows
+        table._data_path.renew()
+        table._data_path.near.mapped = None  # replies then have the rows
     plan = Plan(-(-WRAPS * table.slots // WRITERS), rng)
 
     def check(sampler: Sampler) -> Batch:

@@ -102,7 +102,7 @@ class FakeFiles:
     """Mapped files of a table; nothing overtakes the copy, unless told so."""
 
     def __init__(self, slots: Mapping[str, NDArray[np.uint8]], *, is_overtaken: bool = False) -> None:
-        self.as_bytes = slots
+        self.as_bytes, self.is_refused = slots, False
         self.is_overtaken = is_overtaken
         self.checked: list[NDArray[np.int64]] = []
 
@@ -170,11 +170,11 @@ def check(columns: Columns, item: Item, made: list[Episode], data: st.DataObject
     picked = data.draw(st.lists(st.sampled_from(drawable), min_size=1, max_size=6))
     answer = answered(columns, item, made, picked)
     received = replay_pb2.SampleResponse(batch=answer.message, rows=answer.rows)
-    over_wire = BatchReader(answer.steps.schema, answer.steps, None).sampled(received.SerializeToString())
+    over_wire = BatchReader(answer.steps.schema, answer.steps).sampled(received.SerializeToString())
     assert_drawn(over_wire, columns, item, made, picked)
     named = replay_pb2.SampleResponse(batch=answer.message)
     files: Any = FakeFiles(answer.slots)
-    copied = BatchReader(answer.steps.schema, answer.steps, files).sampled(named.SerializeToString())
+    copied = BatchReader(answer.steps.schema, answer.steps).sampled(named.SerializeToString(), files)
     assert_drawn(copied, columns, item, made, picked)
     assert copied is not None
     assert copied.drawable == 7
@@ -211,7 +211,7 @@ def test_several_batches_of_one_reply_are_told_apart() -> None:
     message = replay_pb2.LearnResponse(
         batches=[each.message for each in answers], rows=b"".join(each.rows for each in answers)
     )
-    _, batches = BatchReader(answers[0].steps.schema, answers[0].steps, None).learned(message.SerializeToString())
+    _, batches = BatchReader(answers[0].steps.schema, answers[0].steps).learned(message.SerializeToString())
     for batch, these in zip(batches, picked, strict=True):
         assert_drawn(batch, ATARI, item, made, these)
 
@@ -219,11 +219,11 @@ def test_several_batches_of_one_reply_are_told_apart() -> None:
 def test_a_batch_overtaken_by_inserts_is_none() -> None:
     answer = answered(ATARI, Transitions(1), [Episode(some_rows(3, seed=1), TERMINATED)], [(0, 1)])
     files: Any = FakeFiles(answer.slots, is_overtaken=True)
-    reader = BatchReader(answer.steps.schema, answer.steps, files)
+    reader = BatchReader(answer.steps.schema, answer.steps)
     named, received = replay_pb2.SampleResponse(batch=answer.message), replay_pb2.SampleResponse(batch=answer.message)
-    assert reader.sampled(named.SerializeToString()) is None
+    assert reader.sampled(named.SerializeToString(), files) is None
     received.rows = answer.rows
-    assert reader.sampled(received.SerializeToString()) is not None
+    assert reader.sampled(received.SerializeToString(), files) is not None
 
 
 def test_columns_that_need_no_rows_are_computed_from_the_windows() -> None:
@@ -233,8 +233,8 @@ def test_columns_that_need_no_rows_are_computed_from_the_windows() -> None:
     assert not answer.rows
     files: Any = FakeFiles(answer.slots, is_overtaken=True)
     for mapped in (None, files):
-        reader = BatchReader(answer.steps.schema, answer.steps, mapped)
-        batch = reader.sampled(replay_pb2.SampleResponse(batch=answer.message).SerializeToString())
+        reader = BatchReader(answer.steps.schema, answer.steps)
+        batch = reader.sampled(replay_pb2.SampleResponse(batch=answer.message).SerializeToString(), mapped)
         assert batch is not None
         assert batch["discount"].tolist() == [0.25, 0.0, 0.0]
 
@@ -244,6 +244,6 @@ def test_windows_that_do_not_fit_together_are_a_fault_of_the_server(field: str) 
     answer = answered(ATARI, Transitions(1), [Episode(some_rows(5, seed=1), TERMINATED)], [(0, 1), (0, 3)])
     values = np.frombuffer(getattr(answer.message, field), np.uint8)
     setattr(answer.message, field, values[: len(values) // 2].tobytes())
-    reader = BatchReader(answer.steps.schema, answer.steps, None)
+    reader = BatchReader(answer.steps.schema, answer.steps)
     with pytest.raises(InternalServerError):
         reader.sampled(replay_pb2.SampleResponse(batch=answer.message, rows=answer.rows).SerializeToString())

@@ -218,9 +218,10 @@ def test_a_batch_that_was_overtaken_is_replaced_with_the_chosen_columns(
     with ReplayClient(server.address) as near:
         table = near.table(new_table(backend="uniform").name)
         table.insert(rows(range(100)))
-        reader = table._operations.batch_reader(("obs",))
-        assert reader.mapped is not None
-        reader.mapped.gather = lambda keys, columns: False  # type: ignore[method-assign]
+        table._data_path.renew()
+        mapped = table._data_path.near.mapped
+        assert mapped is not None
+        mapped.gather = lambda keys, columns: False  # type: ignore[method-assign]
         batch = table.sample(8, columns=["obs"])
         assert_chosen(batch, batch.row_keys, "obs")
         with table.sampler(8, columns=["obs"]) as sampler:

@@ -46,7 +46,7 @@ from tests.support.wire import METHODS, call_raw
 StartServer = Callable[..., ServerProcess]
 COLUMNS = {"x": Column("int64")}
 NAME = f"{MINE}table"
-SHARED_MODES = {"lock": 0o600, "boot.json": 0o600, ".socket": 0o660}
+SHARED_MODES = {"lock": 0o600, ".socket": 0o660}
 """Modes of files that are not group-readable data, if a group shares the files."""
 
 
@@ -385,7 +385,7 @@ def test_a_group_may_read_the_files_until_it_may_not(start_server: StartServer, 
         mode = path.stat().st_mode & 0o777
         expected = 0o750 if path.is_dir() else SHARED_MODES.get(path.name, 0o640)
         assert mode == expected, path
-        assert path.stat().st_gid == group or path.name in ("lock", "boot.json")
+        assert path.stat().st_gid == group or path.name == "lock"
     server.terminate()
     start_server("--data-dir", str(data))
     assert (data / "tables").stat().st_mode & 0o777 == 0o700

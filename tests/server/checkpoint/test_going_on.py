@@ -151,7 +151,7 @@ def restarted(table: Table, folder: Path) -> Table:
 
 def recovered(table: Table, folder: Path) -> Table:
     shutil.copytree(table.directory.folder, folder / "table")
-    return Table(TableDirectory.open(folder / "table", after_power_loss=True))
+    return Table(TableDirectory.open(folder / "table", may_be_torn=True))
 
 
 WAYS_BACK: dict[str, Callable[[Table, Path], Table]] = {

@@ -81,16 +81,15 @@ def assert_ended(link: FrameLink) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_hello_is_answered_by_an_empty_message(filled: CalledTable, link: FrameLink, method: str) -> None:
+def test_a_hello_is_answered_by_the_id_of_the_server(filled: CalledTable, link: FrameLink, method: str) -> None:
     link.send(hello_for(filled.describe(), method).SerializeToString())
-    assert link.answer() == b""
+    assert replay_pb2.FrameWelcome.FromString(link.answer()).owner_id == filled.describe().owner_id
 
 
 @pytest.mark.parametrize(
     ("changes", "reason", "metadata"),
     [
         ({"method": "Insert"}, "INVALID_FIELD", {"field": "method", "got": "'Insert'"}),
-        ({"method": ""}, "INVALID_FIELD", {"field": "method"}),
         ({"method": "learn"}, "INVALID_FIELD", {"field": "method"}),
         ({"table": "nobody"}, "TABLE_NOT_FOUND", {"table": "nobody"}),
         ({"table": ""}, "TABLE_NOT_FOUND", {"table": ""}),
@@ -110,18 +109,26 @@ def test_a_hello_that_is_wrong_is_refused_and_the_connection_ends(
         link.send(draw_request(filled))
     with refused(reason, **metadata) as refusal:
         link.answer()
-    assert "nonce" not in refusal.metadata.get("got", ""), "what was sent is not repeated"
+    assert filled.describe().owner_id.hex() not in refusal.metadata.get("got", ""), "what was sent is not repeated"
     assert_ended(link)
     assert filled.stats().sampled == 0
 
 
-@pytest.mark.parametrize("nonce", [b"", b"x" * 16, b"x" * 100_000], ids=len)
-def test_who_cannot_read_the_directory_is_refused_at_the_socket(
-    filled: CalledTable, link: FrameLink, nonce: bytes
+@pytest.mark.parametrize("owner_id", [b"", b"x" * 16, b"x" * 100_000], ids=len)
+@pytest.mark.parametrize("method", ["Sample", ""])
+def test_who_looks_for_another_server_is_refused_at_the_socket(
+    filled: CalledTable, link: FrameLink, method: str, owner_id: bytes
 ) -> None:
-    link.send(hello_for(filled.describe(), "Sample", nonce=nonce).SerializeToString())
-    with refused("INVALID_FIELD", field="nonce"):
+    link.send(hello_for(filled.describe(), method, owner_id=owner_id).SerializeToString())
+    with refused("INVALID_FIELD", field="owner_id"):
         link.answer()
+    assert_ended(link)
+
+
+def test_who_only_asks_is_told_which_server_this_is(filled: CalledTable, link: FrameLink) -> None:
+    description = filled.describe()
+    link.send(hello_for(description, "").SerializeToString())
+    assert replay_pb2.FrameWelcome.FromString(link.answer()).owner_id == description.owner_id
     assert_ended(link)
 
 
@@ -256,7 +263,7 @@ def test_requests_may_come_byte_by_byte(filled: CalledTable) -> None:
     hello, request = hello_for(filled.describe(), "Sample").SerializeToString(), draw_request(filled)
     for byte in HEAD.pack(len(hello), 0) + hello + HEAD.pack(len(request), 0) + request:
         link.socket.sendall(bytes([byte]))
-    assert link.answer() == b""
+    assert replay_pb2.FrameWelcome.FromString(link.answer()).owner_id == filled.describe().owner_id
     assert len(replay_pb2.SampleResponse.FromString(link.answer()).batch.keys) == 80
     link.close()
 

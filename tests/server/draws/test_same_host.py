@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from replay_proto.owner import read_owner
 from replay_proto.v1 import replay_pb2
 
 from tests.support.caller import CalledTable, Caller, LearnStream, make_draw
@@ -18,9 +19,11 @@ from tests.support.server_process import ServerProcess
 NewTable = Callable[..., CalledTable]
 
 
-def nonce_of(table: CalledTable) -> bytes:
-    """The nonce in the table's directory."""
-    return (Path(table.describe().directory) / "nonce").read_bytes()
+def owner_of(table: CalledTable) -> bytes:
+    """The id of the server in its owner record."""
+    record = read_owner(Path(table.describe().directory).parents[1]).record
+    assert record is not None
+    return record.id
 
 
 def copied(table: CalledTable, keys: NDArray[np.int64]) -> bytes:
@@ -38,17 +41,18 @@ def sample(table: CalledTable, **same_host: object) -> replay_pb2.SampleResponse
     return table.stub.Sample(
         replay_pb2.SampleRequest(
             table=table.name,
+            table_uid=table.describe().uid,
             draw=make_draw(20),
             same_host=replay_pb2.SameHost(**same_host),  # type: ignore[arg-type]
         )
     )
 
 
-def test_who_echoes_the_nonce_copies_the_rows(new_table: NewTable) -> None:
+def test_who_names_the_server_copies_the_rows(new_table: NewTable) -> None:
     table = new_table(capacity=50)
     for first in range(0, 300, 60):
         table.insert(np.arange(first, first + 60) * 3)
-    answer = sample(table, nonce=nonce_of(table))
+    answer = sample(table, owner_id=owner_of(table))
     keys = np.frombuffer(answer.batch.keys, np.int64)
     assert len(keys) == 20
     assert answer.rows == b""
@@ -57,25 +61,19 @@ def test_who_echoes_the_nonce_copies_the_rows(new_table: NewTable) -> None:
     assert (stats.sampled, stats.sampled_same_host, stats.overtaken) == (20, 20, 0)
 
 
-@pytest.mark.parametrize("nonce", [b"", b"0" * 16, b"short", b"x" * 100_000])
-def test_who_does_not_is_sent_them(table: CalledTable, nonce: bytes) -> None:
+@pytest.mark.parametrize("owner_id", [b"", b"0" * 16, b"short", b"x" * 100_000])
+def test_who_does_not_is_sent_them(table: CalledTable, owner_id: bytes) -> None:
     table.insert(np.arange(60) * 3)
-    answer = sample(table, nonce=nonce)
+    answer = sample(table, owner_id=owner_id)
     assert values_in(answer.rows).tolist() == (np.frombuffer(answer.batch.keys, np.int64) * 3).tolist()
     assert table.stats().sampled_same_host == 0
 
 
-def test_the_nonce_of_another_table_is_wrong(new_table: NewTable) -> None:
-    table, other = new_table(), new_table()
+def test_who_does_not_say_which_table_it_has_mapped_is_sent_them(table: CalledTable) -> None:
     table.insert(range(5))
-    assert len(sample(table, nonce=nonce_of(other)).rows) == 20 * WHOLE.row_bytes
-
-
-def test_a_table_made_anew_has_another_nonce(new_table: NewTable) -> None:
-    table = new_table()
-    nonce = nonce_of(table)
-    table.drop()
-    assert nonce_of(new_table(table.name)) != nonce
+    same_host = replay_pb2.SameHost(owner_id=owner_of(table))
+    answer = table.stub.Sample(replay_pb2.SampleRequest(table=table.name, draw=make_draw(20), same_host=same_host))
+    assert len(answer.rows) == 20 * WHOLE.row_bytes
 
 
 def test_a_learner_copies_rows_too(table: CalledTable) -> None:
@@ -84,9 +82,10 @@ def test_a_learner_copies_rows_too(table: CalledTable) -> None:
     stream.send_message(
         replay_pb2.LearnRequest(
             table=table.name,
+            table_uid=table.describe().uid,
             draw=make_draw(10),
             batches=3,
-            same_host=replay_pb2.SameHost(nonce=nonce_of(table)),
+            same_host=replay_pb2.SameHost(owner_id=owner_of(table)),
         )
     )
     answer = stream.receive()
@@ -100,8 +99,8 @@ def test_a_learner_copies_rows_too(table: CalledTable) -> None:
 
 def test_a_request_that_stands_in_for_one_that_was_overtaken_is_counted(table: CalledTable) -> None:
     table.insert(range(5))
-    assert sample(table, nonce=nonce_of(table)).rows == b""
-    assert len(sample(table, nonce=nonce_of(table), overtaken=True).rows) == 20 * WHOLE.row_bytes
+    assert sample(table, owner_id=owner_of(table)).rows == b""
+    assert len(sample(table, owner_id=owner_of(table), overtaken=True).rows) == 20 * WHOLE.row_bytes
     stats = table.stats()
     assert (stats.sampled, stats.overtaken, stats.sampled_same_host) == (20, 1, 20)
 
@@ -110,7 +109,7 @@ def test_a_learner_s_batch_that_was_overtaken_counts_once(table: CalledTable) ->
     table.insert(range(5))
     stream = LearnStream(table)
     for overtaken in (False, True):
-        same_host = replay_pb2.SameHost(nonce=nonce_of(table), overtaken=overtaken)
+        same_host = replay_pb2.SameHost(owner_id=owner_of(table), overtaken=overtaken)
         stream.send(draw=make_draw(10), same_host=same_host, ahead=2)
         stream.receive()
     stats = table.stats()
@@ -119,10 +118,10 @@ def test_a_learner_s_batch_that_was_overtaken_counts_once(table: CalledTable) ->
 
 
 def test_a_refusal_of_an_empty_table_counts_nothing(table: CalledTable) -> None:
-    nonce = nonce_of(table)
+    owner_id = owner_of(table)
     before = table.state()
     with refused("TABLE_EMPTY"):
-        sample(table, nonce=nonce, overtaken=True)
+        sample(table, owner_id=owner_id, overtaken=True)
     assert table.state() == before
 
 
@@ -141,7 +140,7 @@ def test_the_header_says_which_rows_may_be_being_written(new_table: NewTable) ->
 def test_files_keep_their_place_while_the_table_lives_and_go_with_it(new_table: NewTable) -> None:
     table = new_table()
     folder = Path(table.describe().directory)
-    assert {path.name for path in folder.iterdir()} >= {"nonce", "header.bin", "column-000.bin", "column-002.bin"}
+    assert {path.name for path in folder.iterdir()} >= {"header.bin", "column-000.bin", "column-002.bin"}
     table.drop()
     assert not folder.exists()
 
@@ -152,5 +151,6 @@ def test_a_server_can_be_told_not_to_offer_it(
     table = call(start_server("--no-same-host", "--data-dir", str(tmp_path / "data"))).create()
     table.insert(range(5))
     assert table.describe().directory == ""
-    nonce = (tmp_path / "data" / "tables" / table.name / "nonce").read_bytes()
-    assert len(sample(table, nonce=nonce).rows) == 20 * WHOLE.row_bytes
+    record = read_owner(tmp_path / "data").record
+    assert record is not None
+    assert len(sample(table, owner_id=record.id).rows) == 20 * WHOLE.row_bytes

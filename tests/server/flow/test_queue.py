@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from replay_proto.layout import NONCE_FILE
+from replay_proto.owner import read_owner
 from replay_proto.v1 import replay_pb2
 
 from tests.support.caller import CALL_TIMEOUT_S, CalledTable, Caller, LearnStream, WriteStream, make_draw
@@ -241,10 +241,13 @@ def test_a_client_on_the_same_host_is_sent_the_rows(start_server: StartServer, c
     queue = call(start_server("--data-dir", str(tmp_path / "data"))).create(capacity=10, backend="fifo")
     queue.insert(range(3))
     assert queue.describe().directory == ""
-    nonce = (tmp_path / "data" / "tables" / queue.name / NONCE_FILE).read_bytes()
-    answer = queue.stub.Sample(
-        replay_pb2.SampleRequest(table=queue.name, draw=make_draw(3), same_host=replay_pb2.SameHost(nonce=nonce))
+    record = read_owner(tmp_path / "data").record
+    assert record is not None
+    same_host = replay_pb2.SameHost(owner_id=record.id)
+    request = replay_pb2.SampleRequest(
+        table=queue.name, table_uid=queue.describe().uid, draw=make_draw(3), same_host=same_host
     )
+    answer = queue.stub.Sample(request)
     assert values_in(answer.rows).tolist() == [0, 1, 2]
 
 

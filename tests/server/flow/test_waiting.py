@@ -270,10 +270,11 @@ def test_a_learners_copy_that_was_overtaken_is_replaced_without_another_sample(e
     with refused("LIMITED", waited_for="samples"):
         stream.ask(draw=make_draw(1))
     stream = LearnStream(even)
-    again = replay_pb2.SameHost(nonce=nonce_of(even), overtaken=True)
+    uid = even.describe().uid
+    again = replay_pb2.SameHost(owner_id=even.describe().owner_id, overtaken=True)
     for batches in (1, 3):
         stream.send_message(
-            replay_pb2.LearnRequest(table=even.name, draw=make_draw(4), batches=batches, same_host=again)
+            replay_pb2.LearnRequest(table=even.name, table_uid=uid, draw=make_draw(4), batches=batches, same_host=again)
         )
         _, drawn = stream.receive_batches()
         assert [len(batch.values) for batch in drawn] == [4] * batches
@@ -284,30 +285,29 @@ def test_a_learners_copy_that_was_overtaken_is_replaced_without_another_sample(e
 def test_a_copy_that_was_overtaken_is_replaced_without_another_sample(even: CalledTable) -> None:
     even.insert(range(10))
     even.sample(5)
-    again = replay_pb2.SameHost(nonce=nonce_of(even), overtaken=True)
-    answer = even.stub.Sample(replay_pb2.SampleRequest(table=even.name, draw=make_draw(5), same_host=again))
+    uid = even.describe().uid
+    again = replay_pb2.SameHost(owner_id=even.describe().owner_id, overtaken=True)
+    answer = even.stub.Sample(
+        replay_pb2.SampleRequest(table=even.name, table_uid=uid, draw=make_draw(5), same_host=again)
+    )
     assert len(answer.batch.keys) == 5 * 8
     assert even.stats().rate_limiter.sampled == 5
 
 
-@pytest.mark.parametrize("nonce", [b"", bytes(16)])
-def test_the_limiter_counts_who_only_says_that_a_copy_was_overtaken(even: CalledTable, nonce: bytes) -> None:
+@pytest.mark.parametrize("owner_id", [b"", bytes(16)])
+def test_the_limiter_counts_who_only_says_that_a_copy_was_overtaken(even: CalledTable, owner_id: bytes) -> None:
     even.insert(range(10))
     even.sample(5)
-    again = replay_pb2.SameHost(nonce=nonce, overtaken=True)
+    uid = even.describe().uid
+    again = replay_pb2.SameHost(owner_id=owner_id, overtaken=True)
     with refused("LIMITED", waited_for="samples"):
-        even.stub.Sample(replay_pb2.SampleRequest(table=even.name, draw=make_draw(5), same_host=again))
+        even.stub.Sample(replay_pb2.SampleRequest(table=even.name, table_uid=uid, draw=make_draw(5), same_host=again))
     stream = LearnStream(even)
     stream.send_message(replay_pb2.LearnRequest(table=even.name, draw=make_draw(5), same_host=again))
     with refused("LIMITED", waited_for="samples"):
         stream.receive()
     assert even.stats().rate_limiter.sampled == 5
     assert even.stats().overtaken == 0
-
-
-def nonce_of(table: CalledTable) -> bytes:
-    """The nonce that proves that a caller can read the table's files."""
-    return (Path(table.describe().directory) / "nonce").read_bytes()
 
 
 @pytest.fixture

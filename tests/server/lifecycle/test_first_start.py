@@ -113,7 +113,7 @@ def test_a_server_that_starts_makes_nothing_but_tables_in_its_data_directory(tmp
             ready.join(0.005)
         server.kill()
     assert seen >= {"lock", "tables"}
-    assert seen <= {"lock", "tables", "boot.json", ".new"}
+    assert seen <= {"lock", "tables", "owner.json", ".new"}
 
 
 @pytest.mark.parametrize(("flag", "answer"), [("--version", "replay-server 0."), ("--help", "--max-reply-mb")])

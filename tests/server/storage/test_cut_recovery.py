@@ -64,7 +64,7 @@ def torn_table(folder: Path, seed: int) -> dict[str, bytes]:
 
 def recovered(folder: Path) -> tuple[dict[int, int], int, int, int]:
     """Recovered state: live rows, and numbers of inserted rows, lost rows and writers' records."""
-    table = Table(TableDirectory.open(folder, after_power_loss=True))
+    table = Table(TableDirectory.open(folder, may_be_torn=True))
     check_table(table)
     directory = table.directory
     found = (live_values(table), table.inserted, directory.lost, hash(directory.writers.used()))

@@ -151,7 +151,7 @@ def test_what_counts_as_synced_outlives_a_loss_of_power(
     assert table.directory.unsynced == 0
     table.close()
     write_files(folder, disk.left())
-    table = Table(TableDirectory.open(folder, after_power_loss=True))
+    table = Table(TableDirectory.open(folder, may_be_torn=True))
     assert live_values(table) == {key: key for key in range(MANY + 20)}
     assert table.directory.lost == 0
     assert not table.directory.has_to_be_stored_anew
@@ -176,7 +176,7 @@ def test_a_sync_that_failed_leaves_what_was_synced_before(
         sync(table)
     table.close()
     write_files(folder, disk.left())
-    table = Table(TableDirectory.open(folder, after_power_loss=True))
+    table = Table(TableDirectory.open(folder, may_be_torn=True))
     found = live_values(table)
     assert found == {key: key for key in range(len(found))}
     assert 20 <= len(found) <= MANY
@@ -251,7 +251,7 @@ def test_checksums_are_added_once_the_disk_takes_them(tmp_path: Path, monkeypatc
     again.add_checksums()
     assert not again.has_to_be_stored_anew
     again.close()
-    whole = Table(TableDirectory.open(tmp_path / "table", after_power_loss=True))
+    whole = Table(TableDirectory.open(tmp_path / "table", may_be_torn=True))
     assert live_values(whole) == {key: key for key in range(20)}
     whole.close()
 

@@ -108,7 +108,7 @@ class Life:
         self.table.close()
         left = {name: mixture(self.random, [each[name] for each in versions], newest_share) for name in self.synced}
         write_files(self.folder / "table", left)
-        self.table = Table(TableDirectory.open(self.folder / "table", after_power_loss=True))
+        self.table = Table(TableDirectory.open(self.folder / "table", may_be_torn=True))
         self.audit(before_oldest, before_inserted, self.table.directory.lost - lost, newest_share)
         # Without another sync, which is the server's task.
         self.synced, self.synced_inserted = copy_of(self.folder / "table"), self.table.inserted
@@ -225,7 +225,7 @@ def test_pages_that_are_zeros_or_of_elsewhere_are_never_served(table: Table, tmp
     pages = random.Random(seed)
     for name in pages.sample(["column-000.bin", "column-001.bin", "column-002.bin", "checksums.bin", "header.bin"], 2):
         damage_pages(folder / name, pages, 2)
-    damaged = Table(TableDirectory.open(folder, after_power_loss=True))
+    damaged = Table(TableDirectory.open(folder, may_be_torn=True))
     check_table(damaged)
     found = live_values(damaged)
     assert found == {key: key for key in found}
@@ -261,7 +261,7 @@ def test_a_sync_point_that_is_nowhere_whole_is_named(table: Table, tmp_path: Pat
         {**copy_of(table.directory.folder), "synced.bin": bytes(len(copy_of(table.directory.folder)["synced.bin"]))},
     )
     with pytest.raises(DamagedTableError, match=r"synced\.bin"):
-        TableDirectory.open(folder, after_power_loss=True)
+        TableDirectory.open(folder, may_be_torn=True)
 
 
 def test_rows_that_were_lost_do_not_make_a_limiter_wait(tmp_path: Path) -> None:
@@ -277,7 +277,7 @@ def test_rows_that_were_lost_do_not_make_a_limiter_wait(tmp_path: Path) -> None:
     rows = next(iter(table.directory.rows.values()))
     rows[100] += 1
     table.close()
-    table = Table(TableDirectory.open(tmp_path / "table", after_power_loss=True))
+    table = Table(TableDirectory.open(tmp_path / "table", may_be_torn=True))
     assert (table.oldest, table.inserted, table.directory.lost) == (101, 500, 101)
     assert table.gate is not None
     assert table.gate.grant(1000) > 0
@@ -298,7 +298,7 @@ def test_rows_that_the_header_does_not_know_of_do_not_make_a_limiter_wait(tmp_pa
         gate.count_drawn(gate.grant(50))
     table.close()
     (folder / "header.bin").write_bytes(older)
-    table = Table(TableDirectory.open(folder, after_power_loss=True))
+    table = Table(TableDirectory.open(folder, may_be_torn=True))
     assert (table.inserted, table.directory.lost) == (500, 0)
     assert isinstance(table.gate, LimiterGate)
     assert table.gate.difference == 102.0
@@ -315,7 +315,7 @@ def test_a_queue_comes_back_from_its_oldest_whole_row_on(tmp_path: Path) -> None
     assert table.config.is_queue
     next(iter(table.directory.rows.values()))[10] += 1
     table.close()
-    table = Table(TableDirectory.open(tmp_path / "table", after_power_loss=True))
+    table = Table(TableDirectory.open(tmp_path / "table", may_be_torn=True))
     assert list(live_values(table)) == list(range(11, 50))
     assert table.gate is not None
     assert table.gate.grant(1000) == 78
@@ -333,7 +333,7 @@ def test_a_table_gets_checksums_later(tmp_path: Path) -> None:
     directory.add_checksums()
     directory.close()
     assert json.loads((tmp_path / "table" / "manifest.json").read_text("utf-8"))["format_version"] == 4
-    table = Table(TableDirectory.open(tmp_path / "table", after_power_loss=True))
+    table = Table(TableDirectory.open(tmp_path / "table", may_be_torn=True))
     assert live_values(table) == {key: key for key in range(50, 150)}
     assert table.directory.lost == 0
     table.close()

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 from replay_server.files import held_folders
+from replay_server.files.owner import InUseError
 from replay_server.storage.root import TEMPORARY, Root
+
+from tests.support.owner_records import change_record
 
 
 def abandoned(parent: Path) -> Path:
@@ -42,7 +45,7 @@ def test_a_durable_root_stays(tmp_path: Path) -> None:
 
 def test_a_root_has_one_server_at_a_time(tmp_path: Path) -> None:
     first = Root.durable(tmp_path)
-    with pytest.raises(held_folders.InUseError, match=str(tmp_path)):
+    with pytest.raises(InUseError, match=str(tmp_path)):
         Root.durable(tmp_path)
     first.close()
     Root.durable(tmp_path).close()
@@ -52,7 +55,7 @@ def test_a_root_that_was_refused_leaks_no_descriptor(tmp_path: Path) -> None:
     first = Root.durable(tmp_path)
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(10):
-        with pytest.raises(held_folders.InUseError):
+        with pytest.raises(InUseError):
             Root.durable(tmp_path)
     assert len(os.listdir("/proc/self/fd")) == before
     first.close()
@@ -90,7 +93,7 @@ def test_a_root_that_is_being_swept_is_taken_by_nobody(tmp_path: Path, monkeypat
     refused = []
 
     def take_then_remove(path: Path, ignore_errors: bool = False) -> None:
-        with pytest.raises(held_folders.InUseError):
+        with pytest.raises(InUseError):
             Root.durable(path)
         refused.append(path)
         removed(path, ignore_errors)
@@ -100,29 +103,44 @@ def test_a_root_that_is_being_swept_is_taken_by_nobody(tmp_path: Path, monkeypat
     assert refused == [dead]
 
 
-@pytest.mark.parametrize("swept", ["being swept", "swept"])
-def test_a_server_whose_new_root_is_swept_before_it_is_locked_makes_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swept: str
+def test_a_server_whose_new_root_is_being_swept_before_it_is_locked_makes_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock, sweepers = fcntl.flock, []
 
     def lock_second(descriptor: int, operation: int) -> None:
         monkeypatch.setattr(fcntl, "flock", lock)
-        if swept == "swept":
-            assert len(held_folders.sweep(tmp_path, TEMPORARY)) == 1
-        else:
-            (folder,) = tmp_path.iterdir()
-            sweepers.append((folder / "lock").open())
-            fcntl.flock(sweepers[0], fcntl.LOCK_EX)
+        (folder,) = tmp_path.iterdir()
+        sweepers.append((folder / "lock").open())
+        fcntl.flock(sweepers[0], fcntl.LOCK_EX)
         lock(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", lock_second)
     root = Root.in_memory(tmp_path)
+    assert list(tmp_path.iterdir()) == [root.path]
     assert root.tables.is_dir()
-    assert held_folders.sweep(tmp_path, TEMPORARY) == []
     root.close()
-    for sweeper in sweepers:
-        sweeper.close()
+    sweepers[0].close()
+
+
+def test_a_folder_that_nobody_says_to_own_is_not_swept(tmp_path: Path) -> None:
+    """A server may just be making it."""
+    folder = tmp_path / "replay-server-new"
+    folder.mkdir()
+    (folder / "lock").touch()
+    assert held_folders.sweep(tmp_path, TEMPORARY) == []
+    assert folder.exists()
+
+
+def test_what_a_server_of_another_boot_or_machine_has_is_not_swept(tmp_path: Path) -> None:
+    """Its lock may be one that this machine does not see."""
+    theirs = abandoned(tmp_path)
+    change_record(theirs, boot_id="0" * 36)
+    copy = tmp_path / "replay-server-copy"
+    shutil.copytree(abandoned(tmp_path), copy)
+    assert copy not in held_folders.sweep(tmp_path, TEMPORARY)
+    assert theirs.exists()
+    assert copy.exists()
 
 
 def nested(folder: Path, depth: int) -> None:

@@ -32,14 +32,14 @@ def test_a_directory_comes_back(stored: Path) -> None:
     directory = TableDirectory.open(stored)
     assert directory.config == CONFIG
     assert directory.header.inserted == 150
-    assert len(directory.uid) == len(directory.nonce) == 16
+    assert len(directory.uid) == 16
     directory.close()
 
 
-def test_two_tables_have_uids_and_nonces_of_their_own(tmp_path: Path) -> None:
+def test_two_tables_have_uids_of_their_own(tmp_path: Path) -> None:
     first = TableDirectory.create(tmp_path, CONFIG)
     second = TableDirectory.create(tmp_path, TableConfig("other", WHOLE, capacity=100))
-    assert len({first.uid, second.uid, first.nonce, second.nonce}) == 4
+    assert first.uid != second.uid
     first.close()
     second.close()
 
@@ -72,8 +72,6 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "priorities.bin that is shorter": lambda folder: os.truncate(folder / "priorities.bin", 8),
     "header.bin that is empty": lambda folder: os.truncate(folder / "header.bin", 0),
     "writers.bin that is shorter": lambda folder: os.truncate(folder / "writers.bin", 8),
-    "nonce that is empty": lambda folder: os.truncate(folder / "nonce", 0),
-    "nonce that is missing": lambda folder: (folder / "nonce").unlink(),
 }
 
 

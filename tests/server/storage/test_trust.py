@@ -104,12 +104,11 @@ def data_of_a_server(folder: Path) -> Path:
     root = Root.durable(folder)
     (root.tables / "table").mkdir(mode=0o700)
     (root.tables / "table" / "header.bin").touch(mode=0o600)
-    (folder / "boot.json").touch(mode=0o600)
     root.close()
     return folder
 
 
-ENTRIES = ["lock", "boot.json", "tables", "tables/table", "tables/table/header.bin"]
+ENTRIES = ["lock", "owner.json", "tables", "tables/table", "tables/table/header.bin"]
 
 
 @pytest.mark.parametrize("name", ENTRIES)

@@ -90,7 +90,7 @@ class ShardedTable(Table):
     def __init__(self, roster: Roster, *, created: bool = False) -> None:
         """Created by `ReplayClient`; ``roster`` has the shards."""
         description = merged_description([member.description for member in roster.members])
-        super().__init__(roster.members[0].link, description, created=created, data_path=DataPath())
+        super().__init__(roster.members[0].link, description, created=created, data_path=DataPath(description))
         self._roster = roster
         self._random = np.random.default_rng(description.seed)
         self._latest: dict[int, TableDescription] = {}  # of each shard

@@ -67,9 +67,12 @@ class InsertHandlers:
         if rows.count > LONG_ROWS and await self._catalog.long_calls.turn(call.caller.identity):
             call.caller.check_valid()
             table = self._catalog.find(table.name, table.uid)
-        return await self._catalog.waiters.insert(
+        self._catalog.check_stores()
+        keys = await self._catalog.waiters.insert(
             call.caller, table, rows, _stamp(writer_id, insertion.sequence), wait_s
         )
+        self._catalog.check_stores()  # otherwise, rows that are lost with the server would be acknowledged
+        return keys
 
 
 def _new_rows(table: Table, insertion: replay_pb2.Insertion, rows: memoryview) -> NewRows:

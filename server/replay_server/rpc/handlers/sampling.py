@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -126,7 +125,7 @@ class SamplingHandlers:
         client = call.stream.client(table, call.caller, "learner")
         if wanted is not None:
             self._check_size(table, wanted)
-            if wanted.is_gated and not self._replaces_batch(table, wanted.same_host):
+            if wanted.is_gated and not self._replaces_batch(table, wanted):
                 self._catalog.waiters.check_draw(table, wanted.rows, wanted.wait_s)
         of_shards = message.HasField("ranks") or message.charge or message.refund
         if of_shards:
@@ -151,7 +150,7 @@ class SamplingHandlers:
 
         table = await self._admit(call, wanted)
         answer = await self._drawn(call, table, wanted, reply)
-        if not self._replaces_batch(table, wanted.same_host):
+        if not self._replaces_batch(table, wanted):
             table.figures.asked_ahead(batches, ahead)
             client.rows += wanted.rows
         return answer
@@ -222,20 +221,21 @@ class SamplingHandlers:
             waiting_inserts=table.figures.counts.waiting_inserts,
         )
 
-    def _may_copy(self, table: Table, same_host: replay_pb2.SameHost) -> bool:
-        """Whether a client may copy rows: the table allows it, and the client's nonce proves access to the files."""
-        return self._same_host and table.draws.copyable and hmac.compare_digest(same_host.nonce, table.directory.nonce)
+    def _may_copy(self, table: Table, wanted: _Wanted) -> bool:
+        """Whether a client copies the rows: it has found the files of this server, and the table allows it."""
+        is_known = bool(wanted.uid) and wanted.same_host.owner_id == self._catalog.owner.id
+        return is_known and self._same_host and table.draws.copyable
 
-    def _replaces_batch(self, table: Table, same_host: replay_pb2.SameHost) -> bool:
+    def _replaces_batch(self, table: Table, wanted: _Wanted) -> bool:
         """Whether a draw replaces an already counted draw whose rows were overwritten while the client copied them."""
-        return same_host.overtaken and table.drawable > 0 and self._may_copy(table, same_host)
+        return wanted.same_host.overtaken and table.drawable > 0 and self._may_copy(table, wanted)
 
     async def _admit(self, call: Call, wanted: _Wanted) -> Table:
         """Wait until the draws are allowed, without suspending if they already are, and return the table."""
         table = self._catalog.find(wanted.table, wanted.uid)
         if not wanted.is_gated:
             return table
-        if (table.gate is not None or not table.drawable) and not self._replaces_batch(table, wanted.same_host):
+        if (table.gate is not None or not table.drawable) and not self._replaces_batch(table, wanted):
             await self._catalog.waiters.draw(call.caller, table, wanted.rows, wanted.wait_s)
             table = self._catalog.find(wanted.table, wanted.uid or table.uid)
         return table
@@ -243,7 +243,7 @@ class SamplingHandlers:
     async def _drawn(self, call: Call, table: Table, wanted: _Wanted, reply: Reply) -> bytes:
         """Draw admitted batches and build the reply; refuse if the table was dropped or reset meanwhile."""
         resets = table.resets
-        copies = self._may_copy(table, wanted.same_host) and not wanted.same_host.overtaken
+        copies = self._may_copy(table, wanted) and not wanted.same_host.overtaken
         rows = wanted.rows * window_rows(table)
         carried = None if copies else wanted.carried(table)
         try:
@@ -264,7 +264,7 @@ class SamplingHandlers:
         """
         resets = table.resets
         # The batch that it replaces was counted already.
-        replaces = self._replaces_batch(table, wanted.same_host)
+        replaces = self._replaces_batch(table, wanted)
         draw = _drawing(table, wanted)
         drawn: list[DrawnBatch] = []
 

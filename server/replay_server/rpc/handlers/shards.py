@@ -45,6 +45,8 @@ class ShardHandlers:
         new.check_newer(self._kept.version)
         if current is not None:
             new.check_follows(current)
+        self._catalog.owner.look()
+        self._catalog.owner.check()
         try:
             self._kept.replace(new)
         except OSError as error:

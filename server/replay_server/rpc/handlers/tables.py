@@ -17,8 +17,11 @@ from replay_server.storage.table_config import TableConfig
 from replay_server.table.table import Table
 
 
-def describe(table: Table, *, socket: Path | None = None) -> replay_pb2.TableDescription:
-    """Describe a table. If there is a ``socket``, include its path and the table's directory for local clients."""
+def describe(table: Table, *, socket: Path | None = None, owner_id: bytes = b"") -> replay_pb2.TableDescription:
+    """Describe a table. If there is a ``socket``, include what clients on this host need.
+
+    This is the path of the socket, the table's directory, and the id of this server, ``owner_id``.
+    """
     return replay_pb2.TableDescription(
         config=table.config.message,
         uid=table.uid,
@@ -28,6 +31,7 @@ def describe(table: Table, *, socket: Path | None = None) -> replay_pb2.TableDes
         row_bytes=table.config.schema.row_bytes,
         directory=str(table.directory.folder.absolute()) if socket else "",
         socket=str(socket.absolute()) if socket else "",
+        owner_id=owner_id if socket else b"",
     )
 
 
@@ -85,4 +89,4 @@ class TableHandlers:
     def _describe(self, table: Table, caller: Caller) -> replay_pb2.TableDescription:
         """Describe a table; include the path of its files only if the caller may read the table and copy its rows."""
         is_offered = table.draws.copyable and caller.may(Right.READ, table.name)
-        return describe(table, socket=self._socket if is_offered else None)
+        return describe(table, socket=self._socket if is_offered else None, owner_id=self._catalog.owner.id)

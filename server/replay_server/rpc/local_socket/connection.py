@@ -198,6 +198,10 @@ class LocalConnection(asyncio.BufferedProtocol):
         self._silence.cancel()
         try:
             self._admitted = self._host.admit(hello)
+            if self._admitted is None:
+                self._send(self._host.welcome)
+                self._close_refused()
+                return
             if self._admitted.endpoint.is_stream:
                 self._stream = self._open.enter_context(self._opened(self._admitted))
         except RequestError as refusal:
@@ -206,7 +210,7 @@ class LocalConnection(asyncio.BufferedProtocol):
             self._refuse(refusal)
             return
         self._parser.limit_bytes, _ = self._admitted.endpoint.longest
-        self._send(b"")
+        self._send(self._host.welcome)
 
     @contextmanager
     def _opened(self, admitted: Admitted) -> Iterator[Stream]:

@@ -1,4 +1,4 @@
-"""A unix-domain socket, without HTTP/2, for clients on this host that can read a table's directory.
+"""A unix-domain socket, without HTTP/2, for clients on this host.
 
 For a learner step of a few kilobytes, gRPC in Python takes several times as long as the table's own work. This socket
 avoids that cost. `FrameHello` in the protocol documents the format.
@@ -108,8 +108,13 @@ class LocalSocket:
         finally:
             del self._connections[connection]
 
-    def admit(self, hello: Content) -> Admitted:
-        """Admit a client whose hello shows that it can read the nonce of a table.
+    @property
+    def welcome(self) -> bytes:
+        """The answer to an accepted hello: it tells the client which server this is."""
+        return replay_pb2.FrameWelcome(owner_id=self._catalog.owner.id).SerializeToString()
+
+    def admit(self, hello: Content) -> Admitted | None:
+        """Admit a client that is looking for this very server; None if it only asks which server this is.
 
         Raises:
             RequestError: the client is refused.
@@ -121,6 +126,9 @@ class LocalSocket:
             raise errors.invalid_field(FieldError("hello", "a replay.v1.FrameHello", got)) from None
         if self._is_stopping:
             raise errors.shutting_down()
+        if not said.method:
+            self._caller_of(said)
+            return None
         bounds = self._catalog.bounds
         bounds.check_local_connections(len(self._connections))
         if said.method not in METHODS:
@@ -135,9 +143,9 @@ class LocalSocket:
         return Admitted(endpoint, caller, partial(_traced, endpoint, context) if has_spans else endpoint.answer)
 
     def _caller_of(self, said: replay_pb2.FrameHello) -> Caller:
-        table = self._catalog.find(said.table, said.table_uid)
-        if not hmac.compare_digest(said.nonce, table.directory.nonce):
-            raise errors.invalid_field(FieldError("nonce", "the content of the table's file", "something else"))
+        self._catalog.find(said.table, said.table_uid)
+        if not hmac.compare_digest(said.owner_id, self._catalog.owner.id):
+            raise errors.invalid_field(FieldError("owner_id", "the id of this server", "that of another one"))
         # The equivalent gRPC metadata.
         metadata = [("authorization", said.authorization)] if said.authorization else []
         return self._authenticator.caller_of(metadata)
