@@ -50,7 +50,7 @@ HEALTHCHECK --interval=5s --timeout=5s --start-period=60s CMD ["python", "/opt/r
 ENTRYPOINT ["replay-server"]
 
 FROM service-dependencies AS trainer-dependencies
-RUN pip install --quiet --only-deps '.[server,cli,agent]' \
+RUN pip install --quiet --only-deps '.[server,cli,agent,atari]' \
     # Remove torch's headers and its tests.
     && cd /opt/replay/environment/lib/python3*/site-packages/torch && rm -rf include test bin/test_*
 

@@ -3,7 +3,7 @@
 #
 #   sbatch --nodes=3 deploy/slurm/train.sh --env ALE/Pong-v5
 #
-# Arguments are flags of replay-train. Variables, all optional:
+# Arguments are flags of replay-train; ALE/... needs the extra atari. Variables, all optional:
 #   ACTORS       actors per node; default 4
 #   RUN          directory of the run, on a file system that all nodes share; default replay-JOBID
 #   SERVER_ARGS  flags of replay-server, such as "--memory-dir /scratch/me"

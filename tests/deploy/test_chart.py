@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -135,6 +136,30 @@ def test_servers_start_with_these_flags(
         assert any(path.is_relative_to(mount) for mount in mounts)
 
 
+def test_tables_in_memory_fit_into_the_limit_of_their_pod() -> None:
+    spec = pod(render(IN_MEMORY), "StatefulSet", "exp-replay")
+    (volume,) = [each["emptyDir"] for each in spec["volumes"] if each["name"] == "tables"]
+    assert volume == {"medium": "Memory", "sizeLimit": "6Gi"}
+    assert spec["containers"][0]["resources"]["limits"] == {"memory": "8Gi"}
+
+
+def test_the_command_in_a_server_s_pod_has_the_token_of_the_administrator(
+    manifests: Manifests, values: dict[str, Any]
+) -> None:
+    found = container(manifests, "StatefulSet", "exp-replay").get("env") or ()
+    tokens = [each["valueFrom"]["secretKeyRef"] for each in found if each["name"] == "REPLAY_TOKEN"]
+    assert tokens == ([{"name": "clients", "key": "admin"}] if "tokens" in values else [])
+
+
+def test_the_image_and_the_installation_have_what_the_documented_runs_need() -> None:
+    assert RUN["trainer"]["args"] == ["--env=ALE/Pong-v5"]
+    for page, installed in (("kubernetes.md", "Dockerfile"), ("slurm.md", "docs/slurm.md")):
+        assert "ALE/Pong-v5" in (ROOT / "docs" / page).read_text("utf-8")
+        extras = re.findall(r"\[([a-z,]*agent[a-z,]*)\]", (ROOT / installed).read_text("utf-8"))
+        assert extras
+        assert all("atari" in found.split(",") for found in extras)
+
+
 def test_probes_ask_the_health_service(manifests: Manifests, values: dict[str, Any]) -> None:
     server = container(manifests, "StatefulSet", "exp-replay")
     for name in ("startupProbe", "readinessProbe", "livenessProbe"):
@@ -206,6 +231,8 @@ def test_another_setting_makes_another_job_and_a_further_server_does_not() -> No
         ({"server": {"storage": "disk"}}, "storage"),
         ({"server": {"args": ["max-bytes=6GiB"]}}, "args"),
         ({"tls": {"requireClientCertificates": True}}, "tls.secret"),
+        ({"server": {"storage": "memory", "memorySize": "8Gi"}}, "server.memorySize 8Gi must be below"),
+        ({"server": {"storage": "memory", "memorySize": "20000Mi"}}, "server.memorySize"),
     ],
 )
 def test_values_that_make_no_sense_are_refused_by_name(values: dict[str, Any], named: str) -> None:

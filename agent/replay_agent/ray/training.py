@@ -15,6 +15,8 @@ from ray.exceptions import RayActorError, RayTaskError
 from replay_client.security import TOKEN_VARIABLE
 from rich.console import Console
 
+from replay_agent.acting.environments import inspect_environment
+from replay_agent.dqn.networks import network_kind
 from replay_agent.processes.own_access import find_access
 from replay_agent.processes.signals import StopRequest
 from replay_agent.ray.actor_pool import RayActorPool
@@ -24,6 +26,7 @@ from replay_agent.reporting.logs import set_up_logging
 from replay_agent.reporting.training_report import TrainingReport
 from replay_agent.settings.train_settings import TrainSettings
 from replay_agent.training.checkpoint import checkpoints
+from replay_agent.training.devices import gpus_to_reserve
 from replay_agent.training.run import FAILURES, train
 from replay_agent.training.run_directory import RunDirectory, open_run_directory
 
@@ -115,10 +118,12 @@ def train_on_ray(settings: TrainSettings, stop_request: StopRequest) -> Training
         ServiceError: the replay servers do not start.
         LearnerFailedError: training failed, or the learner died too often.
     """
-    gpus = 1.0 if settings.device == "cuda" else 0.0
+    env = inspect_environment(settings.env)
+    kind = network_kind(env.observation_shape, env.observation_dtype)
     cpus = settings.shards + 1 + settings.actors * settings.actor_cpus
     # Ray installs its own signal handlers, so install those of the stop request after Ray has started.
     with _ray(settings, math.ceil(cpus)) as host, stop_request:
+        gpus = gpus_to_reserve(settings.device, kind, ray.cluster_resources().get("GPU", 0.0))
         wait_for_room({"CPU": cpus, **({"GPU": gpus} if gpus else {})}, settings.placement_timeout_s)
         run = open_run_directory(settings)
         try:

@@ -26,6 +26,18 @@ def choose_device(wanted: str, kind: NetworkKind) -> torch.device:
     return torch.device(wanted)
 
 
+def gpus_to_reserve(wanted: str, kind: NetworkKind, there: float) -> float:
+    """Return how many GPUs to reserve for the trainer's networks where processes get only what they reserve.
+
+    Args:
+        wanted: ``auto``, ``cpu`` or ``cuda``.
+        kind: kind of the networks.
+        there: GPUs of all machines together.
+    """
+    is_faster = wanted == "auto" and kind is NetworkKind.CONV and there >= 1
+    return 1.0 if wanted == "cuda" or is_faster else 0.0
+
+
 def limit_threads(wanted: int | None, kind: NetworkKind) -> None:
     """Set the number of torch's CPU threads.
 

@@ -165,3 +165,10 @@ storageClassName: {{ . }}
 resources:
   requests: {storage: {{ .storageSize }}}
 {{- end }}
+
+{{/* A size such as 6Gi or 500M, in MiB. */}}
+{{- define "replay.mebibytes" -}}
+{{- $number := regexFind "^[0-9.]+" . | float64 }}
+{{- $units := dict "Ti" 1048576.0 "Gi" 1024.0 "Mi" 1.0 "Ki" 0.0009765625 "T" 953674.3 "G" 953.6743 "M" 0.9536743 "k" 0.00095 "" 0.00000095 }}
+{{- mulf $number (get $units (regexFind "[A-Za-z]*$" .)) | floor | int }}
+{{- end }}
