@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from functools import cache
@@ -92,3 +93,15 @@ def test_the_first_block_that_fails_is_shown_with_its_output(tmp_path: Path, con
     assert f"{page}:" in done.stderr
     assert said in done.stderr
     assert "further" not in done.stdout
+
+
+def test_figures_are_of_the_runs_that_the_pages_name() -> None:
+    claim = (ROOT / "tests" / "experiments" / "test_claim.py").read_text("utf-8")
+    (seeds,) = re.findall(r"^SEEDS = (\d+)$", claim, re.MULTILINE)
+    assert f"median of {seeds} seeds" in " ".join((ROOT / "docs" / "cliffwalk.md").read_text("utf-8").split())
+    reliability = (ROOT / "docs" / "reliability.md").read_text("utf-8")
+    (kills,) = re.findall(r"`make torture KILLS=(\d+)`", reliability)
+    assert {*re.findall(r"^\| servers killed under load \| (.*) \|$", reliability, re.MULTILINE)} == {
+        f"{kills} | {kills}",
+        kills,
+    }
