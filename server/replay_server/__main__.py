@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import TYPE_CHECKING
 
+from replay_proto.early_signals import exit_on_sigterm
 from replay_proto.extras import needs_extras
 from replay_proto.quiet import quiet_grpc
 
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Parse the command line and run the server."""
-    # The kernel discards the signals that the first process of a container has no handler for.
-    signal.signal(signal.SIGTERM, _exit)
+    exit_on_sigterm(0)
     open_closed_streams()
     quiet_grpc()
     # Import lazily to answer fast: importing the settings takes 0.3 s, the server 1 s.
@@ -43,10 +41,6 @@ def load_server() -> Callable[[ServerSettings], None]:
     with loading():
         from replay_server.process.main import run
     return run
-
-
-def _exit(_number: int, _frame: FrameType | None) -> None:
-    sys.exit(0)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,11 @@ def http_port(server: ServerProcess) -> int:
     return int(_told(server)[2])
 
 
+def opener(context: ssl.SSLContext | None = None) -> urllib.request.OpenerDirector:
+    """Opens addresses without the proxies of the environment."""
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
+
+
 @dataclass(frozen=True)
 class Reply:
     """A reply."""
@@ -54,7 +59,7 @@ def get(
     if token:
         request.add_header("authorization", f"Bearer {token}")
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=context) as reply:
+        with opener(context).open(request, timeout=_TIMEOUT_S) as reply:
             return Reply(reply.status, reply.read().decode(), reply.headers)
     except urllib.error.HTTPError as refused:
         return Reply(refused.code, refused.read().decode(), refused.headers)

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Sequence
 
 from replay_proto.child_process import when_parent_dies
+from replay_proto.early_signals import exit_on_sigterm
 from replay_proto.extras import needs_extras
 
 with needs_extras("replay-actor", "agent"):
@@ -30,10 +31,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: with 2 if a setting is invalid.
     """
+    exit_on_sigterm(0)
     settings = load_actor_settings(arguments)
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
+            signal.signal(number, lambda *_: stop.set())
     if settings.exit_with_parent:
         when_parent_dies(lambda: _stop_for_good(stop))
     # Imported here, because torch takes seconds to load and `--help` does not need it.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import logging
+import signal
 import sys
 from collections.abc import Sequence
 
+from replay_proto.early_signals import exit_on_sigterm
 from replay_proto.extras import needs_extras
 from replay_proto.quiet import quiet_grpc
 
@@ -26,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: with 2 if a setting is invalid.
     """
+    exit_on_sigterm(EXIT_SIGNAL_BASE + signal.SIGTERM)
     quiet_grpc()
     with needs_extras("replay-train", "server,agent"):  # it starts its own server unless one is given
         from replay_agent.settings.train_settings import load_train_settings

@@ -1,4 +1,4 @@
-"""Handles Ctrl-C and SIGTERM: the first signal requests a clean stop, the second one aborts."""
+"""Handles Ctrl-C, SIGTERM and SIGHUP: the first signal requests a clean stop, the second one aborts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
-STOPPING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOPPING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopRequest(threading.Event):
@@ -26,6 +26,8 @@ class StopRequest(threading.Event):
         """Install signal handlers. Does nothing outside the main thread, where Python forbids handlers."""
         if threading.current_thread() is threading.main_thread():
             for number in STOPPING_SIGNALS:
+                if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                    continue  # nohup ignores it
                 self._earlier[number] = signal.signal(number, self._on_signal)
         return self
 

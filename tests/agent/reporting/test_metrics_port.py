@@ -8,7 +8,6 @@ import socket
 import struct
 import subprocess
 import time
-import urllib.request
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -24,6 +23,7 @@ from replay_proto.access.exposure import ExposedError
 from rich.console import Console
 
 from tests.agent.short_runs import Watcher
+from tests.support.http_port import opener
 from tests.support.server_process import ServerProcess
 
 STATUS = Status(
@@ -43,7 +43,7 @@ STATUS = Status(
 
 
 def read(port: MetricsPort) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port.port}/metrics", timeout=30) as reply:
+    with opener().open(f"http://127.0.0.1:{port.port}/metrics", timeout=30) as reply:
         text: str = reply.read().decode()
     return text
 

@@ -19,6 +19,7 @@ from replay_server.files.long_work import LongWork
 
 from tests.support.caller import Caller
 from tests.support.deadlines import wait_until
+from tests.support.http_port import opener
 from tests.support.server_process import ServerProcess, server_environment
 from tests.support.warm_program import SERVER, ForkedProcess, warm_program
 
@@ -50,7 +51,7 @@ def restoring(folder: Path, checkpoint: Path) -> Iterator[tuple[ForkedProcess, C
 
 def probe(port: str, path: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=20) as reply:
+        with opener().open(f"http://127.0.0.1:{port}{path}", timeout=20) as reply:
             return reply.status, reply.read().decode()
     except urllib.error.HTTPError as refused:
         return refused.code, refused.read().decode()

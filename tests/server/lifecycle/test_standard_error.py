@@ -9,14 +9,13 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from urllib.request import urlopen
 
 import pytest
 from replay_server.files.standard_error import MOST_TEXTS, StandardError
 
 from tests.support.caller import Caller
 from tests.support.deadlines import wait_until
-from tests.support.http_port import FLAGS, listening_ports
+from tests.support.http_port import FLAGS, listening_ports, opener
 from tests.support.server_process import ServerProcess, run_to_its_end, server_command, server_environment
 
 StartServer = Callable[..., ServerProcess]
@@ -89,7 +88,7 @@ def test_a_full_disk_holds_up_nothing_and_the_metrics_count_what_is_missing(
     server = start_server(*FLAGS)
     call(server).create("t").reset()
     (port,) = {port for _, port in listening_ports(server)} - {server.port}
-    metrics = urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
+    metrics = opener().open(f"http://127.0.0.1:{port}/metrics").read().decode()
     dropped = next(line for line in metrics.splitlines() if line.startswith("replay_log_lines_dropped_total "))
     assert float(dropped.split()[1]) >= 3
     assert server.terminate() == 0
