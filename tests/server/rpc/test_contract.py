@@ -53,6 +53,7 @@ ERRORS: list[RequestError] = [
     errors.shards_changed(2, 1),
     errors.too_many_connections(3),
     errors.storage_failed(OSError(errno.EIO, "broken", "file")),
+    errors.storage_lost(Path("data"), "it was removed"),
 ]
 
 
