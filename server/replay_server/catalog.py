@@ -115,14 +115,14 @@ class Catalog:
             began = time.monotonic()
             if stopped is not None and stopped.is_set():
                 raise StoppedError(f"opening table {folder.name}")
-            table = self._table(self._open(folder))
+            table = self._table(self._open(folder, stopped))
             self._tables[table.name] = table
             log.info("table %s restored: %d rows", table.name, table.size, extra=_fields(table.name, began))
         self.owner.opened()
 
-    def _open(self, folder: Path) -> TableDirectory:
+    def _open(self, folder: Path, stopped: threading.Event | None) -> TableDirectory:
         doubt = self.owner.doubt
-        directory = TableDirectory.open(folder, may_be_torn=doubt is not None)
+        directory = TableDirectory.open(folder, may_be_torn=doubt is not None, stopped=stopped)
         if directory.is_checked:
             return directory
         if doubt is not None and self._checked and not self.owner.is_new:

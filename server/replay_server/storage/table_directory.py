@@ -22,6 +22,7 @@ import errno
 import json
 import secrets
 import shutil
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -147,12 +148,16 @@ class TableDirectory:
         return directory
 
     @classmethod
-    def open(cls, folder: Path, *, may_be_torn: bool = False) -> TableDirectory:
+    def open(
+        cls, folder: Path, *, may_be_torn: bool = False, stopped: threading.Event | None = None
+    ) -> TableDirectory:
         """Map the files of an existing table.
 
-        If ``may_be_torn`` is set and the table has checksums, first recover its valid rows.
+        If ``may_be_torn`` is set and the table has checksums, first recover its valid rows. Setting ``stopped``
+        ends that.
 
         Raises:
+            StoppedError: ``stopped`` was set.
             DamagedTableError: the files do not match the manifest.
         """
         path = folder / _MANIFEST
@@ -177,7 +182,7 @@ class TableDirectory:
         checked = version in _CHECKED
         try:
             if checked and may_be_torn:
-                recover(folder, config)
+                recover(folder, config, stopped)
             return cls(folder, config, uid, create=False, checked=checked)
         except (OSError, ValueError) as error:
             raise DamagedTableError(str(error)) from error

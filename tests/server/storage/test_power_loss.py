@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from replay_proto.framing import Array
 from replay_proto.rate_limit import RateLimit
 from replay_proto.steps import Next, Stack, Steps, Transitions
 from replay_server.backends.index import DEAD_PRIORITY
-from replay_server.errors import RequestError
+from replay_server.errors import RequestError, StoppedError
 from replay_server.storage.power_loss.row_checksums import RowChecksums
 from replay_server.storage.runs import GOES_ON, TERMINATED, Runs, ends_of, steps_of
 from replay_server.storage.table_config import TableConfig
@@ -336,4 +337,18 @@ def test_a_table_gets_checksums_later(tmp_path: Path) -> None:
     table = Table(TableDirectory.open(tmp_path / "table", may_be_torn=True))
     assert live_values(table) == {key: key for key in range(50, 150)}
     assert table.directory.lost == 0
+    table.close()
+
+
+def test_a_recovery_that_is_stopped_changes_nothing(tmp_path: Path) -> None:
+    table = Table(TableDirectory.create(tmp_path, TableConfig("table", WHOLE, capacity=100), checked=True))
+    table.insert(NewRows(columns_of(np.arange(50)), 50), None)
+    table.close()
+    before, stopped = copy_of(tmp_path / "table"), threading.Event()
+    stopped.set()
+    with pytest.raises(StoppedError, match="verifying the rows of table table after a power loss"):
+        TableDirectory.open(tmp_path / "table", may_be_torn=True, stopped=stopped)
+    assert copy_of(tmp_path / "table") == before
+    table = Table(TableDirectory.open(tmp_path / "table", may_be_torn=True))
+    assert table.size == 50
     table.close()

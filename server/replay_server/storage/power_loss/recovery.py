@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 import math
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ from replay_proto.rate_limit import RateLimit
 
 from replay_server.backends.index import FIRST_PRIORITY, LiveRows, live_slots
 from replay_server.files.durable_files import overwrite_file
+from replay_server.files.long_work import LongWork
 from replay_server.files.mapped_file import MappedFile
 from replay_server.storage.header import FIRST_STATE_WORD, LOST, state_in
 from replay_server.storage.power_loss.row_checksums import RowChecksums, inserts_in, short_sequence, writer_tag
@@ -51,10 +53,11 @@ PRIORITY_BYTES = 8
 _ROWS_AT_ONCE = 1 << 17
 
 
-def recover(folder: Path, config: TableConfig) -> None:
-    """Make the files of a closed table consistent.
+def recover(folder: Path, config: TableConfig, stopped: threading.Event | None = None) -> None:
+    """Make the files of a closed table consistent; setting ``stopped`` ends this before anything has changed.
 
     Raises:
+        StoppedError: ``stopped`` was set.
         ValueError: a file is corrupt in a way that a power loss cannot cause; the message names the file.
         OSError: a file cannot be read or written.
     """
@@ -67,7 +70,9 @@ def recover(folder: Path, config: TableConfig) -> None:
             raise ValueError(
                 f"{folder / SYNC_POINT_FILE}: expected a whole sync point, found none; the file is corrupt"
             )
-        found = _find(folder, config, rows.checksums, points.newest)
+        work = LongWork(f"verifying the rows of table {config.name} after a power loss", stopped)
+        work.total_bytes = config.slots * (config.schema.row_bytes + config.link.row_bytes)
+        found = _find(folder, config, _Verified(rows.checksums, work), points.newest)
         _store_header(folder, found.header, lost=found.point.lost)
         points.store(found.point)
         _apply(folder, config, found.point)
@@ -92,6 +97,20 @@ def recover(folder: Path, config: TableConfig) -> None:
 
 
 @dataclass(frozen=True)
+class _Verified:
+    """The checksums of a table, and the work of verifying them."""
+
+    checksums: RowChecksums
+    work: LongWork
+
+    def whole(self, first_key: int, count: int) -> NDArray[np.bool_]:
+        """Verify rows; see `RowChecksums.whole`."""
+        whole = self.checksums.whole(first_key, count)
+        self.work.advance(count * self.checksums.row_bytes)
+        return whole
+
+
+@dataclass(frozen=True)
 class _Found:
     header: TableState
     """The state before the recovery."""
@@ -101,14 +120,14 @@ class _Found:
     lost: list[range]
 
 
-def _find(folder: Path, config: TableConfig, checksums: RowChecksums, point: SyncPoint) -> _Found:
+def _find(folder: Path, config: TableConfig, verified: _Verified, point: SyncPoint) -> _Found:
     header, already_lost = _read_header(folder, point, config.times)
     floor = header.released(config.times)
-    end, writers = _roll_forward(checksums, point, _read(folder / WRITERS_FILE, WRITER_RECORDS_BYTES), config.slots)
-    live = _newest_run(checksums, max(floor, end - config.most_live), end)
+    end, writers = _roll_forward(verified, point, _read(folder / WRITERS_FILE, WRITER_RECORDS_BYTES), config.slots)
+    live = _newest_run(verified, max(floor, end - config.most_live), end)
     if live.stop < end:
         # A power loss cannot cause this much damage. Drop all rows of a partial insert: its writer may retry it.
-        live = _without_half_an_insert(checksums, live, config.slack)
+        live = _without_half_an_insert(verified.checksums, live, config.slack)
         with _records(writers, live.stop) as records:
             writers = records.used()
     inserted, committed = max(live.stop, floor), max(end, header.inserted)
@@ -167,9 +186,7 @@ def _whole_file(used: bytes) -> bytes:
     return used.ljust(WRITER_RECORDS_BYTES, b"\0")
 
 
-def _roll_forward(
-    checksums: RowChecksums, point: SyncPoint, stored: NDArray[np.uint8], slots: int
-) -> tuple[int, bytes]:
+def _roll_forward(verified: _Verified, point: SyncPoint, stored: NDArray[np.uint8], slots: int) -> tuple[int, bytes]:
     """Recover consecutive rows after the sync point.
 
     The writers' records are those of the sync point and of the recovered inserts. Of the ``stored`` records, only the
@@ -181,7 +198,7 @@ def _roll_forward(
     end = point.state.inserted
     with _records(point.writers, end) as records:
         ids = {writer_tag(each): each for each in (*ids_in(stored), *ids_in(records.file.bytes))}
-        for insert in inserts_in(checksums.origins(end, _count_whole(checksums, end, slots))):
+        for insert in inserts_in(verified.checksums.origins(end, _count_whole(verified, end, slots))):
             rows = insert.stop - insert.start
             if insert.has_writer:
                 writer = ids.get(insert.tag)
@@ -195,20 +212,20 @@ def _roll_forward(
         return end, records.used()
 
 
-def _count_whole(checksums: RowChecksums, first_key: int, slots: int) -> int:
+def _count_whole(verified: _Verified, first_key: int, slots: int) -> int:
     """Return the number of consecutive valid rows from this key on."""
     count = 0
     while count < slots:
-        whole = checksums.whole(first_key + count, min(_ROWS_AT_ONCE, slots - count))
+        whole = verified.whole(first_key + count, min(_ROWS_AT_ONCE, slots - count))
         if not whole.all():
             return count + int(np.argmin(whole))
         count += len(whole)
     return count
 
 
-def _newest_run(checksums: RowChecksums, oldest: int, end: int) -> range:
+def _newest_run(verified: _Verified, oldest: int, end: int) -> range:
     """Return the newest run of consecutive keys with valid rows; an empty range at ``end`` if there is none."""
-    chunks = [checksums.whole(first, min(_ROWS_AT_ONCE, end - first)) for first in range(oldest, end, _ROWS_AT_ONCE)]
+    chunks = [verified.whole(first, min(_ROWS_AT_ONCE, end - first)) for first in range(oldest, end, _ROWS_AT_ONCE)]
     # Padding with invalid rows on both sides gives every run a beginning and an end.
     steps = np.diff(np.concatenate([[False], *chunks, [False]]).astype(np.int8))
     starts, stops = np.flatnonzero(steps > 0), np.flatnonzero(steps < 0)

@@ -103,6 +103,8 @@ class RowChecksums:
         self.file = MappedFile(folder / CHECKSUMS_FILE, slots * CHECKSUM_BYTES, create=create)
         self._words: NDArray[np.uint64] = self.file.view(np.dtype("<u8"), (slots, 2))  # type: ignore[assignment]
         self._columns = [_as_words(column) for column in columns]
+        self.row_bytes = sum(column.nbytes for column in columns) // slots
+        """Bytes of a row with its link."""
 
     def seal(self, first_key: int, count: int, origin: int) -> None:
         """Store checksums for rows that were just written. ``origin`` is their `origin_word`, or 0 without a writer."""
