@@ -164,7 +164,7 @@ def storage_failed(error: OSError) -> RequestError:
     """The operating system refused an operation on the server's files."""
     file = str(error.filename or "")
     name = errno.errorcode.get(error.errno or 0, type(error).__name__)
-    where = f" of {file}" if file else ""
+    where = f" at {file}" if file else ""
     message = (
         f"the server's storage failed{where}: {error.strerror or error}; the call had no effect; check the disk, and "
         "the limits of the server's process, then retry"

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from replay_client import ReplayClient
+from replay_client import ReplayClient, ServerStorageError
 from replay_client.cli import render
 from rich.console import Console
 
 from tests.support.caller import CalledTable, Caller
 from tests.support.deadlines import wait_until
 from tests.support.power import pretend_another_boot
+from tests.support.refusals import refused
 from tests.support.server_process import ServerProcess
 
 POWER = ("--durability", "power", "--sync-every", "0.05")
@@ -134,3 +135,21 @@ def test_a_server_that_ends_says_what_the_disk_did_not_take(
     with Caller(server.address) as caller:
         assert np.array_equal(values(caller.table(table.name)), np.arange(120))
     assert server.terminate() == 0
+
+
+def test_a_directory_that_cannot_be_used_is_a_typed_error(
+    start_server: Callable[..., ServerProcess], tmp_path: Path
+) -> None:
+    folder = tmp_path / "checkpoints"
+    server = start_server("--checkpoint-dir", str(folder))
+    with Caller(server.address) as caller, ReplayClient(server.address) as client:
+        caller.create().insert(range(10))
+        folder.rename(tmp_path / "away")
+        with refused("STORAGE_FAILED", error="ENOENT", file=str(folder)):
+            caller.checkpoint()
+        with pytest.raises(ServerStorageError, match=f"the server's storage failed at {folder}: No such file"):
+            client.checkpoint()
+        (tmp_path / "away").rename(folder)
+        assert caller.checkpoint().name == "checkpoint-000001"
+    assert "Traceback" not in server.log()
+    assert f"Checkpoint: the server's storage failed at {folder}: " in server.log()
