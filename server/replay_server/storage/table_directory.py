@@ -148,9 +148,7 @@ class TableDirectory:
         return directory
 
     @classmethod
-    def open(
-        cls, folder: Path, *, may_be_torn: bool = False, stopped: threading.Event | None = None
-    ) -> TableDirectory:
+    def open(cls, folder: Path, *, may_be_torn: bool = False, stopped: threading.Event | None = None) -> TableDirectory:
         """Map the files of an existing table.
 
         If ``may_be_torn`` is set and the table has checksums, first recover its valid rows. Setting ``stopped``

@@ -181,3 +181,22 @@ def test_another_checkpoint_is_not_taken_for_the_one_that_was_restored(tmp_path:
     with pytest.raises(RestoreError, match="table 'a' already exists"):
         restore(other, tables)
     assert tables_in(tables) == ["a", "b", "c"]
+
+
+def test_a_server_serves_although_it_cannot_forget_what_it_restored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint, tables = asyncio.run(checkpoint_of_three(tmp_path)), tmp_path / "tables"
+    tables.mkdir()
+    restore(checkpoint, tables)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rmdir", refuse)
+        patch.setattr(os, "unlink", refuse)
+        patch.setattr(os, "fsync", refuse)
+        restored_tables.settle(tables)
+    restore(checkpoint, tables)
+    assert tables_in(tables) == ["a", "b", "c"]
