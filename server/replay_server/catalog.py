@@ -9,11 +9,10 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
 
 from replay_proto.access.tokens import Grant
 
@@ -25,6 +24,7 @@ from replay_server.flow import resetting
 from replay_server.flow.bounds import Bounds, check_descriptors, check_quota, no_descriptors
 from replay_server.flow.budgets import Budget, QueuedBudget
 from replay_server.flow.long_calls import LongCalls
+from replay_server.flow.one_by_one import OneByOne
 from replay_server.flow.waiting import Waiters
 from replay_server.storage.root import Root
 from replay_server.storage.shard_map import ShardMapFile
@@ -37,8 +37,6 @@ from replay_server.storage.table_directory import (
     full_bytes,
 )
 from replay_server.table.table import Table, memory_bytes
-
-T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -68,10 +66,12 @@ class Catalog:
         self.shards = ShardMapFile(root.path)
         """The shard map: the servers among which this service's tables are divided, if there are several."""
         self._tables: dict[str, Table] = {}
-        self._changing = asyncio.Lock()
         bounds, share = self.bounds, self.bounds.caller_share
         waiting = Budget("waiting calls", "max_waiting_calls of the server", bounds.max_waiting_calls, share)
         rows = Budget("bytes of waiting inserts", "max_waiting_mb of the server", bounds.max_waiting_bytes, share)
+        self.waiting = waiting
+        """Counts the waiting calls."""
+        self._changing = OneByOne(waiting)
         self.waiters = Waiters(waiting, rows, bounds.max_wait_s)
         self.long_calls = LongCalls(waiting)
         """Schedules calls with many rows."""
@@ -189,34 +189,33 @@ class Catalog:
                 config.
         """
         config = replace(config, owner="" if creator is None else creator.name)
-        return await _to_its_end(self._create(config, creator, client))
+        return await self._changing.do(client, lambda: self._create(config, creator, client))
 
     async def _create(self, config: TableConfig, creator: Grant | None, client: str) -> tuple[Table, bool]:
         began = time.monotonic()
-        async with self._changing:
-            existing = self._tables.get(config.name)
-            if existing is not None:
-                difference = existing.config.difference(config)
-                if difference is not None:
-                    raise errors.table_exists(config.name, difference)
-                return existing, False
-            size = _full_bytes(config, checked=self._checked)
-            others = {table: _full_bytes(table.config, checked=table.directory.is_checked) for table in self}
-            self.bounds.check_table(config, size, [*others.values()])
-            if creator is not None:
-                own = [taken for table, taken in others.items() if table.config.owner == creator.name]
-                check_quota(creator, size, own)
-            check_descriptors(config, [table.config for table in self._tables.values()])
-            await self.check_folder()
-            try:
-                table = await asyncio.to_thread(self._make, config)
-            except (NoSpaceError, MemoryError) as error:
-                raise errors.no_space(config.name, self._root.tables, error=error) from None
-            except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE):
-                    raise no_descriptors(config) from None
-                raise
-            self._tables[config.name] = table
+        existing = self._tables.get(config.name)
+        if existing is not None:
+            difference = existing.config.difference(config)
+            if difference is not None:
+                raise errors.table_exists(config.name, difference)
+            return existing, False
+        size = _full_bytes(config, checked=self._checked)
+        others = {table: _full_bytes(table.config, checked=table.directory.is_checked) for table in self}
+        self.bounds.check_table(config, size, [*others.values()])
+        if creator is not None:
+            own = [taken for table, taken in others.items() if table.config.owner == creator.name]
+            check_quota(creator, size, own)
+        check_descriptors(config, [table.config for table in self._tables.values()])
+        await self.check_folder()
+        try:
+            table = await asyncio.to_thread(self._make, config)
+        except (NoSpaceError, MemoryError) as error:
+            raise errors.no_space(config.name, self._root.tables, error=error) from None
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise no_descriptors(config) from None
+            raise
+        self._tables[config.name] = table
         fields = _fields(table.name, began, client)
         log.info("table %s created: %s, capacity %d", table.name, config.backend, config.capacity, extra=fields)
         return table, True
@@ -227,14 +226,13 @@ class Catalog:
         Raises:
             RequestError: TABLE_NOT_FOUND, TABLE_REPLACED or STORAGE_LOST.
         """
-        await _to_its_end(self._drop(name, uid, client))
+        await self._changing.do(client, lambda: self._drop(name, uid, client))
 
     async def _drop(self, name: str, uid: bytes, client: str) -> None:
         began = time.monotonic()
-        async with self._changing:
-            await self.check_folder()
-            hidden, dropped = await self._hide(name, uid)
-            await asyncio.to_thread(_remove, hidden, dropped)
+        await self.check_folder()
+        hidden, dropped = await self._hide(name, uid)
+        await asyncio.to_thread(_remove, hidden, dropped)
         log.info("table %s dropped", name, extra=_fields(name, began, client))
 
     async def _hide(self, name: str, uid: bytes) -> tuple[Path, list[Table]]:
@@ -266,18 +264,16 @@ class Catalog:
         Raises:
             RequestError: TABLE_NOT_FOUND if the table was dropped meanwhile, NO_SPACE, or STORAGE_LOST.
         """
-        return await _to_its_end(self._reset(table, client))
-
-    async def _reset(self, table: Table, client: str) -> int:
         began = time.monotonic()
         self.check_stores()
         waiters = self.waiters
-        removed = await table.turns.in_turn(
-            lambda: resetting.reset(table, lambda: waiters.send_away(table, errors.table_reset)),
-            lambda: waiters.changed(table),
-        )
-        log.info("table %s reset: %d rows removed", table.name, removed, extra=_fields(table.name, began, client))
-        return removed
+
+        async def work() -> int:
+            removed = await resetting.reset(table, lambda: waiters.send_away(table, errors.table_reset))
+            log.info("table %s reset: %d rows removed", table.name, removed, extra=_fields(table.name, began, client))
+            return removed
+
+        return await table.turns.in_turn(work, lambda: waiters.changed(table))
 
     async def inserts_ended(self) -> None:
         """Wait for running inserts, including those whose callers hung up."""
@@ -341,8 +337,3 @@ def _fields(table: str, began: float, client: str = "") -> dict[str, object]:
 def _full_bytes(config: TableConfig, *, checked: bool) -> int:
     """Bytes of a table when full, including its index."""
     return full_bytes(config, checked=checked) + memory_bytes(config)
-
-
-async def _to_its_end(change: Coroutine[Any, Any, T]) -> T:
-    """Complete a change even if the caller hangs up, to avoid half-created or half-removed tables."""
-    return await asyncio.shield(asyncio.create_task(change))

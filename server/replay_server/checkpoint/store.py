@@ -39,7 +39,9 @@ from replay_server.checkpoint.writing import write_checkpoint
 from replay_server.errors import StoppedError
 from replay_server.files import held_folders, trust
 from replay_server.files.durable_files import rename_durably
+from replay_server.files.long_work import LongWork
 from replay_server.files.mapped_file import tells_full
+from replay_server.flow.one_by_one import OneByOne
 from replay_server.storage.ranges import CHECKPOINT_NUMBERS
 from replay_server.storage.table_config import is_table_name
 
@@ -76,7 +78,9 @@ class Checkpoints:
         self.folder = folder.absolute()
         self._catalog = catalog
         self._keep = keep
-        self._writing = asyncio.Lock()
+        self._writing = OneByOne(catalog.waiting)
+        self._listing = OneByOne(catalog.waiting)
+        self._verifying = OneByOne(catalog.waiting)
         self._cancelled = threading.Event()
         self._held = held_folders.hold(self.folder, "--checkpoint-dir")
         self._held.owner.keep()
@@ -137,9 +141,9 @@ class Checkpoints:
         shards = self._catalog.shards.current
         if shard_id is not None and not (shards and shards.has(shard_id)):
             raise FieldError("shard_id", "a shard in the shard map of this server", str(shard_id))
-        writing = asyncio.create_task(self._create(tables, series, number, shard_id, keep or self._keep, check, client))
-        # If the caller hangs up, still wait for the thread.
-        return await asyncio.shield(writing)
+        return await self._writing.do(
+            client, lambda: self._create(tables, series, number, shard_id, keep or self._keep, check, client)
+        )
 
     async def _create(
         self,
@@ -151,30 +155,29 @@ class Checkpoints:
         check: Callable[[Iterable[str]], None] | None,
         client: str,
     ) -> Checkpoint:
-        async with self._writing:
-            if self._cancelled.is_set():
-                raise errors.shutting_down()
-            await asyncio.to_thread(self._held.owner.look)
-            self._held.owner.check()
-            # The lock is held until old checkpoints are removed, so no other call writes to the series.
-            if check is not None:
-                check(await asyncio.to_thread(self._tables_in, series))
-            number = await asyncio.to_thread(self._checked_number, series, number)
-            chosen = [self._catalog.find(name) for name in sorted(set(tables))] if tables else list(self._catalog)
-            began, taken_s = time.monotonic(), time.time()
-            snapshots = await take_snapshots(chosen)
-            if check is not None:
-                await asyncio.to_thread(self._check_room, series, sum(snapshot.nbytes for snapshot in snapshots))
-            try:
-                with span("replay/write checkpoint"):
-                    made = await asyncio.to_thread(self._write, _name(series, number), snapshots, taken_s, shard_id)
-            except StoppedError:
-                raise errors.shutting_down() from None
-            except OSError as error:
-                if tells_full(error):
-                    raise errors.no_space(series, self.folder, "checkpoint") from error
-                raise
-            await asyncio.to_thread(self._remove_beyond, series, keep)
+        if self._cancelled.is_set():
+            raise errors.shutting_down()
+        await asyncio.to_thread(self._held.owner.look)
+        self._held.owner.check()
+        # No other call writes to the series until old checkpoints are removed.
+        if check is not None:
+            check(await asyncio.to_thread(self._tables_in, series))
+        number = await asyncio.to_thread(self._checked_number, series, number)
+        chosen = [self._catalog.find(name) for name in sorted(set(tables))] if tables else list(self._catalog)
+        began, taken_s = time.monotonic(), time.time()
+        snapshots = await take_snapshots(chosen)
+        if check is not None:
+            await asyncio.to_thread(self._check_room, series, sum(snapshot.nbytes for snapshot in snapshots))
+        try:
+            with span("replay/write checkpoint"):
+                made = await asyncio.to_thread(self._write, _name(series, number), snapshots, taken_s, shard_id)
+        except StoppedError:
+            raise errors.shutting_down() from None
+        except OSError as error:
+            if tells_full(error):
+                raise errors.no_space(series, self.folder, "checkpoint") from error
+            raise
+        await asyncio.to_thread(self._remove_beyond, series, keep)
         duration_s = time.monotonic() - began
         log.info(
             "checkpoint %s written: %d tables, %.1f MB in %.1f s",
@@ -188,21 +191,32 @@ class Checkpoints:
         await asyncio.sleep(interval_s)
         await self.create(series=PERIODIC_SERIES)
 
-    async def all(self) -> list[Checkpoint]:
-        """List all checkpoints, oldest first; log and skip those with a corrupt manifest."""
-        return await asyncio.to_thread(self._list)
+    async def all(self, *, client: str = "") -> list[Checkpoint]:
+        """List all checkpoints, oldest first; log and skip those with a corrupt manifest.
 
-    async def verify(self, name: str) -> Checkpoint:
-        """Verify a checkpoint.
+        ``client`` is the identity of the caller; callers take turns.
+        """
+        return await self._listing.do(client, lambda: asyncio.to_thread(self._list))
+
+    async def verify(self, name: str, *, client: str = "") -> Checkpoint:
+        """Verify a checkpoint; stop if this call is canceled. ``client`` is as for `all`.
 
         Raises:
             RequestError: CHECKPOINT_NOT_FOUND or CHECKPOINT_DAMAGED.
         """
+        stopped = threading.Event()
+        try:
+            return await self._verifying.do(client, lambda: self._verify(name, stopped))
+        finally:
+            stopped.set()
+
+    async def _verify(self, name: str, stopped: threading.Event) -> Checkpoint:
         folder = self.folder / name
         if not _is_name(name) or not folder.is_dir():
             raise errors.checkpoint_not_found(name)
         try:
-            return Checkpoint(folder, await asyncio.to_thread(verify, folder))
+            work = LongWork(f"verifying {folder}", stopped)
+            return Checkpoint(folder, await asyncio.to_thread(verify, folder, work))
         except CheckpointRemovedError:
             raise errors.checkpoint_not_found(name) from None
         except DamagedCheckpointError as error:
@@ -211,8 +225,8 @@ class Checkpoints:
     async def close(self) -> None:
         """Cancel a running checkpoint, and unlock the directory."""
         self._cancelled.set()
-        async with self._writing:
-            self._held.close()
+        await self._writing.ended()
+        self._held.close()
 
     def _check_room(self, series: str, size: int) -> None:
         found = (_NUMBERED.fullmatch(path.name) for path in self.folder.iterdir())

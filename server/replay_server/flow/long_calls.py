@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from typing import Final
 
 from replay_server.flow.budgets import Budget
+from replay_server.flow.one_by_one import Lines
 
 LONG_ROWS: Final = 1024
 """Calls with more rows are long: they block the event loop for more than 0.3 ms."""
@@ -26,9 +26,8 @@ class LongCalls:
 
     def __init__(self, waiting: Budget) -> None:
         """Create the schedule; ``waiting`` counts the waiting calls."""
-        self._waiting = waiting
+        self._lines = Lines(waiting)
         self._is_free = True
-        self._lines: dict[str, deque[asyncio.Future[None]]] = {}  # by caller; the next caller comes first
 
     async def turn(self, caller: str) -> bool:
         """Wait for this caller's turn. The turn lasts until the call awaits something.
@@ -42,10 +41,7 @@ class LongCalls:
         if self._is_free:
             self._begin()
             return False
-        with self._waiting.held(caller):
-            turn = asyncio.get_running_loop().create_future()
-            self._lines.setdefault(caller, deque()).append(turn)
-            await turn
+        await self._lines.wait(caller, _began)
         return True
 
     def _begin(self) -> None:
@@ -59,12 +55,9 @@ class LongCalls:
 
     def _next(self) -> None:
         self._is_free = True
-        while self._lines and self._is_free:
-            caller, line = next(iter(self._lines.items()))
-            turn = line.popleft()
-            del self._lines[caller]
-            if line:
-                self._lines[caller] = line  # to the end of the queue
-            if not turn.done():  # unless the call was canceled
-                turn.set_result(None)
-                self._begin()
+        if self._lines.admit_next():
+            self._begin()
+
+
+def _began() -> None:
+    """Do nothing: the turn of a call ends by itself, even if the call was canceled."""

@@ -64,13 +64,16 @@ class Turns:
         return task
 
     async def in_turn(self, work: Callable[[], Coroutine[Any, Any, T]], ended: Callable[[], None]) -> T:
-        """Wait until all earlier inserts have ended, then do long work; inserts wait until it ends. See `begin`."""
+        """Wait until all earlier inserts have ended, then do long work; inserts wait until it ends. See `begin`.
+
+        Work that has begun continues if this call is canceled.
+        """
         if self.are_free:
-            return await self.begin(work(), ended)
+            return await asyncio.shield(self.begin(work(), ended))
         async with self.mine():
             await self.ended()
             task = self.begin(work(), ended)
-        return await task
+        return await asyncio.shield(task)
 
     @asynccontextmanager
     async def mine(self) -> AsyncIterator[None]:

@@ -61,16 +61,16 @@ class CheckpointHandlers:
         )
         return replay_pb2.CheckpointResponse(checkpoint=describe(made)).SerializeToString()
 
-    async def list(self, request: Framed[replay_pb2.ListCheckpointsRequest], _call: Call) -> bytes:
+    async def list(self, request: Framed[replay_pb2.ListCheckpointsRequest], call: Call) -> bytes:
         """List all checkpoints."""
-        found = await self._checkpoints.all()
+        found = await self._checkpoints.all(client=call.caller.identity)
         return replay_pb2.ListCheckpointsResponse(
             checkpoints=map(describe, found), shards=self._shards.to_proto()
         ).SerializeToString()
 
-    async def verify(self, request: Framed[replay_pb2.VerifyCheckpointRequest], _call: Call) -> bytes:
+    async def verify(self, request: Framed[replay_pb2.VerifyCheckpointRequest], call: Call) -> bytes:
         """Verify a checkpoint."""
-        found = await self._checkpoints.verify(request.head.name)
+        found = await self._checkpoints.verify(request.head.name, client=call.caller.identity)
         return replay_pb2.VerifyCheckpointResponse(checkpoint=describe(found)).SerializeToString()
 
     @property

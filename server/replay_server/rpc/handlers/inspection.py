@@ -9,6 +9,7 @@ from replay_proto.framing import Framed
 from replay_proto.v1 import replay_pb2
 
 from replay_server.catalog import Catalog
+from replay_server.flow.one_by_one import OneByOne
 from replay_server.rpc.call import Call
 from replay_server.rpc.handlers import fields
 from replay_server.rpc.handlers.tables import describe
@@ -24,20 +25,22 @@ class InspectionHandler:
         self._catalog = catalog
         self._random = np.random.default_rng()
         # Keep the other worker threads free for gathering rows.
-        self._one_at_a_time = asyncio.Lock()
+        self._one_at_a_time = OneByOne(catalog.waiting)
 
-    async def inspect(self, request: Framed[replay_pb2.InspectRequest], _call: Call) -> bytes:
+    async def inspect(self, request: Framed[replay_pb2.InspectRequest], call: Call) -> bytes:
         """Inspect a table."""
         name, uid = request.head.table, fields.table_uid(request.head.table_uid)
         largest = fields.up_to("largest", MOST_LARGEST_ROWS, request.head.largest) or LARGEST_ROWS
         self._catalog.find(name, uid)
-        async with self._one_at_a_time:
-            table = self._catalog.find(name, uid)
-            seen = await asyncio.to_thread(look, table.live, table.directory.priorities, self._random)
-            table = self._catalog.find(name, uid or table.uid)
-            ranked = await asyncio.to_thread(rank, seen.still_live(table.oldest), largest)
-            table = self._catalog.find(name, table.uid)
+        table, ranked = await self._one_at_a_time.do(call.caller.identity, lambda: self._look(name, uid, largest))
         return _to_proto(table, ranked).SerializeToString()
+
+    async def _look(self, name: str, uid: bytes, largest: int) -> tuple[Table, Ranked]:
+        table = self._catalog.find(name, uid)
+        seen = await asyncio.to_thread(look, table.live, table.directory.priorities, self._random)
+        table = self._catalog.find(name, uid or table.uid)
+        ranked = await asyncio.to_thread(rank, seen.still_live(table.oldest), largest)
+        return self._catalog.find(name, table.uid), ranked
 
 
 def _to_proto(table: Table, ranked: Ranked) -> replay_pb2.InspectResponse:

@@ -1,0 +1,109 @@
+"""Lines of waiting calls, one for each caller, and long work that is done one at a time.
+
+    changing = OneByOne(waiting)
+    table = await changing.do(caller, lambda: create(config))
+
+Callers take turns, so a caller with many calls delays others by one piece of work at most. Work is not begun for a call
+that was canceled in line. Once begun, it runs to its end, so that nothing is left half done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from replay_server.flow.budgets import Budget
+
+T = TypeVar("T")
+
+
+class Lines:
+    """Calls that wait, in a line for each caller."""
+
+    def __init__(self, waiting: Budget) -> None:
+        """Start with empty lines; ``waiting`` counts the calls in them."""
+        self._waiting = waiting
+        self._lines: dict[str, deque[asyncio.Future[None]]] = {}  # by caller; the next caller comes first
+
+    async def wait(self, caller: str, passed_on: Callable[[], object]) -> None:
+        """Wait in a caller's line until `admit_next` admits this call.
+
+        Args:
+            caller: identity of the caller.
+            passed_on: called if the call is canceled after it was admitted and before it could run.
+
+        Raises:
+            RequestError: TOO_LARGE if too many calls wait.
+        """
+        with self._waiting.held(caller):
+            turn = asyncio.get_running_loop().create_future()
+            self._lines.setdefault(caller, deque()).append(turn)
+            try:
+                await turn
+            except BaseException:
+                if turn.cancelled():
+                    self._leave(caller, turn)
+                else:
+                    passed_on()
+                raise
+
+    def admit_next(self) -> bool:
+        """Admit the first call in the line of the next caller; return whether there was one."""
+        while self._lines:
+            caller, line = next(iter(self._lines.items()))
+            turn = line.popleft()
+            del self._lines[caller]
+            if line:
+                self._lines[caller] = line  # to the end of the queue
+            if not turn.done():
+                turn.set_result(None)
+                return True
+        return False
+
+    def _leave(self, caller: str, turn: asyncio.Future[None]) -> None:
+        line = self._lines.get(caller)
+        if line is not None and turn in line:
+            line.remove(turn)
+            if not line:
+                del self._lines[caller]
+
+
+class OneByOne:
+    """Does long work, one piece at a time."""
+
+    def __init__(self, waiting: Budget) -> None:
+        """Start idle; ``waiting`` counts the waiting calls."""
+        self._lines = Lines(waiting)
+        self._is_free = True
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def do(self, caller: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Wait for this caller's turn, then do the work.
+
+        Args:
+            caller: identity of the caller.
+            work: starts the work. It is not called if this call is canceled in line. If the call is canceled later, the
+                work continues, and the next piece waits for its end.
+
+        Raises:
+            RequestError: TOO_LARGE if too many calls wait.
+        """
+        if not self._is_free:
+            await self._lines.wait(caller, self._go_on)
+        self._is_free = False
+        self._idle.clear()
+        task = asyncio.create_task(work())
+        task.add_done_callback(self._go_on)
+        return await asyncio.shield(task)
+
+    async def ended(self) -> None:
+        """Wait until no work is running or waiting."""
+        await self._idle.wait()
+
+    def _go_on(self, _: object = None) -> None:
+        if not self._lines.admit_next():
+            self._is_free = True
+            self._idle.set()
