@@ -195,6 +195,7 @@ BY_REASON: Final[Mapping[str, type[ReplayError]]] = {
     "WRITER_SUPERSEDED": WriterSupersededError,
     "SHUTTING_DOWN": ServerUnavailableError,
     "TOO_MANY_CONNECTIONS": ServerUnavailableError,
+    "MESSAGE_UNFINISHED": ServerUnavailableError,
     "LIMITED": LimitedError,
     "TABLE_RESET": TableResetError,
     "INTERNAL": InternalServerError,

@@ -203,6 +203,14 @@ def shutting_down() -> RequestError:
     return RequestError("SHUTTING_DOWN", "the server is shutting down; retry once it is back")
 
 
+def message_unfinished(why: str) -> RequestError:
+    """The call ended because a message of its connection was begun and not finished."""
+    return RequestError(
+        "MESSAGE_UNFINISHED",
+        f"a message on this connection was not complete, and {why}; the calls of the connection end: send again",
+    )
+
+
 def checkpoints_off() -> RequestError:
     """The server has no checkpoint directory."""
     message = "checkpoints are off: start the server with --checkpoint-dir"

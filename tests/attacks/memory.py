@@ -25,6 +25,11 @@ class MemoryWatch:
         """Maximum increase in MiB, excluding memory shared with files, such as tables."""
         return (self._peak - self._before) / BYTES_PER_MB
 
+    @property
+    def now_mb(self) -> float:
+        """The present increase in MiB, as in `rise_mb`."""
+        return (self._own_bytes() - self._before) / BYTES_PER_MB
+
     def __enter__(self) -> MemoryWatch:
         self._thread.start()
         return self

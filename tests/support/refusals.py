@@ -38,6 +38,7 @@ CODES = {
     "SHARDS_CHANGED": grpc.StatusCode.ABORTED,
     "STORAGE_FAILED": grpc.StatusCode.FAILED_PRECONDITION,
     "STORAGE_LOST": grpc.StatusCode.FAILED_PRECONDITION,
+    "MESSAGE_UNFINISHED": grpc.StatusCode.UNAVAILABLE,
 }
 """Documented status codes by reason."""
 
@@ -66,6 +67,7 @@ METADATA = {
     "SHARDS_CHANGED": {"current", "expected"},
     "STORAGE_FAILED": {"error", "file"},
     "STORAGE_LOST": {"folder"},
+    "MESSAGE_UNFINISHED": set(),
 }
 """Documented metadata by reason."""
 

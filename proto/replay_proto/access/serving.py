@@ -39,6 +39,8 @@ DEFAULT_MAX_CONNECTIONS: Final = 200
 """Maximum connections of one gRPC server. Each takes 46 KiB for TLS buffers even before its handshake is complete."""
 _METADATA_BYTES: Final = 4096
 """Maximum metadata of a call: it arrives before the token is checked, and stays in memory while the call waits."""
+_LOOKAHEAD_BYTES: Final = 1 << 16
+"""Bytes of a message that a client may send before the server reads it."""
 _BACKLOG: Final = 64
 """Maximum connections that wait to be accepted; their clients retry within a second. Without this limit, clients that
 connect thousands of times per second keep gRPC's threads busy with handshakes, and all other clients wait."""
@@ -99,6 +101,10 @@ def server_options(
         ("grpc.max_send_message_length", send_bytes),
         ("grpc.compression_enabled_algorithms_bitset", _NO_COMPRESSION),
         ("grpc.max_concurrent_streams", calls_per_connection),
+        # Otherwise, gRPC would let clients send megabytes of each message before anybody wants to read it. A message
+        # that is read arrives as fast as without this limit.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", _LOOKAHEAD_BYTES),
         # Between the two limits, gRPC would refuse calls at random.
         ("grpc.max_metadata_size", _METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", _METADATA_BYTES),

@@ -125,6 +125,10 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """FAILED_PRECONDITION: the directory of the tables was removed, or taken by another server, while this server runs.
     It refuses what would be lost; restart it. Metadata: `folder`.
     """
+    ERROR_REASON_MESSAGE_UNFINISHED: _ErrorReason.ValueType  # 26
+    """UNAVAILABLE: a message on the call's connection was begun and not finished in time, or the caller had begun too
+    many at once, so the server ended the calls on the connection that could send more. Send again.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call was refused: the `reason` of its google.rpc.ErrorInfo, without the prefix."""
@@ -208,6 +212,10 @@ is broken. The call had no effect. Metadata: `error`, such as EIO, and `file` (e
 ERROR_REASON_STORAGE_LOST: ErrorReason.ValueType  # 25
 """FAILED_PRECONDITION: the directory of the tables was removed, or taken by another server, while this server runs.
 It refuses what would be lost; restart it. Metadata: `folder`.
+"""
+ERROR_REASON_MESSAGE_UNFINISHED: ErrorReason.ValueType  # 26
+"""UNAVAILABLE: a message on the call's connection was begun and not finished in time, or the caller had begun too
+many at once, so the server ended the calls on the connection that could send more. Send again.
 """
 global___ErrorReason = ErrorReason
 

@@ -125,6 +125,7 @@ async def serve(settings: ServerSettings) -> None:
         await _announce(settings.host, port)
         collections = RareCollections()
         background.repeat("garbage collection", collections.collect)
+        background.repeat("unfinished messages", server.unfinished.look)
         if checkpoints is not None and settings.checkpoint_every is not None:
             background.repeat("periodic checkpoint", partial(checkpoints.create_after, settings.checkpoint_every))
         await stop.wait()

@@ -20,6 +20,7 @@ from replay_server.rpc.over_grpc import health, reflection
 from replay_server.rpc.over_grpc.connections import SPARE, Connections
 from replay_server.rpc.over_grpc.lanes import Lanes
 from replay_server.rpc.over_grpc.methods import grpc_handler
+from replay_server.rpc.over_grpc.unfinished import Unfinished
 
 _CUT_OFF = 2
 """gRPC rejects messages that exceed the limit by this factor."""
@@ -71,8 +72,10 @@ class ReplayServer:
         self.connections = Connections(bounds.max_connections, self.lanes.count)
         """Those that have made calls over gRPC."""
         streams = OpenStreams(bounds)
+        self.unfinished = Unfinished(bounds.max_request_bytes)
+        """Bounds messages that callers do not finish, while something keeps calling `Unfinished.look`."""
         for_grpc = {
-            name: grpc_handler(endpoint, authenticator, streams, self.connections)
+            name: grpc_handler(endpoint, authenticator, streams, self.connections, self.unfinished)
             for name, endpoint in self.endpoints.items()
         }
         self.lanes.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, for_grpc)])

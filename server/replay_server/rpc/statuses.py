@@ -29,6 +29,7 @@ CODES: Final[Mapping[int, grpc.StatusCode]] = {
     replay_pb2.ERROR_REASON_WRITER_UNKNOWN: grpc.StatusCode.FAILED_PRECONDITION,
     replay_pb2.ERROR_REASON_WRITER_SUPERSEDED: grpc.StatusCode.ABORTED,
     replay_pb2.ERROR_REASON_SHUTTING_DOWN: grpc.StatusCode.UNAVAILABLE,
+    replay_pb2.ERROR_REASON_MESSAGE_UNFINISHED: grpc.StatusCode.UNAVAILABLE,
     replay_pb2.ERROR_REASON_CHECKPOINTS_OFF: grpc.StatusCode.FAILED_PRECONDITION,
     replay_pb2.ERROR_REASON_CHECKPOINT_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     replay_pb2.ERROR_REASON_CHECKPOINT_DAMAGED: grpc.StatusCode.DATA_LOSS,

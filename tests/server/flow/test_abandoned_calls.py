@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from replay_proto.schema import Column, Schema
 from replay_proto.v1 import replay_pb2
@@ -109,12 +110,14 @@ def test_tables_are_neither_made_nor_dropped_for_callers_who_hung_up(tmp_path: P
     async def play() -> list[str]:
         catalog = Catalog(Root.in_memory(tmp_path))
         await catalog.create(config("kept"))
-        calls = [asyncio.create_task(catalog.create(config(f"made-{number}"), client="a")) for number in range(5)]
-        calls += [asyncio.create_task(catalog.drop("kept", b"", client="a"))]  # type: ignore[list-item]
+        calls: list[asyncio.Task[Any]] = [
+            asyncio.create_task(catalog.create(config(f"made-{number}"), client="a")) for number in range(5)
+        ]
+        calls.append(asyncio.create_task(catalog.drop("kept", b"", client="a")))
         for _ in range(3):
             await asyncio.sleep(0)
-        for call in calls:
-            call.cancel()
+        for each in calls:
+            each.cancel()
         await catalog.create(config("last"), client="b")
         names = [table.name for table in catalog]
         catalog.close()

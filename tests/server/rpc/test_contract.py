@@ -22,6 +22,7 @@ from replay_server.rpc.endpoints import all_endpoints
 from replay_server.rpc.open_streams import OpenStreams
 from replay_server.rpc.over_grpc.connections import Connections
 from replay_server.rpc.over_grpc.methods import grpc_handler
+from replay_server.rpc.over_grpc.unfinished import Unfinished
 from replay_server.storage.root import Root
 
 from tests.support.refusals import CODES, METADATA
@@ -47,6 +48,7 @@ ERRORS: list[RequestError] = [
     errors.internal(),
     errors.unauthenticated("no token"),
     errors.permission_denied("name", ["read"], "table"),
+    errors.message_unfinished("nothing of it arrived"),
     errors.checkpoints_off(),
     errors.checkpoint_not_found("checkpoint"),
     errors.checkpoint_damaged("checkpoint", "file", "fault"),
@@ -61,7 +63,9 @@ ERRORS: list[RequestError] = [
 def test_every_rpc_has_a_handler_of_its_shape(tmp_path: Path, method: str) -> None:
     root = Root.durable(tmp_path)
     endpoints, bounds = all_endpoints(Catalog(root)), Bounds()
-    handler = grpc_handler(endpoints[method], Authenticator(), OpenStreams(bounds), Connections(1, 1))
+    handler = grpc_handler(
+        endpoints[method], Authenticator(), OpenStreams(bounds), Connections(1, 1), Unfinished(1 << 20)
+    )
     root.close()
     described = replay_pb2.DESCRIPTOR.services_by_name["ReplayService"].methods_by_name[method]
     assert described.client_streaming == described.server_streaming == (method in STREAMS)

@@ -16,17 +16,23 @@ from replay_server.rpc.call import Call, Stream
 from replay_server.rpc.endpoint import AnyEndpoint
 from replay_server.rpc.open_streams import OpenStreams
 from replay_server.rpc.over_grpc.connections import Connections
+from replay_server.rpc.over_grpc.unfinished import Connection, Unfinished
 from replay_server.rpc.statuses import to_status
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
 def grpc_handler(
-    endpoint: AnyEndpoint, authenticator: Authenticator, streams: OpenStreams, connections: Connections
+    endpoint: AnyEndpoint,
+    authenticator: Authenticator,
+    streams: OpenStreams,
+    connections: Connections,
+    unfinished: Unfinished,
 ) -> grpc.RpcMethodHandler[bytes, bytes]:
     """Create a gRPC handler that serves an endpoint to authenticated callers.
 
-    ``connections`` limits the callers' connections, and ``streams`` their open streams.
+    ``connections`` limits the callers' connections, ``streams`` their open streams, and ``unfinished`` the memory of
+    messages that they do not finish.
     """
 
     def caller_of(context: Context) -> Caller:
@@ -41,7 +47,13 @@ def grpc_handler(
         try:
             with span(f"replay/{endpoint.name}", context.invocation_metadata() or ()):
                 call = Call(caller_of(context))
-                return await _answer(endpoint, await only_message(context), call, context)
+                connection = unfinished.connection(context.peer(), call.caller.identity)
+                reader = _Reader(context, connection)
+                with connection.reading(reader):
+                    message = await only_message(reader)
+                answer = await _answer(endpoint, message, call, context)
+                connection.replied(len(answer))
+                return answer
         except asyncio.CancelledError:
             figures.ended[grpc.StatusCode.CANCELLED] += 1
             raise
@@ -55,7 +67,8 @@ def grpc_handler(
                 with span(f"replay/{endpoint.name} opened", context.invocation_metadata() or ()):
                     caller = caller_of(context)
                 with streams.one_more(context.peer(), caller.identity):
-                    await _answer_each(endpoint, caller, context)
+                    connection = unfinished.connection(context.peer(), caller.identity)
+                    await _answer_each(endpoint, caller, context, connection)
                 figures.ended[grpc.StatusCode.OK] += 1
             except asyncio.CancelledError:
                 figures.ended[grpc.StatusCode.CANCELLED] += 1
@@ -84,15 +97,17 @@ async def _answer(endpoint: AnyEndpoint, data: bytes, call: Call, context: Conte
     return answer
 
 
-async def _answer_each(endpoint: AnyEndpoint, caller: Caller, context: Context) -> None:
-    reader = _Reader(context)
+async def _answer_each(endpoint: AnyEndpoint, caller: Caller, context: Context, connection: Connection) -> None:
+    reader = _Reader(context, connection)
     stream = Stream(reader.end)
     try:
-        with caller.while_valid(reader.end):
+        with caller.while_valid(reader.end), connection.reading(reader):
             while isinstance(data := await reader.read(), bytes):
                 call = Call(caller, stream)
                 try:
-                    await context.write(await endpoint.answer(data, call))
+                    answer = await endpoint.answer(data, call)
+                    connection.replied(len(answer))
+                    await context.write(answer)
                 finally:
                     call.sent()
     finally:
@@ -102,8 +117,9 @@ async def _answer_each(endpoint: AnyEndpoint, caller: Caller, context: Context) 
 class _Reader:
     """Reads a stream that other tasks may end. The stream ends only between replies, so that its status can be sent."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, connection: Connection) -> None:
         self._context = context
+        self._connection = connection
         self._task = asyncio.current_task()  # the task that serves the stream
         self._reading = False
         self._refusal: RequestError | None = None
@@ -124,7 +140,10 @@ class _Reader:
             raise self._refusal
         self._reading = True
         try:
-            return await self._context.read()
+            message = await self._context.read()
+            if isinstance(message, bytes):
+                self._connection.whole(len(message))
+            return message
         except asyncio.CancelledError:
             if self._refusal is not None:
                 raise self._refusal from None

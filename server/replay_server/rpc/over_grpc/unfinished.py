@@ -1,0 +1,276 @@
+"""Bounds the memory of messages that callers begin and do not finish.
+
+gRPC collects the bytes of a message until it is complete, and tells nobody. So a caller that withholds the last byte of
+many large messages could fill the server's memory. How much a connection has received is known to the kernel; what it
+has received in whole messages is counted here. The difference is what it has not finished, and this is charged to its
+caller:
+
+    connection = unfinished.connection(peer, caller.identity)
+    with connection.reading(reader):        # while messages of a call are read
+        message = await reader.read()
+        connection.whole(len(message))
+
+`Unfinished.look` compares both, often while the server's memory grows, and rarely otherwise. It ends calls of
+connections that hold unfinished messages:
+
+- if nothing has arrived for `_SILENT_S`;
+- if their caller holds more than its share, beginning with the largest, and they neither receive bytes nor complete
+  messages as an honest client on a busy server does;
+- if the caller holds far more than that, whatever they do.
+
+In the last two cases, half of a connection's calls end, chosen at random, and more at the next look if that was not
+enough. So if an honest client looks odd for once, its other calls go on, and it makes progress.
+
+The count of a connection is not exact: headers, acknowledgements and pings arrive, too. `_ALLOWANCE_BYTES` and
+`_ALLOWANCE_BYTES_PER_S` are more than what they take. A connection that is shared by several callers is charged to the
+one that used it last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import mmap
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, Protocol
+
+from replay_server import errors
+from replay_server.errors import RequestError
+from replay_server.rpc.over_grpc.sockets import OpenSocket, find_connections
+
+log = logging.getLogger(__name__)
+
+_LOOK_S: Final = 0.02
+"""Seconds between two looks at the server's memory, which take 10 us each."""
+_ALL_S: Final = 1.0
+"""Seconds between two looks at all connections if memory does not grow; this takes 5 us for each connection."""
+_GROWTH_BYTES: Final = 4 << 20
+"""If the server's memory has grown by this much, all connections are looked at."""
+_SILENT_S: Final = 10.0
+"""A message of which nothing arrives for so long is given up."""
+_STALLED_S: Final = 0.2
+"""A connection from which nothing arrives for so long is not that of an honest client on a busy server."""
+_ENDLESS_S: Final = 0.05
+"""A connection that holds a lot and completes no message for so long is not, either."""
+_FAR_MORE: Final = 16
+"""Factor of a caller's share that it never exceeds, whatever its connections do."""
+_LEAST_BYTES: Final = 1 << 18
+"""Connections that hold less are left alone."""
+_ALLOWANCE_BYTES: Final = 2048
+"""Bytes that may arrive with each message: headers, frames, TLS records, and what acknowledges the reply."""
+_ALLOWANCE_BYTES_PER_S: Final = 4096
+"""Bytes that may arrive without any message: pings and their acknowledgements."""
+_REPLY_BYTES_PER_BYTE: Final = 512
+"""Bytes of a reply for each byte that acknowledges it."""
+_SEARCHES: Final = 3
+"""The sockets of connections that gRPC names otherwise, such as link-local ones, are not searched for any longer."""
+_WARN_S: Final = 10.0
+"""Seconds between two warnings."""
+_GIVEN_BACK_BYTES: Final = 8 << 20
+"""If this many unfinished bytes have been given up, the freed memory is given back to the operating system."""
+
+
+class Ends(Protocol):
+    """Reads the messages of a call."""
+
+    def end(self, refusal: RequestError) -> None:
+        """End the call with a refusal."""
+
+
+class Connection:
+    """A connection of a caller, and the calls on it that read messages."""
+
+    def __init__(self, caller: str) -> None:
+        self.caller = caller
+        """Identity of the last caller that used it."""
+        self.readers: set[Ends] = set()
+        """Calls that may hold an unfinished message."""
+        self.unfinished = 0.0
+        """Bytes of unfinished messages at the last look."""
+        self.silent_s = 0.0
+        """Seconds for which nothing had arrived at the last look."""
+        self.completed = time.monotonic()
+        """When a message was last seen complete, by the monotonic clock."""
+        self.socket: OpenSocket | None = None
+        """Its socket, once found."""
+        self.searches = 0
+        """How often its socket was searched for in vain."""
+        self._expected = 0
+        self._has_completed = False
+        self._looked_at = 0
+
+    @property
+    def is_sought(self) -> bool:
+        """Whether its socket is not known yet, and may be found."""
+        return self.socket is None and self.searches < _SEARCHES
+
+    def whole(self, size: int) -> None:
+        """Count a complete message."""
+        self._expected += size + (size >> 8) + _ALLOWANCE_BYTES
+        self._has_completed = True
+
+    def replied(self, size: int) -> None:
+        """Count a reply, whose bytes the client acknowledges."""
+        self._expected += size // _REPLY_BYTES_PER_BYTE
+
+    @contextmanager
+    def reading(self, reader: Ends) -> Iterator[None]:
+        """Register a call inside the block, in which it reads messages."""
+        self.readers.add(reader)
+        try:
+            yield
+        finally:
+            self.readers.discard(reader)
+
+    def look(self, now: float, since_s: float) -> bool:
+        """Update `unfinished` after ``since_s`` seconds; return whether the connection is still open."""
+        received = None if self.socket is None else self.socket.received()
+        if received is None:
+            return self.socket is None
+        came = received.size - self._looked_at
+        if self._has_completed:
+            self.completed = now
+        self.unfinished = max(0.0, self.unfinished + came - self._expected - since_s * _ALLOWANCE_BYTES_PER_S)
+        self._looked_at, self.silent_s = received.size, received.silent_s
+        self._expected, self._has_completed = 0, False
+        return True
+
+    def lose_socket(self) -> None:
+        """Forget the socket, which has been closed."""
+        self.socket, self.unfinished, self.searches, self._looked_at = None, 0.0, 0, 0
+
+    def end(self, refusal: RequestError, *, all_calls: bool) -> float:
+        """End calls that may hold an unfinished message: all of them, or half, so that others go on.
+
+        Returns:
+            About how many bytes they held. Which of the calls held them is not known.
+        """
+        calls = tuple(self.readers)
+        ending = calls if all_calls else random.sample(calls, (len(calls) + 1) // 2)
+        for reader in ending:
+            reader.end(refusal)
+        held = self.unfinished * len(ending) / len(calls) if calls else self.unfinished
+        self.unfinished -= held
+        return held
+
+
+class Unfinished:
+    """All connections, and what they hold."""
+
+    def __init__(self, largest_bytes: int) -> None:
+        """Allow messages of this many bytes; a caller may hold one or two of them at any time."""
+        self._largest = largest_bytes
+        self._most = 2 * largest_bytes
+        self._connections: dict[str, Connection] = {}
+        self._looked = time.monotonic()
+        self._memory = _memory_bytes()
+        self._given_up = 0.0
+        self._gave_up = 0.0
+        self._warned = -_WARN_S
+
+    def connection(self, peer: str, caller: str) -> Connection:
+        """Return the connection from an address, which this caller uses."""
+        found = self._connections.get(peer)
+        if found is None:
+            found = self._connections[peer] = Connection(caller)
+        found.caller = caller
+        return found
+
+    async def look(self) -> None:
+        """Look once, after a pause; see the docstring of the module."""
+        await asyncio.sleep(_LOOK_S)
+        now, memory = time.monotonic(), _memory_bytes()
+        if memory - self._memory < _GROWTH_BYTES and now - self._looked < _ALL_S:
+            self._memory = min(self._memory, memory)
+            return
+        self._memory = memory
+        if any(connection.is_sought for connection in self._connections.values()):
+            await self._find_sockets()
+        now = time.monotonic()
+        self._look_at_all(now, now - self._looked)
+        self._looked = now
+        self._end_some(now)
+        self._give_back(now)
+
+    async def _find_sockets(self) -> None:
+        known = [peer for peer, connection in self._connections.items() if connection.is_sought]
+        sockets = await asyncio.to_thread(find_connections)
+        for peer in known:
+            if peer in sockets:
+                self._connections[peer].socket = sockets[peer]
+            elif not self._connections[peer].readers:
+                del self._connections[peer]  # closed meanwhile, or not a TCP connection
+            else:
+                self._connections[peer].searches += 1
+
+    def _look_at_all(self, now: float, since_s: float) -> None:
+        for peer, connection in list(self._connections.items()):
+            if not connection.look(now, since_s):
+                self._gives_up(connection.unfinished, now)
+                if connection.readers:  # they may be of a new connection from the same address
+                    connection.lose_socket()
+                else:
+                    del self._connections[peer]
+
+    def _end_some(self, now: float) -> None:
+        of_callers: defaultdict[str, list[Connection]] = defaultdict(list)
+        for connection in self._connections.values():
+            if connection.unfinished < _LEAST_BYTES:
+                continue
+            if connection.silent_s >= _SILENT_S:
+                refusal = errors.message_unfinished(f"nothing of it arrived for {_SILENT_S:g} s")
+                self._gives_up(connection.end(refusal, all_calls=True), now)
+            else:
+                of_callers[connection.caller].append(connection)
+        for caller, connections in of_callers.items():
+            self._end_beyond(caller, self._most, connections, now, lambda each: self._is_odd(each, now))
+            self._end_beyond(caller, _FAR_MORE * self._most, connections, now, lambda _: True)
+
+    def _is_odd(self, connection: Connection, now: float) -> bool:
+        """Whether no honest client on a busy server would look like this."""
+        is_endless = connection.unfinished > self._largest and now - connection.completed >= _ENDLESS_S
+        return is_endless or connection.silent_s >= _STALLED_S
+
+    def _end_beyond(
+        self, caller: str, most: int, held: Iterable[Connection], now: float, may_end: Callable[[Connection], bool]
+    ) -> None:
+        """End the calls of a caller's largest connections until it holds at most so many bytes."""
+        largest_first = sorted(held, key=lambda connection: -connection.unfinished)
+        total = sum(connection.unfinished for connection in largest_first)
+        why = f"the caller has sent more than {most} bytes of messages that are not complete"
+        if total > most and now - self._warned >= _WARN_S:
+            self._warned = now
+            log.warning("calls of a client end: %s", why, extra={"client": caller})
+        for connection in largest_first:
+            if total <= most:
+                return
+            if may_end(connection):
+                ended = connection.end(errors.message_unfinished(why), all_calls=False)
+                total -= ended
+                self._gives_up(ended, now)
+
+    def _gives_up(self, size: float, now: float) -> None:
+        self._given_up += size
+        if size:
+            self._gave_up = now
+
+    def _give_back(self, now: float) -> None:
+        """Give memory back once nothing has been given up for a while: this blocks all threads for 0.3 ms per MB."""
+        if self._given_up >= _GIVEN_BACK_BYTES and now - self._gave_up >= _ALL_S:
+            self._given_up = 0.0
+            trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+            if trim is not None:
+                trim(0)
+            self._memory = _memory_bytes()
+
+
+def _memory_bytes() -> int:
+    """Memory of this process, without pages of files."""
+    _, resident, shared, *_ = Path("/proc/self/statm").read_text().split()
+    return (int(resident) - int(shared)) * mmap.PAGESIZE
