@@ -51,6 +51,8 @@ class SumTreeParameters:
         require_not_negative("epsilon", self.epsilon)
         if self.max_priority is not None:
             require_positive("max_priority", self.max_priority)
+        if self.mass(0.0) > MASS_LIMIT:
+            raise FieldError("epsilon", "epsilon ** alpha of at most 2 ** 900", repr(self.epsilon))
         if self.mass(FIRST_PRIORITY) > MASS_LIMIT:
             expected = (
                 f"an exponent with ({FIRST_PRIORITY:g} + epsilon) ** alpha of at most 2 ** 900, the first row's mass"

@@ -564,6 +564,7 @@ BAD_CONFIGS = [
     ("a negative epsilon", backend("sum_tree", epsilon=-0.1), "epsilon"),
     ("max_priority 0", backend("sum_tree", max_priority=0.0), "max_priority"),
     ("an epsilon whose mass no total can hold", backend("sum_tree", epsilon=1e300, alpha=2.0), "epsilon"),
+    ("an alpha with which the first row has no possible mass", backend("sum_tree", alpha=2.0**53), "alpha"),
 ]
 
 
