@@ -219,7 +219,7 @@ class ServiceReplayBuffer(ReplayBuffer):
             next_obs: observations after the step, in the same form; where an episode ends, the final observation.
             action: actions ``[n_envs, *shape]``.
             reward: rewards, float[n_envs].
-            done: bool[n_envs]: whether the step ends the episode.
+            done: bool[n_envs]: whether the step ends the episode. A time limit ends it, too.
             infos: the infos of the environments: a list with a mapping for each, or a mapping of arrays, as of
                 Gymnasium's vector environments. ``TimeLimit.truncated`` marks episodes ended by a time limit. Ignored
                 if `handle_timeout_termination` is False.
@@ -232,7 +232,7 @@ class ServiceReplayBuffer(ReplayBuffer):
         before, after = self._observations("obs", obs), self._observations("next_obs", next_obs)
         rows = {**before, "action": self._checked("action", action), "reward": self._checked("reward", reward)}
         is_done = self._checked("done", done)
-        is_terminated = is_done & ~self._timeouts(infos) if is_done.any() else is_done
+        timeouts = self._timeouts(infos, is_done)
         if not are_same(before, self._final):  # the usual case, checked quickly
             self._end(self._going_on & ~same_rows(before, self._final, self.n_envs))
         if self.n_envs == 1:  # SB3's usual case; a single row costs a fraction of a vector of one row
@@ -242,8 +242,7 @@ class ServiceReplayBuffer(ReplayBuffer):
         self._is_flushed = False
         self._going_on[:] = True
         self._final = {name: values.copy() for name, values in after.items()}
-        if is_done.any():
-            self._end(is_done, is_terminated)
+        self._end(is_done | timeouts, is_done & ~timeouts)
         self.pos = (self.pos + 1) % self.buffer_size
         self.full = self.full or self.pos == 0
 
@@ -386,24 +385,24 @@ class ServiceReplayBuffer(ReplayBuffer):
             raise InvalidArgumentError.of_field(argument, expected, described(array))
         return array.reshape(shape)  # SB3, too, accepts Discrete values with and without a last axis
 
-    def _timeouts(self, infos: list[dict[str, Any]] | Mapping[str, Any]) -> NDArray[Any]:
-        """Return bool[n_envs]: which environments were stopped by a time limit that does not count as an end.
+    def _timeouts(self, infos: list[dict[str, Any]] | Mapping[str, Any], is_done: NDArray[Any]) -> NDArray[Any]:
+        """Return bool[n_envs]: which environments were stopped by a time limit, unless this counts as a terminal state.
 
         Raises:
-            InvalidArgumentError: the infos do not say it, or are not those of all environments.
+            InvalidArgumentError: the infos are not those of all environments, or do not say why an episode is done.
         """
         if not self.handle_timeout_termination:
             return np.zeros(self.n_envs, bool)
-        if isinstance(infos, Mapping):
-            if _TIMEOUT not in infos:
-                expected = (
-                    f"{_TIMEOUT!r}, such as truncations & ~terminations; or create the buffer with "
-                    "handle_timeout_termination=False and add terminations as done"
-                )
-                raise InvalidArgumentError.of_field("infos", expected, ", ".join(map(str, infos)) or "none")
-            flags = infos[_TIMEOUT]
+        if not isinstance(infos, Mapping):
+            flags: Any = [bool(info.get(_TIMEOUT, False)) for info in infos]
+        elif _TIMEOUT in infos or not is_done.any():
+            flags = infos.get(_TIMEOUT, np.zeros(self.n_envs, bool))
         else:
-            flags = [bool(info.get(_TIMEOUT, False)) for info in infos]
+            expected = (
+                f"{_TIMEOUT!r}, such as truncations & ~terminations; or create the buffer with "
+                "handle_timeout_termination=False and add terminations as done"
+            )
+            raise InvalidArgumentError.of_field("infos", expected, ", ".join(map(str, infos)) or "none")
         return checked_flags(f"infos[{_TIMEOUT!r}]", flags, (self.n_envs,), meaning=", one for each environment")
 
     def _normalized(self, batch: Batch, prefix: str, env: VecNormalize | None) -> Any:
