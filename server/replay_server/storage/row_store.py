@@ -13,6 +13,7 @@ from replay_proto.layout import column_file
 from replay_proto.schema import Column, Schema
 
 from replay_server.files.mapped_file import MappedFile
+from replay_server.files.memory_limit import MemoryLimit
 from replay_server.storage.power_loss.row_checksums import CHECKSUM_BYTES, RowChecksums
 
 LINK_COLUMN = "_link"
@@ -66,18 +67,15 @@ class RowStore:
         """Bytes reserved so far for all columns."""
         return sum(file.reserved for file in self.files())
 
-    def growth(self, first_key: int, count: int) -> int:
-        """Return how many bytes `reserve` adds for these rows, without checksums."""
-        rows = min(first_key + count, self.slots)
-        if rows <= self._reserved_rows:
-            return 0
-        return sum([ring.file.growth(rows * ring.row_bytes) for ring in self._rings.values()])
-
-    def reserve(self, first_key: int, count: int) -> None:
-        """Reserve space for rows, or raise `NoSpaceError`."""
+    def reserve(self, first_key: int, count: int, memory: MemoryLimit | None = None) -> None:
+        """Reserve space for rows, within the limit on memory if there is one; or raise `NoSpaceError`."""
         rows = min(first_key + count, self.slots)
         if rows <= self._reserved_rows:
             return
+        if memory is not None:
+            growth = sum([ring.file.growth(rows * ring.row_bytes) for ring in self._rings.values()])
+            if growth:
+                memory.check(growth)
         for ring in self._rings.values():
             ring.file.reserve(rows * ring.row_bytes)
         if self.checksums is not None:

@@ -291,11 +291,8 @@ class Table:
             raise errors.too_large(
                 "rows ever inserted into a table", KEYS.most, inserted, "bits of a key; use another table"
             )
-        rows = self.directory.rows
         try:
-            if self._memory is not None and (growth := rows.growth(self.inserted, count)):
-                self._memory.check(growth)
-            rows.reserve(self.inserted, count)
+            self.directory.rows.reserve(self.inserted, count, self._memory)
         except NoSpaceError as error:
             raise errors.no_space(self.name, self.directory.folder.parent, error=error) from None
 
