@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import sys
 import threading
 from types import FrameType
 
@@ -15,7 +15,7 @@ def exit_on_sigterm(status: int) -> None:
     """
 
     def end(_number: int, _frame: FrameType | None) -> None:
-        sys.exit(status)
+        os._exit(status)  # libraries that are being imported would catch an exception
 
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, end)

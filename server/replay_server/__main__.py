@@ -10,9 +10,6 @@ from replay_proto.early_signals import exit_on_sigterm
 from replay_proto.extras import needs_extras
 from replay_proto.quiet import quiet_grpc
 
-from replay_server.files.standard_error import open_closed_streams
-from replay_server.process.garbage import loading
-
 if TYPE_CHECKING:
     from replay_server.process.settings import ServerSettings
 
@@ -20,6 +17,8 @@ if TYPE_CHECKING:
 def main() -> None:
     """Parse the command line and run the server."""
     exit_on_sigterm(0)
+    from replay_server.files.standard_error import open_closed_streams
+
     open_closed_streams()
     quiet_grpc()
     # Import lazily to answer fast: importing the settings takes 0.3 s, the server 1 s.
@@ -38,6 +37,8 @@ def main() -> None:
 
 def load_server() -> Callable[[ServerSettings], None]:
     """Load the server, and return its `run` function."""
+    from replay_server.process.garbage import loading
+
     with loading():
         from replay_server.process.main import run
     return run
