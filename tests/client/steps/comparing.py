@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from replay_client import Batch, Column, Table
-from replay_proto.steps import Derived, Item
+from replay_proto.steps import Item
 
-from tests.client.steps.oracle import Episode, drawn
+from tests.client.steps.oracle import Columns
+from tests.client.steps.planned_episodes import PlannedEpisode, drawn
 
-Columns = Mapping[str, Column | Derived]
 Place = tuple[int, int, int]
 """Stream, episode and step."""
 
 
 def stored_columns(columns: Columns) -> dict[str, Column]:
     return {name: column for name, column in columns.items() if isinstance(column, Column)}
-
-
-def row(episode: Episode, step: int) -> dict[str, Any]:
-    return {name: values[step] for name, values in episode.rows.items()}
 
 
 def places(table: Table) -> dict[int, Place]:
@@ -33,7 +28,7 @@ def places(table: Table) -> dict[int, Place]:
 
 
 def assert_drawn(
-    batch: Batch, columns: Columns, item: Item, made: Mapping[tuple[int, int], Episode], at: Mapping[int, Place]
+    batch: Batch, columns: Columns, item: Item, made: Mapping[tuple[int, int], PlannedEpisode], at: Mapping[int, Place]
 ) -> set[Place]:
     """Assert that a batch has what the oracle builds; return what was drawn."""
     found = [at[key] for key in batch.row_keys.tolist()]

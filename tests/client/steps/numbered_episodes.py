@@ -8,8 +8,7 @@ from itertools import count
 import numpy as np
 from replay_client import Column, Derived, Discount, ReplayClient, Return, Stack, WriterStream
 
-from tests.client.steps.comparing import row
-from tests.client.steps.oracle import TERMINATED, TRUNCATED, Episode
+from tests.client.steps.planned_episodes import TERMINATED, TRUNCATED, PlannedEpisode
 
 COLUMNS: dict[str, Column | Derived] = {
     "x": Column("int64"),
@@ -22,12 +21,14 @@ COLUMNS: dict[str, Column | Derived] = {
 PER_ACTOR, PER_EPISODE = 10**9, 100
 
 
-def episode_of(actor: int, number: int) -> Episode:
+def episode_of(actor: int, number: int) -> PlannedEpisode:
     """An episode of 1 to 7 steps; no two rows of any episodes are equal."""
     rows = 2 + (5 * number + actor) % 7
     first = PER_ACTOR * actor + PER_EPISODE * number + 1
     x = np.arange(first, first + rows)
-    return Episode({"x": x, "reward": (x % 9).astype(np.float32)}, TERMINATED if (number + actor) % 2 else TRUNCATED)
+    return PlannedEpisode(
+        {"x": x, "reward": (x % 9).astype(np.float32)}, TERMINATED if (number + actor) % 2 else TRUNCATED
+    )
 
 
 def play(stream: WriterStream, actor: int) -> Iterator[None]:
@@ -35,9 +36,9 @@ def play(stream: WriterStream, actor: int) -> Iterator[None]:
     for number in count():
         episode = episode_of(actor, number)
         for step in range(episode.steps):
-            stream.append(row(episode, step))
+            stream.append(episode.row(step))
             yield
-        stream.end_episode(row(episode, episode.steps), terminated=episode.end == TERMINATED)
+        stream.end_episode(episode.row(episode.steps), terminated=episode.end == TERMINATED)
         yield
 
 

@@ -1,108 +1,265 @@
-"""What a table of steps should draw, built row by row from whole episodes, in plain Python."""
+"""What docs/steps.md says about tables of steps, as slow and obvious code.
+
+It was written from that page alone, without a look at the product. It knows what was written, and says which steps can
+be drawn and what each item contains.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from replay_proto.schema import Column
-from replay_proto.steps import Derived, Discount, Item, Mask, Return, Sequences, Stack, Transitions
+import numpy.typing as npt
+from replay_client import Column, Derived, Discount, Mask, Return, Sequences, Stack, Transitions
 
-GOES_ON, TRUNCATED, TERMINATED = range(3)
-Rows = Mapping[str, NDArray[Any]]
+Values = dict[str, npt.NDArray[Any]]
+Columns = Mapping[str, Column | Derived]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Episode:
-    """The rows of an episode; the last one closes it, unless it goes on."""
+    """The rows of an episode. The last one is a closing row if the episode was ended."""
 
-    rows: Rows
-    """By stored column, ``dtype[n, *shape]``."""
-    end: int
-    """An `EpisodeEnd`."""
+    rows: list[Row] = field(default_factory=list)
 
-    def __len__(self) -> int:
-        return len(next(iter(self.rows.values())))
+    @property
+    def closed(self) -> bool:
+        return bool(self.rows) and self.rows[-1].closing
 
     @property
     def steps(self) -> int:
-        """Steps, without the closing row."""
-        return len(self) - (self.end != GOES_ON)
+        return len(self.rows) - self.closed
+
+    def holds_step(self, index: int) -> bool:
+        return 0 <= index < self.steps
+
+    def leads_to_a_terminal_state(self, index: int) -> bool:
+        """Whether the row after a step closes the episode, as terminated."""
+        return index + 1 < len(self.rows) and self.rows[index + 1].terminal
 
 
-def reach(item: Item) -> int:
-    """Rows of a window beyond its anchor."""
-    return item.n_step if isinstance(item, Transitions) else item.length
+@dataclass(eq=False)
+class Row:
+    """A stored row: a step, or the row that closes an episode."""
+
+    key: int
+    episode: Episode
+    index: int
+    values: Values
+    closing: bool = False
+    terminal: bool = False
+    priority: float | None = None
 
 
-def anchors(item: Item, episode: Episode) -> Iterator[int]:
-    """The steps of an episode that can be drawn while all its rows are live."""
-    period = item.period if isinstance(item, Sequences) else 1
-    for step in range(0, episode.steps, period):
-        if episode.end != GOES_ON or step + reach(item) < len(episode):
-            yield step
+class StepsOracle:
+    """Everything written to a table of steps, and what can be drawn from it."""
 
+    def __init__(self, columns: Columns, steps: Transitions | Sequences) -> None:
+        self.columns = columns
+        self.steps = steps
+        self.rows: list[Row] = []
+        """All rows ever written, in order."""
+        self.live: set[Row] = set()
+        self.written_since_reset = 0
+        self._episodes: dict[Hashable, Episode] = {}
 
-def drawn(columns: Mapping[str, Column | Derived], item: Item, episode: Episode, anchor: int) -> dict[str, Any]:
-    """The values of one item, by column."""
-    values = {name: _value(name, column, item, episode, anchor) for name, column in columns.items()}
-    return {name: np.asarray(value) for name, value in values.items() if value is not None}
+    # What a user calls
 
+    def append(self, stream: Hashable, values: Mapping[str, Any], priority: float | None = None) -> Row:
+        episode = self._episodes.setdefault(stream, Episode())
+        row = self._store(episode, values)
+        if priority is not None and row.index >= self.rows_after:
+            episode.rows[row.index - self.rows_after].priority = priority
+        return row
 
-def _value(name: str, column: Column | Derived, item: Item, episode: Episode, anchor: int) -> Any:
-    if isinstance(item, Transitions):
-        return _transition(name, column, item, episode, anchor)
-    return _sequence(name, column, item, episode, anchor)
+    def end_episode(
+        self, stream: Hashable, values: Mapping[str, Any], *, terminated: bool = False, priorities: Any = None
+    ) -> Row:
+        episode = self._episodes.pop(stream)
+        row = self._store(episode, values, closing=True, terminal=terminated)
+        if priorities is not None:
+            for step, priority in zip(self.completed_by(episode), priorities, strict=True):
+                step.priority = priority
+        return row
 
+    def abandon_episode(self, stream: Hashable) -> None:
+        self._episodes.pop(stream, None)
 
-def _transition(name: str, column: Column | Derived, item: Transitions, episode: Episode, anchor: int) -> Any:
-    steps = min(item.n_step, len(episode) - 1 - anchor)
-    match column:
-        case Column():
-            return episode.rows[name][anchor] if column.sampled else None
-        case Stack():
-            return _stack(column, episode, anchor + steps if column.ahead else anchor)
-        case Return():
-            rewards = episode.rows[column.of]
-            total = np.zeros(rewards.shape[1:], np.float64)
-            for step in reversed(range(anchor, anchor + steps)):
-                total = rewards[step].astype(np.float64) + item.gamma * total
-            return total.astype(rewards.dtype)
-        case Discount():
-            is_over = episode.end == TERMINATED and anchor + steps == len(episode) - 1
-            return np.float32(0.0 if is_over else item.gamma**steps)
-        case Mask():
-            raise AssertionError("transitions have no mask")
+    def has_steps(self, stream: Hashable) -> bool:
+        """Whether a stream has begun an episode."""
+        return stream in self._episodes
 
+    def completes_a_window(self, stream: Hashable) -> bool:
+        """Whether the next step of a stream is the last row of a window."""
+        anchor = len(self._episodes[stream].rows) - self.rows_after if stream in self._episodes else -1
+        return anchor >= 0 and self._is_anchor(self._episodes[stream].rows[anchor])
 
-def _sequence(name: str, column: Column | Derived, item: Sequences, episode: Episode, anchor: int) -> Any:
-    steps = [anchor - item.burn_in + place for place in range(item.burn_in + item.length)]
-    match column:
-        case Column(at="start"):
-            return episode.rows[name][max(0, steps[0])]
-        case Column():
-            zero = np.zeros_like(episode.rows[name][0])
-            rows = [episode.rows[name][step] if 0 <= step < len(episode) else zero for step in steps]
-            return np.stack(rows) if column.sampled else None
-        case Stack():
-            zero = np.zeros_like(_stack(column, episode, 0))
-            return np.stack([_stack(column, episode, step) if 0 <= step < len(episode) else zero for step in steps])
-        case Mask():
-            return np.array([0 <= step < episode.steps for step in steps])
-        case Discount():
-            last = episode.steps - 1 if episode.end == TERMINATED else None
-            return np.array(
-                [item.gamma if 0 <= step < episode.steps and step != last else 0.0 for step in steps], np.float32
-            )
-        case Return():
-            raise AssertionError("sequences have no returns")
+    def completed_by_an_end(self, stream: Hashable) -> int:
+        """How many steps become drawable if the episode ends now."""
+        episode = self._episodes[stream]
+        return sum(self._is_anchor(row) and row.index + self.rows_after >= len(episode.rows) for row in episode.rows)
 
+    def completed_by(self, closed: Episode) -> list[Row]:
+        end = closed.rows[-1].index
+        return [row for row in closed.rows[:-1] if self._is_anchor(row) and row.index + self.rows_after >= end]
 
-def _stack(column: Stack, episode: Episode, step: int) -> NDArray[Any]:
-    rows = episode.rows[column.of]
-    first = rows[0] if column.padding == "repeat" else np.zeros_like(rows[0])
-    values = [rows[each] if each >= 0 else first for each in range(step - column.count + 1, step + 1)]
-    return values[0] if column.count == 1 else np.stack(values)
+    def reset(self) -> None:
+        """Removes all rows. Episodes go on, and so do keys."""
+        self.live.clear()
+        self.written_since_reset = 0
+
+    @property
+    def stored(self) -> dict[str, Column]:
+        """The stored columns."""
+        return {name: column for name, column in self.columns.items() if isinstance(column, Column)}
+
+    @property
+    def needed_at_the_end(self) -> set[str]:
+        """The columns that the end of an episode must have."""
+        return {column.of for column in self.columns.values() if isinstance(column, Stack) and column.ahead}
+
+    @property
+    def most_rows(self) -> int:
+        """Rows of the largest window."""
+        stack = max((column.count for column in self.columns.values() if isinstance(column, Stack)), default=1)
+        return self._burn_in + stack + self.rows_after
+
+    # What can be drawn
+
+    def drawable(self) -> dict[int, Row]:
+        """The steps that can be drawn, by key."""
+        return {row.key: row for row in self.live if self.is_drawable(row)}
+
+    def is_drawable(self, row: Row) -> bool:
+        """Whether a row is an anchor whose whole window is in the table."""
+        return self._is_anchor(row) and self.is_complete(row) and all(other in self.live for other in self.window(row))
+
+    def is_pending(self, row: Row) -> bool:
+        """Whether a row is an anchor that lacks later rows of its window."""
+        return self._is_anchor(row) and not self.is_complete(row)
+
+    def is_complete(self, row: Row) -> bool:
+        """Whether the last row of a window has been written."""
+        return row.episode.closed or row.index + self.rows_after < len(row.episode.rows)
+
+    def window(self, row: Row) -> list[Row]:
+        """The rows that the item of a step needs, as far as they have been written."""
+        longest = max((column.count for column in self.columns.values() if isinstance(column, Stack)), default=1)
+        first = row.index - self._burn_in - (longest - 1)
+        return row.episode.rows[max(first, 0) : row.index + self.rows_after + 1]
+
+    @property
+    def rows_after(self) -> int:
+        """How many rows after its anchor a window has, unless the episode ends."""
+        return self.steps.n_step if isinstance(self.steps, Transitions) else self.steps.length
+
+    @property
+    def _burn_in(self) -> int:
+        return self.steps.burn_in if isinstance(self.steps, Sequences) else 0
+
+    @property
+    def counted(self) -> tuple[int, int, int, int]:
+        """How many rows are drawable, pending, broken and closing; others are between the anchors of sequences."""
+        drawable, pending = len(self.drawable()), sum(map(self.is_pending, self.live))
+        anchors, closing = sum(map(self._is_anchor, self.live)), sum(row.closing for row in self.live)
+        return drawable, pending, anchors - drawable - pending, closing
+
+    def _is_anchor(self, row: Row) -> bool:
+        period = self.steps.period if isinstance(self.steps, Sequences) else 1
+        return not row.closing and row.index % period == 0
+
+    # What an item contains
+
+    def item(self, row: Row) -> Values:
+        """All columns of the item of a step."""
+        value = self._in_transition if isinstance(self.steps, Transitions) else self._in_sequence
+        return {
+            name: value(name, column, row)
+            for name, column in self.columns.items()
+            if not (isinstance(column, Column) and not column.sampled)
+        }
+
+    def _in_transition(self, name: str, column: Any, row: Row) -> npt.NDArray[Any]:
+        gamma, rows = self.steps.gamma, row.episode.rows
+        last = min(row.index + self.rows_after, len(rows) - 1)
+        spanned = last - row.index
+        match column:
+            case Column():
+                return row.values[name]
+            case Stack():
+                return self._stack(column, row.episode, last if column.ahead else row.index)
+            case Return():
+                return self._discounted_sum([rows[row.index + i].values[column.of] for i in range(spanned)])
+            case Discount():
+                return np.asarray(0 if rows[last].terminal else gamma**spanned, np.float32)
+        raise AssertionError(column)
+
+    def _discounted_sum(self, values: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        """The sum of ``gamma**i * values[i]`` in float64, by Horner's rule, in the dtype of the values."""
+        total = np.zeros(values[0].shape, np.float64)
+        for value in reversed(values):
+            total = value.astype(np.float64) + self.steps.gamma * total
+        return total.astype(values[0].dtype)
+
+    def _in_sequence(self, name: str, column: Any, row: Row) -> npt.NDArray[Any]:
+        steps, episode = self.steps, row.episode
+        assert isinstance(steps, Sequences)
+        first = row.index - steps.burn_in
+        indices = range(first, row.index + steps.length)
+        match column:
+            case Column(at="start"):
+                return episode.rows[max(first, 0)].values[name]
+            case Column():
+                return np.stack([self._value(name, episode, index) for index in indices])
+            case Stack():
+                return np.stack([self._stack_at(column, episode, index) for index in indices])
+            case Mask():
+                return np.asarray([episode.holds_step(index) for index in indices])
+            case Discount():
+                return np.asarray([self._discount(episode, index) for index in indices], np.float32)
+        raise AssertionError(column)
+
+    def _discount(self, episode: Episode, index: int) -> float:
+        if not episode.holds_step(index) or episode.leads_to_a_terminal_state(index):
+            return 0
+        return self.steps.gamma
+
+    def _value(self, name: str, episode: Episode, index: int) -> npt.NDArray[Any]:
+        """A column's value at a position, which is zero where there is no row."""
+        if 0 <= index < len(episode.rows):
+            return episode.rows[index].values[name]
+        return np.zeros_like(episode.rows[0].values[name])
+
+    def _stack_at(self, column: Stack, episode: Episode, index: int) -> npt.NDArray[Any]:
+        stack = self._stack(column, episode, min(max(index, 0), len(episode.rows) - 1))
+        return stack if 0 <= index < len(episode.rows) else np.zeros_like(stack)
+
+    def _stack(self, column: Stack, episode: Episode, end: int) -> npt.NDArray[Any]:
+        """The last values up to a row, oldest first, with padding before the episode."""
+        frames = []
+        for index in range(end - column.count + 1, end + 1):
+            if index < 0 and column.padding == "repeat":
+                frames.append(episode.rows[0].values[column.of])
+            else:
+                frames.append(self._value(column.of, episode, index))
+        return frames[0] if column.count == 1 else np.stack(frames)
+
+    def _store(
+        self, episode: Episode, values: Mapping[str, Any], *, closing: bool = False, terminal: bool = False
+    ) -> Row:
+        stored: Values = {}
+        for name, column in self.columns.items():
+            if isinstance(column, Column):
+                shape = column.shape if isinstance(column.shape, tuple) else (column.shape,)
+                value = np.zeros(shape, column.dtype)
+                if name in values:
+                    value[...] = values[name]
+                stored[name] = value
+        row = Row(len(self.rows), episode, len(episode.rows), stored, closing=closing, terminal=terminal)
+        episode.rows.append(row)
+        self.rows.append(row)
+        self.live.add(row)
+        self.written_since_reset += 1
+        return row

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from replay_client import Column, Discount, InternalServerError, Mask, Next, Return, Sequences, Stack, Transitions
 from replay_client._learning.answers import BatchReader
-from replay_proto.steps import Derived, Item, Steps
+from replay_proto.steps import Item, Steps
 from replay_proto.v1 import replay_pb2
 
-from tests.client.steps.oracle import GOES_ON, TERMINATED, TRUNCATED, Episode, anchors, drawn, reach
+from tests.client.steps.oracle import Columns
+from tests.client.steps.planned_episodes import GOES_ON, TERMINATED, TRUNCATED, PlannedEpisode, anchors, drawn
 
-Columns = Mapping[str, Column | Derived]
 Picked = tuple[int, int]
 """The number of an episode, and a step in it."""
 
@@ -49,11 +49,11 @@ STATE = Column("float16", 4, at="start")
 
 
 @st.composite
-def episodes(draw: st.DrawFn) -> list[Episode]:
+def episodes(draw: st.DrawFn) -> list[PlannedEpisode]:
     made = []
     for number in range(draw(st.integers(1, 4))):
         count, end = draw(st.integers(2, 9)), draw(st.sampled_from([GOES_ON, TRUNCATED, TERMINATED]))
-        made.append(Episode(some_rows(count, seed=number), end))
+        made.append(PlannedEpisode(some_rows(count, seed=number), end))
     return made
 
 
@@ -114,7 +114,7 @@ class FakeFiles:
         return not self.is_overtaken
 
 
-def answered(columns: Columns, item: Item, made: list[Episode], picked: list[Picked]) -> Answered:
+def answered(columns: Columns, item: Item, made: list[PlannedEpisode], picked: list[Picked]) -> Answered:
     """What a server answers when these steps are drawn; the rows of all episodes are mixed in its ring."""
     steps = steps_of(columns, item)
     rng = np.random.default_rng(len(made))
@@ -132,7 +132,7 @@ def answered(columns: Columns, item: Item, made: list[Episode], picked: list[Pic
     for number, anchor in picked:
         episode = made[number]
         first = max(0, anchor - steps.window.backward)
-        last = min(anchor + reach(item), len(episode) - 1)
+        last = min(anchor + steps.window.forward, len(episode) - 1)
         before.append(anchor - first)
         after.append(last - anchor)
         ends.append(episode.end if last == len(episode) - 1 else GOES_ON)
@@ -156,15 +156,15 @@ def answered(columns: Columns, item: Item, made: list[Episode], picked: list[Pic
     return Answered(steps, message, rows, slots)
 
 
-def assert_drawn(batch: Any, columns: Columns, item: Item, made: list[Episode], picked: list[Picked]) -> None:
+def assert_drawn(batch: Any, columns: Columns, item: Item, made: list[PlannedEpisode], picked: list[Picked]) -> None:
     expected = [drawn(columns, item, made[number], anchor) for number, anchor in picked]
     assert set(batch) == set(expected[0])
     for name, values in batch.items():
         np.testing.assert_array_equal(values, np.stack([each[name] for each in expected]), err_msg=name, strict=True)
 
 
-def check(columns: Columns, item: Item, made: list[Episode], data: st.DataObject) -> None:
-    drawable = [(number, anchor) for number, episode in enumerate(made) for anchor in anchors(item, episode)]
+def check(columns: Columns, item: Item, made: list[PlannedEpisode], data: st.DataObject) -> None:
+    drawable = [(number, anchor) for number, episode in enumerate(made) for anchor in anchors(columns, item, episode)]
     if not drawable:
         return
     picked = data.draw(st.lists(st.sampled_from(drawable), min_size=1, max_size=6))
@@ -183,14 +183,14 @@ def check(columns: Columns, item: Item, made: list[Episode], data: st.DataObject
 
 @given(transitions(), episodes(), st.data())
 def test_transitions_are_what_the_oracle_builds(
-    config: tuple[Columns, Transitions], made: list[Episode], data: st.DataObject
+    config: tuple[Columns, Transitions], made: list[PlannedEpisode], data: st.DataObject
 ) -> None:
     check(*config, made, data)
 
 
 @given(sequences(), episodes(), st.data())
 def test_sequences_are_what_the_oracle_builds(
-    config: tuple[Columns, Sequences], made: list[Episode], data: st.DataObject
+    config: tuple[Columns, Sequences], made: list[PlannedEpisode], data: st.DataObject
 ) -> None:
     check(*config, made, data)
 
@@ -204,7 +204,7 @@ ATARI: Columns = {
 
 
 def test_several_batches_of_one_reply_are_told_apart() -> None:
-    made = [Episode(some_rows(6, seed=1), TERMINATED), Episode(some_rows(5, seed=2), GOES_ON)]
+    made = [PlannedEpisode(some_rows(6, seed=1), TERMINATED), PlannedEpisode(some_rows(5, seed=2), GOES_ON)]
     item = Transitions(2)
     picked: list[list[Picked]] = [[(0, 0), (1, 2)], [(0, 4)], [(1, 0), (0, 2), (0, 2)]]
     answers = [answered(ATARI, item, made, each) for each in picked]
@@ -217,7 +217,7 @@ def test_several_batches_of_one_reply_are_told_apart() -> None:
 
 
 def test_a_batch_overtaken_by_inserts_is_none() -> None:
-    answer = answered(ATARI, Transitions(1), [Episode(some_rows(3, seed=1), TERMINATED)], [(0, 1)])
+    answer = answered(ATARI, Transitions(1), [PlannedEpisode(some_rows(3, seed=1), TERMINATED)], [(0, 1)])
     files: Any = FakeFiles(answer.slots, is_overtaken=True)
     reader = BatchReader(answer.steps.schema, answer.steps)
     named, received = replay_pb2.SampleResponse(batch=answer.message), replay_pb2.SampleResponse(batch=answer.message)
@@ -228,7 +228,7 @@ def test_a_batch_overtaken_by_inserts_is_none() -> None:
 
 def test_columns_that_need_no_rows_are_computed_from_the_windows() -> None:
     columns: Columns = {"reward": Column("float32", sampled=False), "discount": Discount()}
-    made = [Episode({"reward": np.zeros(4, np.float32)}, TERMINATED)]
+    made = [PlannedEpisode({"reward": np.zeros(4, np.float32)}, TERMINATED)]
     answer = answered(columns, Transitions(2, 0.5), made, [(0, 0), (0, 1), (0, 2)])
     assert not answer.rows
     files: Any = FakeFiles(answer.slots, is_overtaken=True)
@@ -241,7 +241,7 @@ def test_columns_that_need_no_rows_are_computed_from_the_windows() -> None:
 
 @pytest.mark.parametrize("field", ["window_keys", "before", "after", "ends"])
 def test_windows_that_do_not_fit_together_are_a_fault_of_the_server(field: str) -> None:
-    answer = answered(ATARI, Transitions(1), [Episode(some_rows(5, seed=1), TERMINATED)], [(0, 1), (0, 3)])
+    answer = answered(ATARI, Transitions(1), [PlannedEpisode(some_rows(5, seed=1), TERMINATED)], [(0, 1), (0, 3)])
     values = np.frombuffer(getattr(answer.message, field), np.uint8)
     setattr(answer.message, field, values[: len(values) // 2].tobytes())
     reader = BatchReader(answer.steps.schema, answer.steps)

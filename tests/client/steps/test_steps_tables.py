@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,10 +25,10 @@ from replay_client import (
     Transitions,
 )
 from replay_client.torch import to_torch
-from replay_proto.steps import Item
 
-from tests.client.steps.comparing import Columns, Place, assert_drawn, places, row, stored_columns
-from tests.client.steps.oracle import GOES_ON, TERMINATED, TRUNCATED, Episode, anchors, drawn
+from tests.client.steps.comparing import places, stored_columns
+from tests.client.steps.oracle import Columns
+from tests.client.steps.planned_episodes import GOES_ON, TERMINATED, TRUNCATED, PlannedEpisode, anchors, drawn
 
 ALL_DATA_PATHS = True
 
@@ -53,12 +53,6 @@ SEQUENCES: Columns = {
     "discount": Discount(),
     "mask": Mask(),
 }
-ITEMS = [
-    (TRANSITIONS, Transitions(1)),
-    (TRANSITIONS, Transitions(3, 0.9)),
-    (SEQUENCES, Sequences(4, burn_in=3, period=2, gamma=0.9)),
-    (SEQUENCES, Sequences(5, period=5)),
-]
 STREAMS = 3
 
 
@@ -69,56 +63,27 @@ def some_rows(columns: Columns, count: int, rng: np.random.Generator) -> dict[st
     }
 
 
-def written(table: Table, columns: Columns, episodes: int = 6) -> dict[tuple[int, int], Episode]:
+def written(table: Table, columns: Columns, episodes: int = 6) -> dict[tuple[int, int], PlannedEpisode]:
     """Write episodes to a table, from several streams in turn; by number of the stream, and of the episode."""
     rng = np.random.default_rng(1)
-    made: dict[tuple[int, int], Episode] = {}
+    made: dict[tuple[int, int], PlannedEpisode] = {}
     with table.writer(streams=STREAMS, block_rows=7) as writer:
         for number in range(episodes):
             lengths = rng.integers(2, 12, STREAMS)
             ends = rng.integers(TRUNCATED, TERMINATED + 1, STREAMS)
             is_last = number == episodes - 1
             now = [
-                Episode(some_rows(columns, length, rng), GOES_ON if is_last else int(end))
+                PlannedEpisode(some_rows(columns, length, rng), GOES_ON if is_last else int(end))
                 for length, end in zip(lengths, ends, strict=True)
             ]
             made.update({(writer[stream].number, number): episode for stream, episode in enumerate(now)})
             for step in range(lengths.max()):
                 for stream, episode in enumerate(now):
                     if step < episode.steps:
-                        writer[stream].append(row(episode, step))
+                        writer[stream].append(episode.row(step))
                     elif step == episode.steps and episode.end != GOES_ON:
-                        writer[stream].end_episode(row(episode, step), terminated=episode.end == TERMINATED)
+                        writer[stream].end_episode(episode.row(step), terminated=episode.end == TERMINATED)
     return made
-
-
-def drawable(item: Item, made: Mapping[tuple[int, int], Episode]) -> set[Place]:
-    return {(*place, step) for place, episode in made.items() for step in anchors(item, episode)}
-
-
-@pytest.fixture(params=ITEMS, ids=lambda config: str(config[1]))
-def config(request: pytest.FixtureRequest) -> Iterator[tuple[Columns, Item]]:
-    """Columns and items."""
-    return request.param  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize("backend", ["sum_tree", "rank", "uniform"])
-def test_every_step_with_a_complete_window_is_drawn_as_the_oracle_builds_it(
-    new_table: NewTable, config: tuple[Columns, Item], backend: str
-) -> None:
-    columns, item = config
-    table = new_table(columns=columns, steps=item, backend=backend, capacity=500)
-    made = written(table, columns)
-    at, expected = places(table), drawable(item, made)
-    batch = table.sample(2000, beta=0.4)
-    assert assert_drawn(batch, columns, item, made, at) == expected
-    assert batch.drawable == len(expected)
-    assert batch.size == sum(map(len, made.values())) == len(table)
-    with table.sampler(32, beta=0.4, prefetch=9) as sampler:
-        for _ in range(20):
-            batch = next(sampler)
-            assert assert_drawn(batch, columns, item, made, at) <= expected
-            sampler.update_priorities(batch, np.ones(32))
 
 
 def test_stats_count_rows_by_what_they_are(new_table: NewTable) -> None:
@@ -126,7 +91,7 @@ def test_stats_count_rows_by_what_they_are(new_table: NewTable) -> None:
     table = new_table(columns=TRANSITIONS, steps=item, backend="uniform", capacity=500)
     made = written(table, TRANSITIONS)
     closing = sum(episode.end != GOES_ON for episode in made.values())
-    expected = len(drawable(item, made))
+    expected = sum(len(anchors(TRANSITIONS, item, episode)) for episode in made.values())
     rest = len(table) - closing - expected
     assert table.stats().steps == StepStats(drawable=expected, pending=rest, broken=0, closing=closing)
     assert table.describe().steps == table.steps

@@ -27,7 +27,7 @@ from replay_proto.steps import Item
 
 from tests.client.steps.comparing import Place, assert_drawn, places
 from tests.client.steps.numbered_episodes import COLUMNS, PER_ACTOR, episode_of, play, play_in_process
-from tests.client.steps.oracle import GOES_ON, Episode, anchors, reach
+from tests.client.steps.planned_episodes import GOES_ON, PlannedEpisode, oracle_of
 from tests.support import formulas
 from tests.support.deadlines import wait_until
 from tests.support.processes import loaded_processes
@@ -38,7 +38,7 @@ ALL_DATA_PATHS = True
 NewTable = Callable[..., Table]
 
 
-def stored(table: Table, at: dict[int, Place]) -> dict[tuple[int, int], Episode]:
+def stored(table: Table, at: dict[int, Place]) -> dict[tuple[int, int], PlannedEpisode]:
     """The episodes in a table, as far as they are stored, by stream and number."""
     keys = np.array(list(at))
     actors = dict(zip(table.read(keys).streams.tolist(), (table.read(keys)["x"] // PER_ACTOR).tolist(), strict=True))
@@ -49,30 +49,25 @@ def stored(table: Table, at: dict[int, Place]) -> dict[tuple[int, int], Episode]
     for (stream, number), length in lengths.items():
         whole = episode_of(actors[stream], number)
         rows = {name: values[:length] for name, values in whole.rows.items()}
-        episodes[stream, number] = Episode(rows, whole.end if length == len(whole) else GOES_ON)
+        episodes[stream, number] = PlannedEpisode(rows, whole.end if length == len(whole) else GOES_ON)
     return episodes
 
 
-def drawable(table: Table, item: Item, made: dict[tuple[int, int], Episode], at: dict[int, Place]) -> set[Place]:
+def drawable(item: Item, made: dict[tuple[int, int], PlannedEpisode], at: dict[int, Place]) -> set[Place]:
     """The steps whose whole window is live."""
-    assert table.steps is not None
-    live, backward = set(at.values()), table.steps.window.backward
-    return {
-        (*place, step)
-        for place, episode in made.items()
-        for step in anchors(item, episode)
-        if all(
-            (*place, needed) in live
-            for needed in range(max(0, step - backward), min(step + reach(item) + 1, len(episode)))
-        )
-    }
+    live, found = set(at.values()), set()
+    for place, episode in made.items():
+        oracle = oracle_of(COLUMNS, item, episode)
+        oracle.live = {row for row in oracle.rows if (*place, row.index) in live}
+        found |= {(*place, step) for step in oracle.drawable()}
+    return found
 
 
 def check_all(table: Table, item: Item) -> int:
     """Draw every step that can be drawn, and compare all of it with the oracle; return how many there are."""
     at = places(table)
     made = stored(table, at)
-    expected = drawable(table, item, made, at)
+    expected = drawable(item, made, at)
     if not expected:
         with pytest.raises(TableEmptyError):
             table.sample(1, beta=0.0)
@@ -164,7 +159,7 @@ def test_rows_that_cannot_be_drawn_do_not_distort_probabilities(new_table: NewTa
     assert steps is not None
     assert min(steps.pending, steps.broken, steps.closing) > 0
     at = places(table)
-    expected = drawable(table, item, stored(table, at), at)
+    expected = drawable(item, stored(table, at), at)
     keys = np.array(sorted(key for key, place in at.items() if place in expected))
     priorities = np.random.default_rng(1).lognormal(size=len(keys))
     table.update_priorities(keys, priorities)

@@ -26,7 +26,7 @@ from replay_proto.framing import split_message
 from torch.utils.data import DataLoader
 
 from tests.client.numbered import rows
-from tests.client.steps.comparing import Columns
+from tests.client.steps.oracle import Columns
 from tests.client.steps.test_steps_tables import SEQUENCES, TRANSITIONS, written
 from tests.support.caller import wire_only
 from tests.support.server_process import ServerProcess

@@ -1,0 +1,12 @@
+"""Random streams in tables of steps; see `tests.faults.step_streams`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.faults.step_streams import run
+from tests.support.examples import examples
+
+
+def test_what_is_drawn_is_what_the_documentation_says(tmp_path: Path) -> None:
+    print(run(tmp_path, examples(40)))
