@@ -153,7 +153,10 @@ class ServiceReplayBuffer(ReplayBuffer):
             prefetch = MOST if backend == "uniform" or parameters.get("alpha") == 0 else FEWEST
         self._prefetch = checked_count("prefetch", prefetch)
         self._observed = [name for name in columns if name != "action"]
-        self._arguments = {**columns, "reward": Column("float32"), "done": Column("bool")}
+        given = {**columns, "reward": Column("float32"), "done": Column("bool")}
+        self._arguments = {
+            name: (column, np.dtype(column.dtype.name), (streams, *column.shape)) for name, column in given.items()
+        }
         derived = {f"{_NEXT_OBS}{name.removeprefix(_OBS)}": Next(name) for name in self._observed}
         self._columns: dict[str, Column | Derived] = {
             **columns,
@@ -242,7 +245,9 @@ class ServiceReplayBuffer(ReplayBuffer):
         self._is_flushed = False
         self._going_on[:] = True
         self._final = {name: values.copy() for name, values in after.items()}
-        self._end(is_done | timeouts, is_done & ~timeouts)
+        is_over = is_done | timeouts
+        if is_over.any():
+            self._end(is_over, is_done & ~timeouts)
         self.pos = (self.pos + 1) % self.buffer_size
         self.full = self.full or self.pos == 0
 
@@ -377,10 +382,12 @@ class ServiceReplayBuffer(ReplayBuffer):
         Raises:
             InvalidArgumentError: the column cannot hold a value, or their number is wrong.
         """
-        column = self._arguments[name or argument]
-        array = np.asarray(checked_array(argument, column, value), column.dtype)
-        shape = (self.n_envs, *column.shape)
-        if array.shape != shape and array.size != math.prod(shape):
+        column, dtype, shape = self._arguments[name or argument]
+        is_cast = type(value) is np.ndarray and value.dtype == dtype
+        array: NDArray[Any] = value if is_cast else np.asarray(checked_array(argument, column, value), dtype)
+        if array.shape == shape:
+            return array
+        if array.size != math.prod(shape):
             expected = f"{column.dtype}[{','.join(map(str, shape))}]"
             raise InvalidArgumentError.of_field(argument, expected, described(array))
         return array.reshape(shape)  # SB3, too, accepts Discrete values with and without a last axis
@@ -394,7 +401,7 @@ class ServiceReplayBuffer(ReplayBuffer):
         if not self.handle_timeout_termination:
             return np.zeros(self.n_envs, bool)
         if not isinstance(infos, Mapping):
-            flags: Any = [bool(info.get(_TIMEOUT, False)) for info in infos]
+            flags: Any = np.array([bool(info.get(_TIMEOUT, False)) for info in infos])
         elif _TIMEOUT in infos or not is_done.any():
             flags = infos.get(_TIMEOUT, np.zeros(self.n_envs, bool))
         else:
