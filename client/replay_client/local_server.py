@@ -27,6 +27,7 @@ from replay_proto.access.own_token import new_token, token_entry
 from replay_proto.child_process import log_tail, start_module, stop
 
 from replay_client._extras import check_extra
+from replay_client._transport.long_waits import LongWait
 from replay_client.errors import LocalServerError
 from replay_client.sync.client import ReplayClient
 
@@ -168,6 +169,14 @@ class LocalServer:
         return Path(f"/proc/{os.getpid()}/fd/{file.fileno()}")
 
     def _wait_for_address(self, already_logged: int) -> str:
+        with LongWait("the start of a local server", self._explain_start):
+            return self._awaited_address(already_logged)
+
+    def _explain_start(self, waited_s: float) -> str:
+        last = log_tail(self._log_path).strip().rpartition("\n")[2]
+        return f"waited {waited_s:g} of {START_TIMEOUT_S:g} s; the last line of its log: {last or 'none yet'}"
+
+    def _awaited_address(self, already_logged: int) -> str:
         output = self._process.stdout
         assert output is not None
         deadline = time.monotonic() + START_TIMEOUT_S

@@ -32,6 +32,31 @@ _WORDS: Mapping[str, _Words] = {
 }
 
 
+LACKS: Mapping[str, str] = {
+    "rows": "{have:,} of {needed:,} rows",
+    "windows": "{needed:,} rows would hold a window of each stream, but the capacity is {have:,}",
+    "samples": "{have:,} of {needed:,} samples allowed",
+    "inserts": "{have:,} of {needed:,} samples drawn",
+    "room": "room for {have:,} of {needed:,} rows",
+}
+"""How far a wait is, by what it is for; fields of WAITED_TOO_LONG."""
+ENDS: Mapping[str, str] = {
+    "rows": "it has too few rows to draw",
+    "windows": "steps are evicted before their windows are complete; use a larger capacity, shorter windows, or fewer "
+    "streams at the same time",
+    "samples": "its rate limiter allows no more draws until rows are inserted",
+    "inserts": "its rate limiter allows no more inserts until rows are drawn",
+    "room": "the queue is full until rows are drawn",
+}
+"""Why a call waits, and what would end that."""
+
+
+def waited_text(table: str, waited_s: float, waited_for: str, have: int, needed: int) -> str:
+    """Say what a call to a table has waited for; the last arguments are fields of WAITED_TOO_LONG and WaitStats."""
+    lack = LACKS.get(waited_for, "{have:,} of {needed:,}").format(have=have, needed=needed)
+    return f"table {table!r}: waited {waited_s:g} s for {waited_for}: {lack}; {ENDS.get(waited_for, 'still waiting')}"
+
+
 def wait_sentence(
     waited_for: str, calls: int, have: int, needed: int, waited_s: float, expected_s: float | None
 ) -> str:

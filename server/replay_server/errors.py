@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 from replay_proto.errors import FieldError
 from replay_proto.v1 import replay_pb2
+from replay_proto.waits import ENDS, LACKS, waited_text
 
 _SHARED_MEMORY = "/dev/shm"
 _MORE_MEMORY = " (or start the server with another --memory-dir or --data-dir, or its container with --shm-size)"
@@ -85,34 +86,17 @@ class Lack:
     have: int
     """Available amount, below ``needed``; capacity for ``"windows"``."""
     needed: int
-    """Amount that lets the call proceed; see `_PROGRESS` for units."""
+    """Amount that lets the call proceed; see `LACKS` for units."""
 
     def __str__(self) -> str:
         """Text for messages, such as "3,120 of 10,000 rows"."""
-        return _PROGRESS[self.waited_for].format(have=self.have, needed=self.needed)
-
-
-_PROGRESS: Mapping[WaitedFor, str] = {
-    "rows": "{have:,} of {needed:,} rows",
-    "windows": "{needed:,} rows would hold a window of each stream, but the capacity is {have:,}",
-    "samples": "{have:,} of {needed:,} samples allowed",
-    "inserts": "{have:,} of {needed:,} samples drawn",
-    "room": "room for {have:,} of {needed:,} rows",
-}
-_LACKING: Mapping[WaitedFor, str] = {
-    "rows": "it has too few rows to draw",
-    "windows": "steps are evicted before their windows are complete; use a larger capacity, shorter windows, or fewer "
-    "streams at the same time",
-    "samples": "its rate limiter allows no more draws until rows are inserted",
-    "inserts": "its rate limiter allows no more inserts until rows are drawn",
-    "room": "the queue is full until rows are drawn",
-}
+        return LACKS[self.waited_for].format(have=self.have, needed=self.needed)
 
 
 def table_empty(name: str, lack: Lack) -> RequestError:
     """The table has no rows that can be drawn."""
     if lack.waited_for == "windows":
-        message = f"table {name!r} has no steps to draw, although it is full: {lack}; {_LACKING['windows']}"
+        message = f"table {name!r} has no steps to draw, although it is full: {lack}; {ENDS['windows']}"
         return RequestError("TABLE_EMPTY", message, table=name, **asdict(lack))
     message = f"table {name!r} has no rows to draw: 0 of {lack.needed:,}; insert some, or sample with a timeout"
     return RequestError("TABLE_EMPTY", message, table=name, waited_for="rows", have=0, needed=lack.needed)
@@ -120,13 +104,13 @@ def table_empty(name: str, lack: Lack) -> RequestError:
 
 def waited_too_long(name: str, wait_s: float, lack: Lack) -> RequestError:
     """A wait exceeded its time limit."""
-    message = f"table {name!r}: waited {wait_s:g} s for {lack.waited_for}: {lack}; {_LACKING[lack.waited_for]}"
+    message = waited_text(name, wait_s, lack.waited_for, lack.have, lack.needed)
     return RequestError("WAITED_TOO_LONG", message, table=name, **asdict(lack))
 
 
 def limited(name: str, lack: Lack) -> RequestError:
     """The rate limiter or queue does not allow the call now, and the caller does not wait."""
-    message = f"table {name!r}: {_LACKING[lack.waited_for]}: {lack}; retry later, or set a timeout to wait"
+    message = f"table {name!r}: {ENDS[lack.waited_for]}: {lack}; retry later, or set a timeout to wait"
     return RequestError("LIMITED", message, table=name, **asdict(lack))
 
 

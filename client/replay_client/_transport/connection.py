@@ -23,17 +23,20 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Literal, TypeVar
 
 import grpc
 from replay_proto.tracing import context_metadata
+from replay_proto.v1 import replay_pb2
 
 from replay_client._transport.address import checked_address, listens
 from replay_client._transport.attempts import Attempts, FirstContact
 from replay_client._transport.call import Call, Operation, run
+from replay_client._transport.long_waits import ASK_S, LongWait, explained, first_wait, waited_call
 from replay_client._transport.time_limits import left_s, time_limit
 from replay_client._transport.unclosed import ThreadedWork
 from replay_client.errors import (
@@ -288,12 +291,35 @@ class Connection(ConnectionBase):
 
         return run(operation, call_once)
 
+    def first_wait(self, table: str, kinds: Collection[str]) -> replay_pb2.WaitStats | ReplayError | None:
+        """Ask what inserts or draws of a table wait for; see `replay_client._transport.long_waits`.
+
+        Returns the error if the server does not answer.
+        """
+        try:
+            return self.ask(first_wait(table, kinds), timeout_s=ASK_S)
+        except (ServerUnavailableError, DeadlineExceededError) as error:
+            return error
+        except ReplayError:  # the token may write, but not see figures
+            return None
+
     def call(self, call: Call) -> bytes:
         """Make a call and wait for the reply.
 
         Raises:
             ReplayError: the time limit is invalid, or the call failed.
         """
+        with LongWait(f"the call {call.method} to {self.address}", partial(self.explain, call)):
+            return self._call(call)
+
+    def explain(self, call: Call, waited_s: float) -> str:
+        """Say what a call waits for; see `LongWait`."""
+        table, kinds = waited_call(call)
+        if not kinds:
+            return f"waited {waited_s:g} s for the answer; the call ends at its time limit"
+        return explained(table, waited_s, self.first_wait(table, kinds))
+
+    def _call(self, call: Call) -> bytes:
         limit_s = time_limit("timeout_s", call.timeout_s, self.timeout_s)
         self.reach()
         deadline = time.monotonic() + limit_s

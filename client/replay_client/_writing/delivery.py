@@ -3,8 +3,8 @@
     delivery = Delivery(connection, table, options, ...)
     with delivery.changed:
         delivery.writing.outbox.check()         # raises what went wrong
-        while not delivery.writing.episodes.append(...):
-            delivery.wait(deadline)             # until something changes
+        if not delivery.writing.episodes.append(...):
+            delivery.wait_until(lambda: delivery.writing.episodes.append(...))
         delivery.send(deadline)                 # sends the current block now
         delivery.wait_for_all(deadline)
 
@@ -15,17 +15,20 @@ the next call raises it.
 from __future__ import annotations
 
 import logging
+import math
 import threading
+from collections.abc import Callable
 from contextvars import copy_context
 from typing import Final
 
 from replay_client._transport.answered_stream import AnsweredStream
 from replay_client._transport.connection import Connection
 from replay_client._transport.data_path import DataPath
+from replay_client._transport.long_waits import FOR_INSERTS, LongWait, explained, too_late
 from replay_client._transport.time_limits import left_s
 from replay_client._transport.unclosed import finish_at_exit, finish_in_thread
 from replay_client._writing.writing import WriterOptions, Writing
-from replay_client.errors import ServerUnavailableError
+from replay_client.errors import DeadlineExceededError, ServerUnavailableError
 from replay_client.results.description import TableDescription
 
 log = logging.getLogger(__name__)
@@ -77,10 +80,26 @@ class Delivery:
         """See `Work`."""
         return self._receiver is None or self._outbox.is_closed or self._connection.is_forked
 
+    def wait_until(self, holds: Callable[[], bool], deadline: float = math.inf) -> None:
+        """Wait until this holds, and say so in the log if it takes long. Raises the errors of `wait_for_all`."""
+        with LongWait(f"a {self.title} with {self._outbox.in_flight:,} unacknowledged rows", self._explain):
+            while not holds():
+                self.wait(deadline)
+
+    def explained(self, refusal: DeadlineExceededError, waited_s: float) -> DeadlineExceededError:
+        """Add to the error of a time limit what the rows wait for. Asks the server: call this without the lock."""
+        return too_late(
+            refusal, self._outbox.name, waited_s, self._connection.first_wait(self._outbox.name, FOR_INSERTS)
+        )
+
+    def _explain(self, waited_s: float) -> str:
+        found = self._connection.first_wait(self._outbox.name, FOR_INSERTS)
+        return explained(self._outbox.name, waited_s, found)
+
     def send(self, deadline: float) -> None:
         """Send the current block; wait first if too many blocks are in flight. Raises the errors of `wait_for_all`."""
-        while not self._outbox.hand_over():
-            self.wait(deadline)
+        if not self._outbox.hand_over():
+            self.wait_until(self._outbox.hand_over, deadline)
 
     def wait_for_all(self, deadline: float) -> None:
         """Wait until all blocks sent so far are acknowledged.
@@ -90,8 +109,8 @@ class Delivery:
             ReplayError: rows could not be sent.
         """
         last = self._outbox.last_sequence
-        while not self._outbox.has_acknowledged(last):
-            self.wait(deadline)
+        if not self._outbox.has_acknowledged(last):
+            self.wait_until(lambda: self._outbox.has_acknowledged(last), deadline)
 
     def wait(self, deadline: float) -> None:
         """Wait for a change. Raises the errors of `wait_for_all`."""

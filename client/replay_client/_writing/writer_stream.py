@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -58,8 +57,8 @@ class WriterStream:
         self._connection.check_not_forked()
         with self._delivery.changed:
             self._delivery.writing.outbox.check()
-            while not self._episodes.append(self._stream, values, priority):
-                self._delivery.wait(math.inf)
+            if not self._episodes.append(self._stream, values, priority):
+                self._delivery.wait_until(lambda: self._episodes.append(self._stream, values, priority))
 
     def abandon_episode(self) -> None:
         """Stop the current episode without closing it; later rows belong to the next one.
@@ -101,5 +100,5 @@ class WriterStream:
         self._connection.check_not_forked()
         with self._delivery.changed:
             self._delivery.writing.outbox.check()
-            while not self._episodes.end(self._stream, values, terminated, priorities):
-                self._delivery.wait(math.inf)
+            if not self._episodes.end(self._stream, values, terminated, priorities):
+                self._delivery.wait_until(lambda: self._episodes.end(self._stream, values, terminated, priorities))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Protocol, TypeVar
 
 from grpc import aio
 from replay_proto.channels import open_loop_channel
+from replay_proto.v1 import replay_pb2
 
 from replay_client._transport.address import listens
 from replay_client._transport.attempts import Attempts, FirstContact
@@ -22,11 +23,12 @@ from replay_client._transport.connection import (
     StreamMethod,
     rpc_path,
 )
+from replay_client._transport.long_waits import ASK_S, LongWait, explained, first_wait, waited_call
 from replay_client._transport.time_limits import left_s, time_limit
 from replay_client._transport.unclosed import FINISH_S, Work
 from replay_client.aio._frames import FrameStream
 from replay_client.aio._waiting import Turns
-from replay_client.errors import ClosedError, ReplayError, ServerUnavailableError
+from replay_client.errors import ClosedError, DeadlineExceededError, ReplayError, ServerUnavailableError
 from replay_client.security import Token
 
 T = TypeVar("T")
@@ -110,12 +112,40 @@ class Connection(ConnectionBase):
 
         return await run_async(operation, call_once)
 
+    async def first_wait(self, table: str, kinds: Collection[str]) -> replay_pb2.WaitStats | ReplayError | None:
+        """Ask what inserts or draws of a table wait for; see `replay_client._transport.connection`."""
+        deadline = time.monotonic() + ASK_S
+        try:
+            return await run_async(first_wait(table, kinds), lambda call: self._attempt(call, deadline))
+        except (ServerUnavailableError, DeadlineExceededError) as error:
+            return error
+        except ReplayError:  # the token may write, but not see figures
+            return None
+
+    def explain(self, table: str, kinds: Collection[str], waited_s: float) -> str:
+        """Say what a call waits for. Runs in the thread of `LongWait`, which waits for the event loop."""
+        loop = self._loop
+        if loop is None or not kinds:
+            return f"waited {waited_s:g} s for the answer; the call ends at its time limit"
+        asking = asyncio.run_coroutine_threadsafe(self.first_wait(table, kinds), loop)
+        try:
+            return explained(table, waited_s, asking.result(2 * ASK_S))
+        except TimeoutError:
+            asking.cancel()
+            return f"waited {waited_s:g} s; the event loop is busy, so the server's answers are not processed"
+
     async def call(self, call: Call) -> bytes:
         """Make a call and wait for the reply.
 
         Raises:
             ReplayError: the time limit is invalid, or the call failed.
         """
+        with LongWait(
+            f"the call {call.method} to {self.address}", lambda waited_s: self.explain(*waited_call(call), waited_s)
+        ):
+            return await self._call(call)
+
+    async def _call(self, call: Call) -> bytes:
         limit_s = time_limit("timeout_s", call.timeout_s, self.timeout_s)
         await self.reach()
         deadline = time.monotonic() + limit_s

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
+from replay_client._transport.long_waits import FOR_INSERTS, LongWait, too_late
 from replay_client._transport.time_limits import left_s
 from replay_client._transport.unclosed import FINISH_S
 from replay_client._writing.writing import WriterOptions, Writing
 from replay_client.aio._connection import Connection
 from replay_client.aio._frames import LocalPath
 from replay_client.aio._stream import AnsweredStream
+from replay_client.errors import DeadlineExceededError
 from replay_client.results.description import TableDescription
 
 
@@ -76,8 +81,8 @@ class Delivery:
 
     async def send(self, deadline: float) -> None:
         """Send the current block once few enough blocks are in flight; raise like `wait_for_all`."""
-        while not self._outbox.hand_over():
-            await self.wait(deadline)
+        if not self._outbox.hand_over():
+            await self.wait_until(self._outbox.hand_over, deadline)
 
     async def wait_for_all(self, deadline: float) -> None:
         """Wait until all blocks sent so far are acknowledged.
@@ -87,8 +92,20 @@ class Delivery:
             ReplayError: rows could not be sent.
         """
         last = self._outbox.last_sequence
-        while not self._outbox.has_acknowledged(last):
-            await self.wait(deadline)
+        if not self._outbox.has_acknowledged(last):
+            await self.wait_until(lambda: self._outbox.has_acknowledged(last), deadline)
+
+    async def wait_until(self, holds: Callable[[], bool], deadline: float = math.inf) -> None:
+        """Wait until this holds, and say so in the log if it takes long; raise like `wait_for_all`."""
+        explain = partial(self._connection.explain, self._outbox.name, FOR_INSERTS)
+        with LongWait(f"a {self.title} with {self._outbox.in_flight:,} unacknowledged rows", explain):
+            while not holds():
+                await self.wait(deadline)
+
+    async def explained(self, refusal: DeadlineExceededError, waited_s: float) -> DeadlineExceededError:
+        """Add to the error of a time limit what the rows wait for."""
+        found = await self._connection.first_wait(self._outbox.name, FOR_INSERTS)
+        return too_late(refusal, self._outbox.name, waited_s, found)
 
     async def wait(self, deadline: float) -> None:
         """Wait for a change; raise like `wait_for_all`."""

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from numpy.typing import ArrayLike
 from replay_proto.v1 import replay_pb2
@@ -20,6 +21,7 @@ from replay_client._learning.handle import SamplerHandle
 from replay_client._learning.learning import Exchange, Learning
 from replay_client._learning.one_caller import OneCaller
 from replay_client._rows.columns import BatchOrKeys
+from replay_client._transport.long_waits import FOR_DRAWS, LongWait
 from replay_client._transport.time_limits import left_s
 from replay_client._transport.unclosed import FINISH_S, Lease
 from replay_client.aio._connection import Connection
@@ -80,8 +82,11 @@ class Sampler(SamplerHandle):
         with self._one_caller:
             await self.request()
             batches, began_s = self._learning.batches, time.perf_counter()
-            while not batches:
-                await self._exchanges.receive(None)
+            if not batches:
+                explain = partial(self._connection.explain, self._table.name, FOR_DRAWS)
+                with LongWait(f"a sampler of table {self._table.name!r}", explain):
+                    while not batches:
+                        await self._exchanges.receive(None)
             self._learning.prefetching.stepped(began_s, time.perf_counter())
             batch = batches[0]
             if isinstance(batch, replay_pb2.Draw):
@@ -106,7 +111,9 @@ class Sampler(SamplerHandle):
     async def flush(self, *, timeout_s: float | None = None) -> None:
         """Wait until all updates are acknowledged; see `replay_client.Sampler.flush`."""
         self._check_usable()
-        await self._exchanges.flush(self.deadline(timeout_s))
+        explain = partial(self._connection.explain, self._table.name, FOR_DRAWS)
+        with LongWait(f"a flush of a sampler of table {self._table.name!r}", explain):
+            await self._exchanges.flush(self.deadline(timeout_s))
 
     async def close(self, *, timeout_s: float | None = None) -> None:
         """Flush and close. Idempotent; see `replay_client.Sampler.close`."""

@@ -13,7 +13,7 @@ If `append` is canceled, it has not appended its row.
 from __future__ import annotations
 
 import logging
-import math
+import time
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
@@ -26,7 +26,7 @@ from replay_client._writing.writing import WriterOptions
 from replay_client.aio._connection import Connection
 from replay_client.aio._delivery import Delivery
 from replay_client.aio._frames import LocalPath
-from replay_client.errors import ReplayError
+from replay_client.errors import DeadlineExceededError, ReplayError
 from replay_client.results.description import TableDescription
 from replay_client.sync.writer import GIVE_UP_S
 
@@ -59,8 +59,8 @@ class WriterStream:
         """Append a copy of a row to the current episode; see `replay_client.WriterStream.append`."""
         values = columns if row is None else merged(row, columns)
         await self._delivery.ready()
-        while not self._episodes.append(self._stream, values, priority):
-            await self._delivery.wait(math.inf)
+        if not self._episodes.append(self._stream, values, priority):
+            await self._delivery.wait_until(lambda: self._episodes.append(self._stream, values, priority))
 
     async def abandon_episode(self) -> None:
         """Stop the current episode without closing it; see `replay_client.WriterStream.abandon_episode`."""
@@ -78,8 +78,8 @@ class WriterStream:
         """End the current episode; see `replay_client.WriterStream.end_episode`."""
         values = merged(row, columns)
         await self._delivery.ready()
-        while not self._episodes.end(self._stream, values, terminated, priorities):
-            await self._delivery.wait(math.inf)
+        if not self._episodes.end(self._stream, values, terminated, priorities):
+            await self._delivery.wait_until(lambda: self._episodes.end(self._stream, values, terminated, priorities))
 
 
 class Writer:
@@ -170,7 +170,7 @@ class Writer:
         try:
             while checked.left:
                 if not self._writing.append_all(checked):
-                    await self._delivery.wait(math.inf)
+                    await self._delivery.wait_until(lambda: self._writing.append_all(checked))
         except ReplayError as error:
             checked.note(error)
             raise
@@ -191,10 +191,16 @@ class Writer:
 
     async def flush(self, *, timeout_s: float | None = None) -> None:
         """Wait until all appended rows are acknowledged; see `replay_client.Writer.flush`."""
+        began = time.monotonic()
         deadline = self._connection.deadline("timeout_s", timeout_s)
         await self._delivery.ready()
-        await self._delivery.send(deadline)
-        await self._delivery.wait_for_all(deadline)
+        try:
+            await self._delivery.send(deadline)
+            await self._delivery.wait_for_all(deadline)
+        except DeadlineExceededError as error:
+            if error.reason or deadline <= began:
+                raise
+            raise await self._delivery.explained(error, round(deadline - began, 3)) from None
 
     async def close(self, *, timeout_s: float | None = None) -> None:
         """Flush and close. Idempotent; see `replay_client.Writer.close`."""

@@ -36,6 +36,7 @@ from replay_client._rows.columns import BatchOrKeys
 from replay_client._transport.answered_stream import AnsweredStream
 from replay_client._transport.connection import Connection
 from replay_client._transport.data_path import DataPath
+from replay_client._transport.long_waits import FOR_DRAWS, LongWait, explained
 from replay_client._transport.unclosed import Lease, finish_at_exit, finish_in_thread
 from replay_client.batch import Batch
 from replay_client.draws import Prefetch
@@ -103,8 +104,10 @@ class Sampler(SamplerHandle):
         with self._one_caller:
             self._request()
             batches, began_s = self._learning.batches, time.perf_counter()
-            while not batches:
-                self._receive(math.inf)
+            if not batches:
+                with LongWait(f"a sampler of table {self._table.name!r}", self._explain):
+                    while not batches:
+                        self._receive(math.inf)
             self._learning.prefetching.stepped(began_s, time.perf_counter())
             batch = batches[0]
             if isinstance(batch, replay_pb2.Draw):
@@ -150,7 +153,9 @@ class Sampler(SamplerHandle):
         """
         with self._one_caller:
             self._check_usable()
-            _flush(self._learning, self._stream, self.deadline(timeout_s))
+            deadline = self.deadline(timeout_s)
+            with LongWait(f"a flush of a sampler of table {self._table.name!r}", self._explain):
+                _flush(self._learning, self._stream, deadline)
 
     def close(self, *, timeout_s: float | None = None) -> None:
         """Flush and close. Idempotent; does nothing in a forked child. If another thread is in a call, that call ends.
@@ -191,6 +196,9 @@ class Sampler(SamplerHandle):
             self.close()
         else:
             self.cancel()
+
+    def _explain(self, waited_s: float) -> str:
+        return explained(self._table.name, waited_s, self._connection.first_wait(self._table.name, FOR_DRAWS))
 
     def _request(self) -> None:
         self._check_usable()

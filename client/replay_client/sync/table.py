@@ -36,6 +36,7 @@ from replay_client._transport.call import Call, Operation, run
 from replay_client._transport.connection import Connection
 from replay_client._transport.data_path import DataPath
 from replay_client._transport.local_calls import is_local
+from replay_client._transport.long_waits import LongWait
 from replay_client._transport.server_link import ServerLink
 from replay_client._transport.time_limits import time_limit
 from replay_client._writing.writing import MAX_BLOCKS_IN_FLIGHT, WriterOptions
@@ -606,7 +607,8 @@ class Table(TableHandle):
         path.renew()
         limit_s = time_limit("timeout_s", call.timeout_s, self._connection.timeout_s)
         deadline = time.monotonic() + limit_s
-        answer = path.call(call.method, call.request, limit_s + call.margin_s)
+        with LongWait(f"the call {call.method} to {self._connection.address}", partial(self._connection.explain, call)):
+            answer = path.call(call.method, call.request, limit_s + call.margin_s)
         if answer is None:
             answer = self._connection.call(replace(call, timeout_s=max(0.0, deadline - time.monotonic())))
         return answer

@@ -32,7 +32,7 @@ unusable. After each of these errors, `unacknowledged_rows` returns the rows tha
 from __future__ import annotations
 
 import logging
-import math
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NoReturn
 
@@ -47,7 +47,7 @@ from replay_client._transport.unclosed import Lease
 from replay_client._writing.delivery import Delivery
 from replay_client._writing.writer_stream import WriterStream
 from replay_client._writing.writing import VectorRows, WriterOptions, Writing
-from replay_client.errors import ReplayError
+from replay_client.errors import DeadlineExceededError, ReplayError
 from replay_client.results.description import TableDescription
 
 log = logging.getLogger(__name__)
@@ -152,8 +152,8 @@ class Writer:
         self._connection.check_not_forked()
         with self._changed:
             self._outbox.check()
-            while not self._episodes.append(0, values, priority):
-                self._delivery.wait(math.inf)
+            if not self._episodes.append(0, values, priority):
+                self._delivery.wait_until(lambda: self._episodes.append(0, values, priority))
 
     def end_episode(
         self,
@@ -216,7 +216,7 @@ class Writer:
             self._outbox.check()
             while rows.left:
                 if not self._writing.append_all(rows):
-                    self._delivery.wait(math.inf)
+                    self._delivery.wait_until(lambda: self._writing.append_all(rows))
 
     def end_episodes(
         self,
@@ -252,11 +252,21 @@ class Writer:
                 server is reachable.
 
         Raises:
-            DeadlineExceededError: timed out. The writer keeps sending the rows.
+            DeadlineExceededError: timed out; ``metadata`` says what the rows wait for. The writer keeps sending them.
             ReplayError: rows could not be sent.
         """
-        self._connection.check_not_forked()
+        began = time.monotonic()
         deadline = self._connection.deadline("timeout_s", timeout_s)
+        try:
+            self.flush_until(deadline)
+        except DeadlineExceededError as error:
+            if error.reason or deadline <= began:
+                raise
+            raise self._delivery.explained(error, round(deadline - began, 3)) from None
+
+    def flush_until(self, deadline: float) -> None:
+        """Flush like `flush`, but do not ask the server why it takes long; internal."""
+        self._connection.check_not_forked()
         with self._changed:
             self._outbox.check()
             self._delivery.send(deadline)

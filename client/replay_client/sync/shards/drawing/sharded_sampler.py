@@ -30,6 +30,7 @@ from replay_client._shards.bundle import Bundle
 from replay_client._shards.keys import by_shard
 from replay_client._shards.mass import shard_chances
 from replay_client._shards.step import RowRequest, Step
+from replay_client._transport.long_waits import FOR_DRAWS, LongWait, explained
 from replay_client.batch import Batch
 from replay_client.draws import Prefetch, with_beta
 from replay_client.errors import (
@@ -190,7 +191,7 @@ class ShardedSampler(Sampler):
             ServerUnavailableError: all servers were unreachable for `reconnect_timeout_s`. Calling again retries.
             ReplayError: as for `Sampler`.
         """
-        with self._one_caller:
+        with self._one_caller, LongWait(f"a sampler of table {self._name!r}", self._explain):
             self._computing_s += _SMOOTHING * (time.perf_counter() - self._returned_s - self._computing_s)
             began_s = 0.0
             # A step is given up if none of its shards is left.
@@ -258,6 +259,15 @@ class ShardedSampler(Sampler):
             stream.cancel(is_waited_for=is_waited_for)
         for away in list(self._away.values()):
             away.end()
+
+    def _explain(self, waited_s: float) -> str:
+        away = ", ".join(str(away.member) for away in list(self._away.values()))
+        because = f"; these are away: {away}" if away else ""
+        for member in list(self._members.values()):
+            if member.id not in self._away:
+                found = member.link.connection.first_wait(self._name, FOR_DRAWS)
+                return explained(self._name, waited_s, found) + because
+        return f"none of the servers of table {self._name!r} can be reached{because}"
 
     def _request(self) -> None:
         self._check_usable()

@@ -24,8 +24,10 @@ from typing import Final
 
 import numpy as np
 from replay_proto.framing import Array
+from replay_proto.v1 import replay_pb2
 
 from replay_client._rows.block import RowBlock
+from replay_client._transport.long_waits import FOR_INSERTS, LongWait, explained, too_late
 from replay_client._writing.writing import WriterOptions
 from replay_client.errors import DeadlineExceededError, ReplayError, ServerUnavailableError
 from replay_client.results.description import TableDescription
@@ -135,14 +137,11 @@ class ShardWriters:
             ServerUnavailableError: all servers were unreachable for `reconnect_timeout_s`.
             ReplayError: the table was dropped.
         """
-        deadline = time.monotonic() + self._reconnect_timeout_s
         self.follow()
-        while not (there := self._there()):
-            self._raise_if_dropped()
-            if time.monotonic() >= deadline:
-                raise ServerUnavailableError(f"none of the servers of table {self._name!r} can be reached")
-            time.sleep(_POLL_S)
-            self.follow()
+        if not self._there():
+            with LongWait(f"a writer of table {self._name!r}", lambda _: "none of its servers can be reached"):
+                self._await_a_shard()
+        there = self._there()
         with self._guard:
             if left is not None:
                 self._streams[left] -= 1
@@ -151,6 +150,15 @@ class ShardWriters:
             chosen = self._emptier(there)
             self._streams[chosen] += 1
         return chosen
+
+    def _await_a_shard(self) -> None:
+        deadline = time.monotonic() + self._reconnect_timeout_s
+        while not self._there():
+            self._raise_if_dropped()
+            if time.monotonic() >= deadline:
+                raise ServerUnavailableError(f"none of the servers of table {self._name!r} can be reached")
+            time.sleep(_POLL_S)
+            self.follow()
 
     def inserted(self, shard_id: int) -> int:
         """See `RowSource`."""
@@ -170,6 +178,25 @@ class ShardWriters:
             DeadlineExceededError: timed out.
             ReplayError: a server refused rows, or the table was dropped.
         """
+        with LongWait(f"a writer of table {self._name!r} on {len(self)} servers", self._explain):
+            self._flush(deadline)
+
+    def _first_wait(self) -> replay_pb2.WaitStats | None:
+        """Ask the servers that are there what inserts wait for; None: they wait for nothing, or nobody knows."""
+        for member in self._seen:
+            if member.id in self._by_id and not self.is_away(member.id):
+                found = member.link.connection.first_wait(self._name, FOR_INSERTS)
+                if isinstance(found, replay_pb2.WaitStats):
+                    return found
+        return None
+
+    def _explain(self, waited_s: float) -> str:
+        found, away = self._first_wait(), ", ".join(map(str, self.away))
+        because = f"; the servers of these shards are away: {away}" if away else ""
+        return explained(self._name, waited_s, found) + because
+
+    def _flush(self, deadline: float) -> None:
+        began = time.monotonic()
         while True:
             self.follow()
             until = min(deadline, time.monotonic() + _FLUSH_S)
@@ -179,9 +206,11 @@ class ShardWriters:
             if time.monotonic() >= deadline:
                 away = ", ".join(str(member) for member in self._seen if member.id in self.away)
                 because = f"; these are away: {away}" if away else ""
-                raise DeadlineExceededError(
+                refusal = DeadlineExceededError(
                     f"{self.in_flight:,} rows of table {self._name!r} were not acknowledged in time{because}"
                 )
+                found = self._first_wait() if deadline > began else None
+                raise refusal if found is None else too_late(refusal, self._name, round(deadline - began, 3), found)
             time.sleep(max(0.0, min(_POLL_S, until - time.monotonic())))
 
     def abort(self) -> None:
@@ -256,7 +285,7 @@ class ShardWriters:
     def _is_flushed(self, until: float) -> bool:
         for writer in self:
             try:
-                writer.flush(timeout_s=max(0.0, until - time.monotonic()))
+                writer.flush_until(until)
             except (DeadlineExceededError, ServerUnavailableError):
                 return False
             except ReplayError:

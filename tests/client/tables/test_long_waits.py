@@ -1,0 +1,111 @@
+"""Whoever waits for long says for what, in one line of the log and in the error of a time limit."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections.abc import Callable
+
+import pytest
+from replay_client import DeadlineExceededError, Table, aio
+from replay_client._transport import long_waits
+
+from tests.client.numbered import row, rows
+from tests.support.deadlines import wait_until
+from tests.support.server_process import ServerProcess
+
+ALL_DATA_PATHS = True
+
+NewTable = Callable[..., Table]
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wait is long after 0.2 s."""
+    monkeypatch.setattr(long_waits, "WARN_AFTER_S", 0.2)
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """The lines about long waits so far."""
+    return lambda: [record.getMessage() for record in caplog.records if record.name == long_waits.__name__]
+
+
+@pytest.fixture
+def limited(new_table: NewTable) -> Table:
+    """A table whose rate limiter allows no more inserts."""
+    table = new_table(samples_per_insert=1.0, error_buffer=(-2.0, 4.0), min_size=1)
+    table.insert(rows(range(4)))
+    return table
+
+
+def test_a_flush_that_times_out_says_what_an_insert_says(limited: Table) -> None:
+    with pytest.raises(DeadlineExceededError) as of_insert:
+        limited.insert(rows([4]), timeout_s=0.1)
+    writer = limited.writer()
+    writer.append(**row(4))
+    with pytest.raises(DeadlineExceededError) as of_flush:
+        writer.flush(timeout_s=0.1)
+    assert dict(of_flush.value.metadata) == dict(of_insert.value.metadata)
+    assert of_flush.value.reason == of_insert.value.reason
+    assert of_flush.value.message.startswith(of_insert.value.message)
+    assert "1 rows of table" in of_flush.value.message
+    limited.sample(2, beta=0.4)
+    writer.close()
+
+
+def test_a_full_queue_says_so(new_table: NewTable, said: Callable[[], list[str]]) -> None:
+    table = new_table(capacity=4, backend="fifo")
+    table.insert(rows(range(4)))
+    with table.writer(block_rows=1, max_blocks_in_flight=1) as writer:
+        writer.append(**row(4))
+        waiting = threading.Thread(target=lambda: [writer.append(**row(number)) for number in (5, 6)])
+        waiting.start()
+        wait_until(lambda: bool(said()), "the wait is logged")
+        (line,) = said()
+        assert line.startswith(f"a writer of table '{table.name}'")
+        assert "for room: room for 0 of 1 rows; the queue is full until rows are drawn" in line
+        table.sample(4, beta=0.0)
+        waiting.join()
+    assert len(said()) == 1
+
+
+def test_inserts_samples_and_samplers_that_wait_say_so_once(new_table: NewTable, said: Callable[[], list[str]]) -> None:
+    table = new_table(min_size=10)
+    with table.sampler(4, beta=0.4, timeout_s=math.inf) as sampler:
+        calls = (lambda: table.sample(4, beta=0.4, timeout_s=30), lambda: next(sampler))
+        waiting = [threading.Thread(target=call) for call in calls]
+        for each in waiting:
+            each.start()
+        wait_until(lambda: len(said()) == 2, "both waits are logged")
+        table.insert(rows(range(10)))
+        for each in waiting:
+            each.join()
+    assert len(said()) == 2
+    assert all("for rows: 0 of 10 rows; it has too few rows to draw" in line for line in said())
+
+
+def test_what_waits_on_an_event_loop_says_so(
+    server: ServerProcess, limited: Table, said: Callable[[], list[str]]
+) -> None:
+    async def wait() -> None:
+        async with aio.ReplayClient(server.address) as client:
+            table = await client.table(limited.name)
+            async with table.writer() as writer:
+                await writer.append(**row(4))
+                with pytest.raises(DeadlineExceededError, match="waited 0.8 s for inserts: 0 of 1 samples drawn"):
+                    await writer.flush(timeout_s=0.8)
+                await table.sample(2, beta=0.4)
+
+    asyncio.run(wait())
+    (line,) = said()
+    assert "for inserts: 0 of 1 samples drawn; its rate limiter allows no more inserts until rows are drawn" in line
+
+
+def test_the_thread_that_looks_after_waits_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_waits, "_IDLE_LOOKS", 1)
+    with long_waits.LongWait("a test", lambda _: "for nothing"):
+        thread = long_waits._watch.thread
+        assert thread is not None
+    wait_until(lambda: not thread.is_alive(), "the thread ends")
