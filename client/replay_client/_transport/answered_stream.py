@@ -70,6 +70,7 @@ class AnsweredStream(Generic[R]):
         self._stream: MessageStream | FrameStream | SentFrames | None = None
         self._token: object = None  # identifies the open stream
         self._closed = False
+        self._opened_at = 0.0
 
     @property
     def is_open(self) -> bool:
@@ -153,6 +154,7 @@ class AnsweredStream(Generic[R]):
             if self._stream is None:
                 self._token = object()
                 self._stream = self._open()
+                self._opened_at = time.monotonic()
             return self._stream
 
     def _open(self) -> MessageStream | FrameStream | SentFrames:
@@ -205,8 +207,9 @@ class AnsweredStream(Generic[R]):
         now = time.monotonic()
         if now >= deadline:
             raise DeadlineExceededError("timed out") from None
+        is_cut = self._connection.is_cut(error, now - self._opened_at)
         with self.changed:
-            self._wait_until(now + self.pending.failed(error, now))
+            self._wait_until(now + self.pending.failed(error, now, is_cut=is_cut))
 
     def _wait_until(self, moment: float) -> None:
         while not self._closed and (left_s := moment - time.monotonic()) > 0:

@@ -33,8 +33,9 @@ import grpc
 from replay_proto.tracing import context_metadata
 from replay_proto.v1 import replay_pb2
 
+from replay_client._transport import attempts
 from replay_client._transport.address import checked_address, listens
-from replay_client._transport.attempts import Attempts, FirstContact
+from replay_client._transport.attempts import ANSWERING_S, Attempts, FirstContact
 from replay_client._transport.call import Call, Operation, run
 from replay_client._transport.long_waits import ASK_S, LongWait, explained, first_wait, waited_call
 from replay_client._transport.time_limits import left_s, time_limit
@@ -291,6 +292,20 @@ class Connection(ConnectionBase):
 
         return run(operation, call_once)
 
+    def is_cut(self, error: Exception, lasted_s: float) -> bool:
+        """Whether a call or stream ended only because something cut it off, and the server is there; asks the server.
+
+        ``lasted_s`` is how long it has lasted.
+        """
+        if not may_be_cut(error, lasted_s) or self._closed:
+            return False
+        check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(HEALTH_CHECK)
+        try:
+            check(b"", timeout=ANSWERING_S, wait_for_ready=False)
+        except (grpc.RpcError, ValueError):  # the latter after the channel was closed
+            return False
+        return True
+
     def first_wait(self, table: str, kinds: Collection[str]) -> replay_pb2.WaitStats | ReplayError | None:
         """Ask what inserts or draws of a table wait for; see `replay_client._transport.long_waits`.
 
@@ -325,12 +340,14 @@ class Connection(ConnectionBase):
         deadline = time.monotonic() + limit_s
         if not call.repeat:
             return self._attempt(call.method, call.request, deadline + call.margin_s, wait_for_ready=True)
-        attempts = Attempts(deadline)
+        tries = Attempts(deadline)
+        began = time.monotonic()
         while True:
             try:
                 return self._attempt(call.method, call.request, deadline + call.margin_s, wait_for_ready=False)
             except ReplayError as error:
-                pause_s = attempts.failed(error, time.monotonic())
+                is_cut = self.is_cut(error, time.monotonic() - began)
+                pause_s = tries.failed(error, time.monotonic(), is_cut=is_cut)
             time.sleep(pause_s)
 
     def reach(self) -> None:
@@ -405,6 +422,11 @@ class Connection(ConnectionBase):
             raise
         self._answered_at = time.monotonic()
         return answer
+
+
+def may_be_cut(error: Exception, lasted_s: float) -> bool:
+    """Whether a call or stream that ended with this error may have been cut off while the server was there."""
+    return isinstance(error, ServerUnavailableError) and not error.reason and lasted_s >= attempts.CUT_AFTER_S
 
 
 def rpc_path(method: str) -> str:

@@ -101,8 +101,10 @@ class PendingRequests(Generic[R]):
         """Record that the current stream has ended. The next one must send all requests."""
         self._sent = 0
 
-    def failed(self, error: Exception, now: float) -> float:
+    def failed(self, error: Exception, now: float, *, is_cut: bool = False) -> float:
         """Return the seconds to pause after a stream that ended with this error. Call `broken` first.
+
+        ``is_cut`` says that the server is there, but something between cut the stream while it waited.
 
         Raises:
             Exception: the error, if the server was unreachable for too long, or if the oldest request was refused.
@@ -112,6 +114,9 @@ class PendingRequests(Generic[R]):
             if isinstance(error, ReplayError) and not self._keep_refused:
                 self.requests.popleft()  # a refusal is also a reply, and replies arrive in order
             raise error
+        if is_cut:
+            self._failing_since = None
+            return next(pauses_s())
         if self._failing_since is None:
             self._failing_since = now - error.silent_s
             self._pauses_s = pauses_s()

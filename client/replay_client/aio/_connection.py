@@ -13,7 +13,7 @@ from replay_proto.channels import open_loop_channel
 from replay_proto.v1 import replay_pb2
 
 from replay_client._transport.address import listens
-from replay_client._transport.attempts import Attempts, FirstContact
+from replay_client._transport.attempts import ANSWERING_S, Attempts, FirstContact
 from replay_client._transport.call import Call, Operation, run_async
 from replay_client._transport.connection import (
     CHANNEL_OPTIONS,
@@ -21,6 +21,7 @@ from replay_client._transport.connection import (
     ConnectionBase,
     LinkOptions,
     StreamMethod,
+    may_be_cut,
     rpc_path,
 )
 from replay_client._transport.long_waits import ASK_S, LongWait, explained, first_wait, waited_call
@@ -112,11 +113,21 @@ class Connection(ConnectionBase):
 
         return await run_async(operation, call_once)
 
+    async def is_cut(self, error: Exception, lasted_s: float) -> bool:
+        """Whether a call or stream was cut off; see `replay_client._transport.connection.Connection.is_cut`."""
+        if not may_be_cut(error, lasted_s) or self._closed:
+            return False
+        check: aio.UnaryUnaryMultiCallable[bytes, bytes] = self._opened().unary_unary(HEALTH_CHECK)
+        try:
+            await self.outcome(check(b"", timeout=ANSWERING_S, wait_for_ready=False))
+        except ReplayError:
+            return False
+        return True
+
     async def first_wait(self, table: str, kinds: Collection[str]) -> replay_pb2.WaitStats | ReplayError | None:
         """Ask what inserts or draws of a table wait for; see `replay_client._transport.connection`."""
-        deadline = time.monotonic() + ASK_S
         try:
-            return await run_async(first_wait(table, kinds), lambda call: self._attempt(call, deadline))
+            return await self.ask(first_wait(table, kinds), timeout_s=ASK_S)
         except (ServerUnavailableError, DeadlineExceededError) as error:
             return error
         except ReplayError:  # the token may write, but not see figures
@@ -150,13 +161,15 @@ class Connection(ConnectionBase):
         await self.reach()
         deadline = time.monotonic() + limit_s
         attempts = Attempts(deadline)
+        began = time.monotonic()
         while True:
             try:
                 return await self._attempt(call, deadline + call.margin_s)
             except ReplayError as error:
                 if not call.repeat:
                     raise
-                pause_s = attempts.failed(error, time.monotonic())
+                is_cut = await self.is_cut(error, time.monotonic() - began)
+                pause_s = attempts.failed(error, time.monotonic(), is_cut=is_cut)
             await asyncio.sleep(pause_s)
 
     async def reach(self) -> None:

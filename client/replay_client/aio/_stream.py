@@ -49,6 +49,7 @@ class AnsweredStream(Generic[R]):
         self._stream: MessageStream | FrameStream | None = None
         self._sender: asyncio.Task[None] | None = None
         self._is_closed = False
+        self._opened_at = 0.0
 
     @property
     def is_open(self) -> bool:
@@ -78,7 +79,8 @@ class AnsweredStream(Generic[R]):
                 self._drop()
                 if self._is_closed or not isinstance(error, Exception):
                     raise
-                pause_s = self._pending.failed(error, time.monotonic())
+                is_cut = await self._connection.is_cut(error, time.monotonic() - self._opened_at)
+                pause_s = self._pending.failed(error, time.monotonic(), is_cut=is_cut)
             else:
                 request = self._pending.answered()
                 self.changed.notify()
@@ -97,6 +99,7 @@ class AnsweredStream(Generic[R]):
             raise ClosedError("this stream is closed")
         if self._stream is None:
             self._stream = await self._open()
+            self._opened_at = time.monotonic()
             self._sender = asyncio.create_task(self._send_all(self._stream), name="replay-sends")
         return self._stream
 

@@ -552,5 +552,7 @@ class ReplayClient:
 
 
 def _split(address: str) -> list[str]:
-    """Split several addresses at the commas. What is no string is left to the check of each address."""
-    return [each.strip() for each in address.split(",")] if isinstance(address, str) else [address]
+    """Split several addresses at the commas; blanks around these do not matter. One address stays as it is."""
+    if not isinstance(address, str) or "," not in address:
+        return [address]
+    return [each.strip(" ") for each in address.split(",")]

@@ -60,7 +60,12 @@ def test_a_full_queue_says_so(new_table: NewTable, said: Callable[[], list[str]]
     table.insert(rows(range(4)))
     with table.writer(block_rows=1, max_blocks_in_flight=1) as writer:
         writer.append(**row(4))
-        waiting = threading.Thread(target=lambda: [writer.append(**row(number)) for number in (5, 6)])
+
+        def append_two() -> None:
+            writer.append(**row(5))
+            writer.append(**row(6))
+
+        waiting = threading.Thread(target=append_two)
         waiting.start()
         wait_until(lambda: bool(said()), "the wait is logged")
         (line,) = said()
@@ -94,7 +99,7 @@ def test_what_waits_on_an_event_loop_says_so(
             table = await client.table(limited.name)
             async with table.writer() as writer:
                 await writer.append(**row(4))
-                with pytest.raises(DeadlineExceededError, match="waited 0.8 s for inserts: 0 of 1 samples drawn"):
+                with pytest.raises(DeadlineExceededError, match=r"waited 0\.8 s for inserts: 0 of 1 samples drawn"):
                     await writer.flush(timeout_s=0.8)
                 await table.sample(2, beta=0.4)
 
