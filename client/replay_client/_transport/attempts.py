@@ -30,7 +30,7 @@ FIRST_CONTACT_S: Final = 1.5
 """Default time limit for the first contact."""
 CUT_AFTER_S: Final = 1.0
 """A call or stream that ends after at least this long may have been cut off by a proxy while it waited."""
-ANSWERING_S: Final = 0.5
+ANSWERING_S: Final = 1.0
 """Time limit for checking that the server is there."""
 _KNOCK_S: Final = 0.5
 """Minimum time limit of an attempt at the first contact."""

@@ -301,7 +301,7 @@ class Connection(ConnectionBase):
             return False
         check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(HEALTH_CHECK)
         try:
-            check(b"", timeout=ANSWERING_S, wait_for_ready=False)
+            check(b"", timeout=ANSWERING_S, wait_for_ready=True)
         except (grpc.RpcError, ValueError):  # the latter after the channel was closed
             return False
         return True
@@ -341,12 +341,13 @@ class Connection(ConnectionBase):
         if not call.repeat:
             return self._attempt(call.method, call.request, deadline + call.margin_s, wait_for_ready=True)
         tries = Attempts(deadline)
-        began = time.monotonic()
+        is_cut = False
         while True:
+            began = time.monotonic()
             try:
                 return self._attempt(call.method, call.request, deadline + call.margin_s, wait_for_ready=False)
             except ReplayError as error:
-                is_cut = self.is_cut(error, time.monotonic() - began)
+                is_cut = self.is_cut(error, math.inf if is_cut else time.monotonic() - began)
                 pause_s = tries.failed(error, time.monotonic(), is_cut=is_cut)
             time.sleep(pause_s)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Collection
@@ -119,7 +120,7 @@ class Connection(ConnectionBase):
             return False
         check: aio.UnaryUnaryMultiCallable[bytes, bytes] = self._opened().unary_unary(HEALTH_CHECK)
         try:
-            await self.outcome(check(b"", timeout=ANSWERING_S, wait_for_ready=False))
+            await self.outcome(check(b"", timeout=ANSWERING_S, wait_for_ready=True))
         except ReplayError:
             return False
         return True
@@ -161,14 +162,15 @@ class Connection(ConnectionBase):
         await self.reach()
         deadline = time.monotonic() + limit_s
         attempts = Attempts(deadline)
-        began = time.monotonic()
+        is_cut = False
         while True:
+            began = time.monotonic()
             try:
                 return await self._attempt(call, deadline + call.margin_s)
             except ReplayError as error:
                 if not call.repeat:
                     raise
-                is_cut = await self.is_cut(error, time.monotonic() - began)
+                is_cut = await self.is_cut(error, math.inf if is_cut else time.monotonic() - began)
                 pause_s = attempts.failed(error, time.monotonic(), is_cut=is_cut)
             await asyncio.sleep(pause_s)
 

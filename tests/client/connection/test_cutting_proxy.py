@@ -12,42 +12,58 @@ from replay_client._transport import attempts
 
 from tests.client.numbered import rows
 from tests.faults.proxy import Proxy
+from tests.support.deadlines import wait_until
 from tests.support.server_process import ServerProcess
 
-_CUT_EVERY_S = 0.3
+_CUT_AFTER_S = 0.2
+
+
+class Cut:
+    """A table on both ways, and how often a waiting draw was cut."""
+
+    def __init__(self, direct: Table, through: Table) -> None:
+        self.direct = direct
+        self.through = through
+        self.times = 0
 
 
 @pytest.fixture
-def through(server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> Iterator[ReplayClient]:
-    """A client whose connections are reset every now and then."""
+def cut(server: ServerProcess, new_table: Callable[..., Table], monkeypatch: pytest.MonkeyPatch) -> Iterator[Cut]:
+    """An empty table; each draw that waits for a while through the proxy is cut."""
     monkeypatch.setattr(attempts, "CUT_AFTER_S", 0.1)
     ended = threading.Event()
-    with Proxy(server.port) as proxy:
+    direct = new_table()
+    with Proxy(server.port) as proxy, ReplayClient(proxy.address, same_host=False) as client:
+        made = Cut(direct, client.table(direct.name))
 
-        def cut() -> None:
-            while not ended.wait(_CUT_EVERY_S):
-                proxy.reset()
+        def cut_waiting() -> None:
+            while not ended.wait(0.01):
+                if direct.stats().waiting and not ended.wait(_CUT_AFTER_S):
+                    proxy.reset()
+                    made.times += 1
 
-        cutting = threading.Thread(target=cut)
+        cutting = threading.Thread(target=cut_waiting)
         cutting.start()
         try:
-            with ReplayClient(proxy.address, same_host=False) as client:
-                yield client
+            yield made
         finally:
             ended.set()
             cutting.join()
 
 
-def test_a_sampler_waits_on(through: ReplayClient, new_table: Callable[..., Table]) -> None:
-    table = new_table()
-    sampler = through.table(table.name).sampler(4, beta=0.4, timeout_s=math.inf, reconnect_timeout_s=0.4)
-    insert = threading.Timer(5 * _CUT_EVERY_S, table.insert, (rows(range(4)),))
-    insert.start()
-    assert next(sampler).batch_size == 4
-    insert.join()
+def test_a_sampler_waits_on(cut: Cut) -> None:
+    drawn: list[int] = []
+    sampler = cut.through.sampler(4, beta=0.4, timeout_s=math.inf, reconnect_timeout_s=0.3)
+    drawing = threading.Thread(target=lambda: drawn.append(next(sampler).batch_size))
+    drawing.start()
+    wait_until(lambda: cut.times == 4, "it was cut for longer than it may be away")
+    cut.direct.insert(rows(range(4)))
+    drawing.join()
+    assert drawn == [4]
     sampler.cancel()
 
 
-def test_a_draw_ends_at_its_time_limit(through: ReplayClient, new_table: Callable[..., Table]) -> None:
+def test_a_draw_ends_at_its_time_limit(cut: Cut) -> None:
     with pytest.raises(DeadlineExceededError):
-        through.table(new_table().name).sample(4, beta=0.4, timeout_s=4 * _CUT_EVERY_S)
+        cut.through.sample(4, beta=0.4, timeout_s=5 * _CUT_AFTER_S)
+    assert cut.times
