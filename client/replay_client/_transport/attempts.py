@@ -32,6 +32,9 @@ CUT_AFTER_S: Final = 1.0
 """A call or stream that ends after at least this long may have been cut off by a proxy while it waited."""
 ANSWERING_S: Final = 1.0
 """Time limit for checking that the server is there."""
+CHECKS: Final = 3
+CHECK_AGAIN_S: Final = 0.1
+"""How often that is checked, because a check may be cut off, too, and the pause between."""
 _KNOCK_S: Final = 0.5
 """Minimum time limit of an attempt at the first contact."""
 _FIRST_PAUSE_S: Final = 0.05
@@ -56,10 +59,8 @@ class Attempts:
         self._failed = 0
         self._away: ServerUnavailableError | None = None
 
-    def failed(self, error: ReplayError, now: float, *, is_cut: bool = False) -> float:
+    def failed(self, error: ReplayError, now: float) -> float:
         """Return the seconds to pause after an attempt that failed with this error.
-
-        ``is_cut`` says that the server is there, but something between cut the connection while the call waited.
 
         Raises:
             ReplayError: another attempt cannot help, or would come after the deadline.
@@ -70,11 +71,9 @@ class Attempts:
         if not isinstance(error, ServerUnavailableError):
             error.attempts = self._failed
             raise error
-        self._away = None if is_cut else error
+        self._away = error
         pause_s = next(self._pauses_s)
         if now + pause_s >= self._deadline:
-            if is_cut:
-                raise DeadlineExceededError(f"the call waited until its time limit, and was cut off: {error}") from None
             raise error
         return pause_s
 

@@ -25,6 +25,7 @@ import time
 import weakref
 from collections.abc import Collection, Iterator
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal, TypeVar
@@ -35,7 +36,7 @@ from replay_proto.v1 import replay_pb2
 
 from replay_client._transport import attempts
 from replay_client._transport.address import checked_address, listens
-from replay_client._transport.attempts import ANSWERING_S, Attempts, FirstContact
+from replay_client._transport.attempts import ANSWERING_S, CHECK_AGAIN_S, CHECKS, Attempts, FirstContact
 from replay_client._transport.call import Call, Operation, run
 from replay_client._transport.long_waits import ASK_S, LongWait, explained, first_wait, waited_call
 from replay_client._transport.time_limits import left_s, time_limit
@@ -300,11 +301,12 @@ class Connection(ConnectionBase):
         if not may_be_cut(error, lasted_s) or self._closed:
             return False
         check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(HEALTH_CHECK)
-        try:
-            check(b"", timeout=ANSWERING_S, wait_for_ready=True)
-        except (grpc.RpcError, ValueError):  # the latter after the channel was closed
-            return False
-        return True
+        for _ in range(CHECKS):
+            with suppress(grpc.RpcError, ValueError):  # the latter after the channel was closed
+                check(b"", timeout=ANSWERING_S, wait_for_ready=False)
+                return True
+            time.sleep(CHECK_AGAIN_S)
+        return False
 
     def first_wait(self, table: str, kinds: Collection[str]) -> replay_pb2.WaitStats | ReplayError | None:
         """Ask what inserts or draws of a table wait for; see `replay_client._transport.long_waits`.
@@ -341,14 +343,17 @@ class Connection(ConnectionBase):
         if not call.repeat:
             return self._attempt(call.method, call.request, deadline + call.margin_s, wait_for_ready=True)
         tries = Attempts(deadline)
-        is_cut = False
+        began = time.monotonic()
         while True:
-            began = time.monotonic()
             try:
                 return self._attempt(call.method, call.request, deadline + call.margin_s, wait_for_ready=False)
             except ReplayError as error:
-                is_cut = self.is_cut(error, math.inf if is_cut else time.monotonic() - began)
-                pause_s = tries.failed(error, time.monotonic(), is_cut=is_cut)
+                try:
+                    pause_s = tries.failed(error, time.monotonic())
+                except ServerUnavailableError as away:
+                    if self.is_cut(away, time.monotonic() - began):
+                        raise cut_off(away) from None
+                    raise
             time.sleep(pause_s)
 
     def reach(self) -> None:
@@ -428,6 +433,11 @@ class Connection(ConnectionBase):
 def may_be_cut(error: Exception, lasted_s: float) -> bool:
     """Whether a call or stream that ended with this error may have been cut off while the server was there."""
     return isinstance(error, ServerUnavailableError) and not error.reason and lasted_s >= attempts.CUT_AFTER_S
+
+
+def cut_off(error: ServerUnavailableError) -> DeadlineExceededError:
+    """Return the error of a call that was cut off at its time limit while the server was there."""
+    return DeadlineExceededError(f"the call waited until its time limit, and was cut off: {error}")
 
 
 def rpc_path(method: str) -> str:

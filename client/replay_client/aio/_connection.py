@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
 from typing import Protocol, TypeVar
 
 from grpc import aio
@@ -14,7 +14,7 @@ from replay_proto.channels import open_loop_channel
 from replay_proto.v1 import replay_pb2
 
 from replay_client._transport.address import listens
-from replay_client._transport.attempts import ANSWERING_S, Attempts, FirstContact
+from replay_client._transport.attempts import ANSWERING_S, CHECK_AGAIN_S, CHECKS, Attempts, FirstContact
 from replay_client._transport.call import Call, Operation, run_async
 from replay_client._transport.connection import (
     CHANNEL_OPTIONS,
@@ -22,6 +22,7 @@ from replay_client._transport.connection import (
     ConnectionBase,
     LinkOptions,
     StreamMethod,
+    cut_off,
     may_be_cut,
     rpc_path,
 )
@@ -119,11 +120,12 @@ class Connection(ConnectionBase):
         if not may_be_cut(error, lasted_s) or self._closed:
             return False
         check: aio.UnaryUnaryMultiCallable[bytes, bytes] = self._opened().unary_unary(HEALTH_CHECK)
-        try:
-            await self.outcome(check(b"", timeout=ANSWERING_S, wait_for_ready=True))
-        except ReplayError:
-            return False
-        return True
+        for _ in range(CHECKS):
+            with suppress(ReplayError):
+                await self.outcome(check(b"", timeout=ANSWERING_S, wait_for_ready=False))
+                return True
+            await asyncio.sleep(CHECK_AGAIN_S)
+        return False
 
     async def first_wait(self, table: str, kinds: Collection[str]) -> replay_pb2.WaitStats | ReplayError | None:
         """Ask what inserts or draws of a table wait for; see `replay_client._transport.connection`."""
@@ -162,16 +164,19 @@ class Connection(ConnectionBase):
         await self.reach()
         deadline = time.monotonic() + limit_s
         attempts = Attempts(deadline)
-        is_cut = False
+        began = time.monotonic()
         while True:
-            began = time.monotonic()
             try:
                 return await self._attempt(call, deadline + call.margin_s)
             except ReplayError as error:
                 if not call.repeat:
                     raise
-                is_cut = await self.is_cut(error, math.inf if is_cut else time.monotonic() - began)
-                pause_s = attempts.failed(error, time.monotonic(), is_cut=is_cut)
+                try:
+                    pause_s = attempts.failed(error, time.monotonic())
+                except ServerUnavailableError as away:
+                    if await self.is_cut(away, time.monotonic() - began):
+                        raise cut_off(away) from None
+                    raise
             await asyncio.sleep(pause_s)
 
     async def reach(self) -> None:
