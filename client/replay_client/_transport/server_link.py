@@ -101,7 +101,7 @@ class ServerLink(LinkBase):
         def described() -> TableDescription:
             return self.connection.ask(describe(), timeout_s=DESCRIBE_S)
 
-        path = DataPath(table, self.connection.access.authorization, describe=described)
+        path = DataPath(table, lambda: self.connection.access.authorization(), describe=described)
         if path.calls is not None:
             self._calls.add(path.calls)
         return path

@@ -45,6 +45,7 @@ ABSENT = {
     "ReplayClient": {"keep_alive", "mark_shard", "move_shard", "retire_shard", "set_shards", "shards"},
     "Table": {"checked_description", "loader", "writer_with"},
     "Writer": {
+        "flush_until",
         *("abort", "adopt", "append_checked", "give_up", "inserted"),
         *("is_failing", "is_table_gone", "shards_version", "writing"),
     },
