@@ -260,7 +260,7 @@ def test_a_server_that_ends_amid_a_checkpoint_leaves_the_others_good(
     assert names[0] == good
     for name in names:
         assert again.verify(name).tables[0].size == 1_000_000
-    assert {path.name for path in folder.iterdir()} == {"lock", *names}
+    assert {path.name for path in folder.iterdir()} == {"lock", "owner.json", *names}
 
 
 def test_a_full_disk_leaves_the_last_checkpoint_good(start_server: StartServer, call: Call, tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ def lived_in(table: CalledTable) -> dict[str, object]:
     description = table.describe()
     description.ClearField("directory")
     description.ClearField("socket")
+    description.ClearField("owner_id")
     return {
         "description": description.SerializeToString(deterministic=True),
         "keys": rows.keys.tolist(),
