@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from numpy.typing import ArrayLike
@@ -58,7 +59,7 @@ class WriterStream:
         with self._delivery.changed:
             self._delivery.writing.outbox.check()
             if not self._episodes.append(self._stream, values, priority):
-                self._delivery.wait_until(lambda: self._episodes.append(self._stream, values, priority))
+                self._delivery.wait_until(partial(self._episodes.append, self._stream, values, priority))
 
     def abandon_episode(self) -> None:
         """Stop the current episode without closing it; later rows belong to the next one.
@@ -101,4 +102,4 @@ class WriterStream:
         with self._delivery.changed:
             self._delivery.writing.outbox.check()
             if not self._episodes.end(self._stream, values, terminated, priorities):
-                self._delivery.wait_until(lambda: self._episodes.end(self._stream, values, terminated, priorities))
+                self._delivery.wait_until(partial(self._episodes.end, self._stream, values, terminated, priorities))

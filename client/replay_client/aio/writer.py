@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final, NoReturn
 
 from numpy.typing import ArrayLike
@@ -60,7 +61,7 @@ class WriterStream:
         values = columns if row is None else merged(row, columns)
         await self._delivery.ready()
         if not self._episodes.append(self._stream, values, priority):
-            await self._delivery.wait_until(lambda: self._episodes.append(self._stream, values, priority))
+            await self._delivery.wait_until(partial(self._episodes.append, self._stream, values, priority))
 
     async def abandon_episode(self) -> None:
         """Stop the current episode without closing it; see `replay_client.WriterStream.abandon_episode`."""
@@ -79,7 +80,7 @@ class WriterStream:
         values = merged(row, columns)
         await self._delivery.ready()
         if not self._episodes.end(self._stream, values, terminated, priorities):
-            await self._delivery.wait_until(lambda: self._episodes.end(self._stream, values, terminated, priorities))
+            await self._delivery.wait_until(partial(self._episodes.end, self._stream, values, terminated, priorities))
 
 
 class Writer:
@@ -170,7 +171,7 @@ class Writer:
         try:
             while checked.left:
                 if not self._writing.append_all(checked):
-                    await self._delivery.wait_until(lambda: self._writing.append_all(checked))
+                    await self._delivery.wait_until(partial(self._writing.append_all, checked))
         except ReplayError as error:
             checked.note(error)
             raise

@@ -34,6 +34,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, Final, NoReturn
 
 from numpy.typing import ArrayLike
@@ -153,7 +154,7 @@ class Writer:
         with self._changed:
             self._outbox.check()
             if not self._episodes.append(0, values, priority):
-                self._delivery.wait_until(lambda: self._episodes.append(0, values, priority))
+                self._delivery.wait_until(partial(self._episodes.append, 0, values, priority))
 
     def end_episode(
         self,
@@ -216,7 +217,7 @@ class Writer:
             self._outbox.check()
             while rows.left:
                 if not self._writing.append_all(rows):
-                    self._delivery.wait_until(lambda: self._writing.append_all(rows))
+                    self._delivery.wait_until(partial(self._writing.append_all, rows))
 
     def end_episodes(
         self,
