@@ -221,7 +221,7 @@ def shards_changed(current: int, expected: int) -> RequestError:
 
 def storage_lost(folder: Path, loss: str) -> RequestError:
     """The directory of the tables is no longer this server's."""
-    message = f"{loss}, so nothing more can be stored; restart the server"
+    message = f"{loss}, so nothing more can be stored; bring it back, or restart the server"
     return RequestError("STORAGE_LOST", message, folder=folder)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from replay_client import ReplayClient, ServerStorageError
+from replay_client import ReplayClient, StorageLostError
 from replay_client.cli import render
 from rich.console import Console
 
@@ -145,11 +145,11 @@ def test_a_directory_that_cannot_be_used_is_a_typed_error(
     with Caller(server.address) as caller, ReplayClient(server.address) as client:
         caller.create().insert(range(10))
         folder.rename(tmp_path / "away")
-        with refused("STORAGE_FAILED", error="ENOENT", file=str(folder)):
+        with refused("STORAGE_LOST", folder=str(folder)):
             caller.checkpoint()
-        with pytest.raises(ServerStorageError, match=f"the server's storage failed at {folder}: No such file"):
+        with pytest.raises(StorageLostError, match=f"{folder}/owner.json was removed while this server ran"):
             client.checkpoint()
         (tmp_path / "away").rename(folder)
         assert caller.checkpoint().name == "checkpoint-000001"
     assert "Traceback" not in server.log()
-    assert f"Checkpoint: the server's storage failed at {folder}: " in server.log()
+    assert f"{folder} is back" in server.log()

@@ -149,17 +149,27 @@ class Owner:
         self._beating.start()
 
     def look(self) -> None:
-        """Find out now whether the folder is still this server's."""
-        if self.loss is not None or self._ended.is_set():
+        """Find out now whether the folder is still this server's.
+
+        A folder that was away may come back, for example with its mount: if it has this server's own record, no other
+        server has used it meanwhile.
+        """
+        if self._ended.is_set():
             return
+        before = self.loss
         try:
             self.loss = self._lost()
         except OSError as error:
             if not self._look_failed:
                 log.warning("cannot tell whether %s is still there: %s", self.folder, error)
             self._look_failed = True
-        if self.loss is not None:
-            log.error("%s: what it stores from now on would be lost, so it refuses to; restart the server", self.loss)
+        if self.loss is not None and before is None:
+            log.error(
+                "%s: what it stores from now on would be lost, so it refuses to; bring it back, or restart the server",
+                self.loss,
+            )
+        elif self.loss is None and before is not None:
+            log.warning("%s is back", self.folder)
 
     def check(self) -> None:
         """Check that the folder is still this server's, as far as the last look told; costs nothing.

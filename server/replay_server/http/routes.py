@@ -66,7 +66,7 @@ class Routes:
         lines: list[str] = [self._view.state]
         loss = self._view.catalog.owner.loss
         if loss is not None:
-            lines.append(f"{loss}; restart the server")
+            lines.append(f"{loss}; bring it back, or restart the server")
         for name, loop in self._view.background.loops.items():
             if loop.keeps_failing:
                 lines.append(f"{name} keeps failing, {loop.in_a_row} times in a row; see the log")
