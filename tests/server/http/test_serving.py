@@ -168,7 +168,8 @@ def test_a_thousand_connections_cost_little_and_keep_nobody_out(start_server: St
             connection.send(request)
     assert get(server, "/readyz").status == 200
     assert get(server, "/metrics").status == 200
-    assert process.num_fds() <= descriptors + MOST_CONNECTIONS + 1
+    # One connection is being refused, and the heartbeat may be reading the owner record.
+    assert process.num_fds() <= descriptors + MOST_CONNECTIONS + 2
     assert server.resident_bytes < memory + (50 << 20)
     for connection in held:
         connection.close()
