@@ -362,7 +362,7 @@ class Restoring(Restarting):
                 caller.create(name, capacity=CAPACITY).insert(list(range(60)), [2.0] * 60)
                 server.model.insert(name, list(range(60)), 2.0)
             caller.checkpoint(series="to-restore")
-        server.kill()
+        server.end()  # not killed: the next server would watch for its heartbeat
         shutil.rmtree(self.begins / "data")
         (self.begins / "log").unlink()
         self.before = server.model
