@@ -211,8 +211,10 @@ def _split(of: type[M], answer: Content, mapped: MappedRows | None) -> tuple[M, 
     if mapped is None:
         return split_message(of, answer)
     head = of.FromString(bytes(answer))  # rarely has rows, so protobuf may copy them
-    mapped.is_refused |= bool(head.rows)
-    return head, memoryview(head.rows)
+    rows = head.rows
+    if rows:
+        mapped.is_refused = True
+    return head, memoryview(rows)
 
 
 def selected_rows(rows: Rows, places: NDArray[np.intp]) -> Rows:

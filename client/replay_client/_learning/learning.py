@@ -250,7 +250,8 @@ class Learning:
             request.ahead = ahead
             if mapped is not None:
                 request.same_host.CopyFrom(mapped.request)
-        request.charge, request.refund = max(self.charge, 0), max(-self.charge, 0)
+        if self.charge:
+            request.charge, request.refund = max(self.charge, 0), max(-self.charge, 0)
         exchange = Exchange(
             message=request.SerializeToString(),
             draw=draw,

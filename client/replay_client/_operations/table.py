@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, Final
 
@@ -75,7 +75,7 @@ class TableOperations:
                 if part.start:
                     error.add_note(f"{part.start} of {row_count} rows were inserted before this error")
                 raise
-        return np.concatenate(keys)
+        return _joined(keys)
 
     def insert_part(
         self,
@@ -89,7 +89,7 @@ class TableOperations:
         ranges = yield from self._inserts.insert(
             columns, priorities, runs=runs, wait_s=wait_s, timeout_s=timeout_s, margin_s=margin_s
         )
-        return np.concatenate(ranges)
+        return _joined(ranges)
 
     def chosen(self, columns: Collection[str] | None) -> tuple[str, ...] | None:
         """Return the names of a batch's chosen columns, or None for all."""
@@ -218,6 +218,10 @@ class TableHandle:
     def __repr__(self) -> str:
         columns = ", ".join(f"{name}: {column}" for name, column in self.schema.items())
         return f"<Table {self.name!r} at {self._address}: {self.backend}, {self.capacity} rows of {columns}>"
+
+
+def _joined(keys: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    return keys[0] if len(keys) == 1 else np.concatenate(keys)
 
 
 def _parts(count: int, most: int) -> list[slice]:

@@ -193,6 +193,21 @@ class MessageStream:
         self._call.cancel()
 
 
+class _Process:
+    """This process. Asking the system for its id would add 0.15 us to each row that an actor appends."""
+
+    forks = 0
+    """How many forks lie between this process and the one that was started."""
+
+    @classmethod
+    def forked(cls) -> None:
+        """Count a fork, in the child."""
+        cls.forks += 1
+
+
+os.register_at_fork(after_in_child=_Process.forked)
+
+
 class ConnectionBase:
     """Base class of connections with threads and on event loops, without I/O."""
 
@@ -204,18 +219,18 @@ class ConnectionBase:
         self.kept_alive: list[object] = []
         """Objects that must live as long as this connection."""
         self._options = options
-        self._process = os.getpid()
+        self._forks = _Process.forks
         self._closed = False
         self._was_reached = False
 
     @property
     def is_forked(self) -> bool:
         """Whether this process was forked from the one that opened the connection."""
-        return os.getpid() != self._process
+        return self._forks != _Process.forks
 
     def check_not_forked(self) -> None:
         """Raise `ForkedError` in a child of the process that opened the connection."""
-        if os.getpid() != self._process:
+        if self._forks != _Process.forks:
             raise ForkedError("this client was created before a fork; create one in the child, or use spawn")
 
     def check_usable(self) -> None:

@@ -69,7 +69,9 @@ class Shortcuts:
             self._not_before_s = 0.0
 
     def _has_to_look(self) -> bool:
-        return (self.near.is_doubted or self.near.is_refused) and time.monotonic() >= self._not_before_s
+        near = self.near
+        is_refused = near.mapped is not None and near.mapped.is_refused  # not the property: this is for each reply
+        return (near.is_doubted or is_refused) and time.monotonic() >= self._not_before_s
 
     def _renewal(self) -> Renewal:
         """Find out which server is there. If that is impossible, doubt on, and try again later."""

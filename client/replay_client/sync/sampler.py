@@ -81,6 +81,12 @@ class Sampler(SamplerHandle):
         self._one_caller = OneCaller("sampler")
         self._draw_over_wire = draw_over_wire
         self._connection = connection
+
+        def explain(waited_s: float) -> str:  # must not refer to the sampler, which ends when nobody does
+            return explained(table.name, waited_s, connection.first_wait(table.name, FOR_DRAWS))
+
+        self._explain = explain
+        self._long_wait = LongWait(f"a sampler of table {table.name!r}", explain)
         self._stream: AnsweredStream[Exchange] = AnsweredStream(connection, "Learn", self._learning.pending, path=path)
         self._lease = Lease(_Exchanges(connection, table.name, self._learning, self._stream, self._one_caller))
 
@@ -105,7 +111,7 @@ class Sampler(SamplerHandle):
             self._request()
             batches, began_s = self._learning.batches, time.perf_counter()
             if not batches:
-                with LongWait(f"a sampler of table {self._table.name!r}", self._explain):
+                with self._long_wait:
                     while not batches:
                         self._receive(math.inf)
             self._learning.prefetching.stepped(began_s, time.perf_counter())
@@ -196,9 +202,6 @@ class Sampler(SamplerHandle):
             self.close()
         else:
             self.cancel()
-
-    def _explain(self, waited_s: float) -> str:
-        return explained(self._table.name, waited_s, self._connection.first_wait(self._table.name, FOR_DRAWS))
 
     def _request(self) -> None:
         self._check_usable()

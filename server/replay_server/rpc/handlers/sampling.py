@@ -47,7 +47,10 @@ class _Wanted(NamedTuple):
     batches: int
     wait_s: float
     message: replay_pb2.Draw
-    same_host: replay_pb2.SameHost
+    owner_id: bytes
+    """The server whose files the client has found; empty: none."""
+    is_overtaken: bool
+    """Whether the client says that inserts overwrote rows of an earlier batch while it copied them."""
     keys: NDArray[np.int64] | None
     is_gated: bool
     """Whether the table's gate decides when to draw, and counts the draw."""
@@ -223,12 +226,12 @@ class SamplingHandlers:
 
     def _may_copy(self, table: Table, wanted: _Wanted) -> bool:
         """Whether a client copies the rows: it has found the files of this server, and the table allows it."""
-        is_known = bool(wanted.uid) and wanted.same_host.owner_id == self._catalog.owner.id
+        is_known = bool(wanted.uid) and wanted.owner_id == self._catalog.owner.id
         return is_known and self._same_host and table.draws.copyable
 
     def _replaces_batch(self, table: Table, wanted: _Wanted) -> bool:
         """Whether a draw replaces an already counted draw whose rows were overwritten while the client copied them."""
-        return wanted.same_host.overtaken and table.drawable > 0 and self._may_copy(table, wanted)
+        return wanted.is_overtaken and table.drawable > 0 and self._may_copy(table, wanted)
 
     async def _admit(self, call: Call, wanted: _Wanted) -> Table:
         """Wait until the draws are allowed, without suspending if they already are, and return the table."""
@@ -243,7 +246,7 @@ class SamplingHandlers:
     async def _drawn(self, call: Call, table: Table, wanted: _Wanted, reply: Reply) -> bytes:
         """Draw admitted batches and build the reply; refuse if the table was dropped or reset meanwhile."""
         resets = table.resets
-        copies = self._may_copy(table, wanted) and not wanted.same_host.overtaken
+        copies = not wanted.is_overtaken and self._may_copy(table, wanted)
         rows = wanted.rows * window_rows(table)
         carried = None if copies else wanted.carried(table)
         try:
@@ -295,16 +298,17 @@ class SamplingHandlers:
 def _wanted(
     name: str, uid: bytes, message: replay_pb2.SampleRequest | replay_pb2.LearnRequest, batches: int = 1
 ) -> _Wanted:
-    wait_s = fields.wait_s(message.draw.wait_s)
-    draw = fields.draw(message.draw)
-    keys = fields.keys(message.draw.keys) if message.draw.keys else None
+    asked, near = message.draw, message.same_host
+    wait_s = fields.wait_s(asked.wait_s)
+    draw = fields.draw(asked)
+    keys = fields.keys(asked.keys) if asked.keys else None
     if keys is not None and (len(keys) != draw.batch_size or batches > 1):
         raise FieldError(
             "draw.keys", f"int64[{draw.batch_size}], and a single batch", f"{len(keys)}, {batches} batches"
         )
-    is_gated = keys is None and not message.draw.charged_apart
+    is_gated = keys is None and not asked.charged_apart
     rows = batches * draw.batch_size
-    return _Wanted(name, uid, draw, batches, wait_s, message.draw, message.same_host, keys, is_gated, rows)
+    return _Wanted(name, uid, draw, batches, wait_s, asked, near.owner_id, near.overtaken, keys, is_gated, rows)
 
 
 def _drawing(table: Table, wanted: _Wanted) -> Callable[[], list[DrawnBatch]]:
