@@ -88,9 +88,10 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             return self._step_that_resets(action)
         if self._needs_reset:
             raise ResetNeeded(_RESET_NEEDED)
+        given = _copied(action)
         obs, reward, terminated, truncated, info = self.env.step(action)
-        row = self._names.step(self._obs, action, reward, self._others)
-        self._others, self._obs, self._needs_reset = {}, deepcopy(obs), bool(terminated or truncated)
+        row = self._names.step(self._obs, given, reward, self._others)
+        self._others, self._obs, self._needs_reset = {}, _copied(obs), bool(terminated or truncated)
         if not self._is_lost:
             try:
                 self._stream.append(row)
@@ -115,7 +116,7 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             self._stream.end_episode({self._names.obs: self._obs})
 
     def _begin(self, obs: Any) -> None:
-        self._obs, self._needs_reset, self._is_lost = deepcopy(obs), False, False  # environments may reuse their arrays
+        self._obs, self._needs_reset, self._is_lost = _copied(obs), False, False
 
 
 class RecordedVectorEnv(VectorWrapper):
@@ -150,7 +151,7 @@ class RecordedVectorEnv(VectorWrapper):
         obs, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]  # also a list
         for flags in (self._needs_reset, self._resets_next, self._is_lost):
             flags &= ~mask
-        self._obs = deepcopy(obs)  # environments may reuse their arrays
+        self._obs = _copied(obs)
         return obs, infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -164,12 +165,13 @@ class RecordedVectorEnv(VectorWrapper):
         """
         if self._needs_reset.any():
             raise ResetNeeded(f"environments {self._needs_reset.nonzero()[0].tolist()}: {_RESET_NEEDED}")
+        given = _copied(actions)
         obs, rewards, terminated, truncated, infos = self.env.step(actions)
-        rows = self._names.step(self._obs, actions, rewards, self._others)
+        rows = self._names.step(self._obs, given, rewards, self._others)
         is_terminated = _flags(terminated)
         is_recorded = ~self._resets_next & ~self._is_lost
         is_over = (is_terminated | _flags(truncated)) & ~self._resets_next
-        self._others, self._obs = {}, deepcopy(obs)
+        self._others, self._obs = {}, _copied(obs)
         self._is_lost &= ~is_over
         if self._mode is AutoresetMode.NEXT_STEP:
             self._resets_next = is_over
@@ -286,6 +288,17 @@ def _takes_several_steps(env: gymnasium.Env[Any, Any]) -> bool:
     """Whether each step of a wrapper is several steps of the wrapped environment."""
     is_skipping = isinstance(env, AtariPreprocessing) and env.frame_skip > 1
     return is_skipping or isinstance(env, MaxAndSkipObservation) or getattr(env, "num_repeats", 1) > 1  # RepeatAction
+
+
+def _copied(value: Any) -> Any:
+    """Copy an observation or action: environments may reuse their arrays, and some wrappers change the caller's."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, Mapping):
+        return {name: _copied(part) for name, part in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_copied(part) for part in value)
+    return np.array(as_array(value)) if hasattr(value, "detach") else deepcopy(value)
 
 
 def _flags(values: Any) -> NDArray[np.bool_]:

@@ -1,4 +1,4 @@
-"""What the tests of Stable-Baselines3 check of its own replay buffers, and of n-step returns in them."""
+"""What the tests of Stable-Baselines3 check of its own replay buffers; docs/integrations.md says which do not apply."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from replay_client import ReplayClient
 pytest.importorskip("stable_baselines3", reason="stable-baselines3 is not installed")
 
 from replay_client.sb3 import ServiceReplayBuffer
+from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecNormalize
@@ -60,8 +61,8 @@ def new_buffer(server: ServerProcess) -> Iterator[NewBuffer]:
     """Creates a buffer, and drops its table at the end."""
     made = []
 
-    def create(observed: Any, acting: Any, **options: Any) -> ServiceReplayBuffer:
-        made.append(ServiceReplayBuffer(1000, observed, acting, address=client, table="sb3-own", **options))
+    def create(observed: Any, acting: Any, size: int = 1000, **options: Any) -> ServiceReplayBuffer:
+        made.append(ServiceReplayBuffer(size, observed, acting, address=client, table="sb3-own", **options))
         return made[-1]
 
     with ReplayClient(server.address) as client:
@@ -110,6 +111,31 @@ def test_samples_are_on_the_device(new_buffer: NewBuffer, kind: Any, device: str
     assert {leaf.device.type for leaf in leaves(samples)} == {get_device(device).type}
 
 
+DTYPES = ["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64"]
+
+
+@pytest.mark.parametrize(
+    ("acting", "expected"),
+    [
+        (spaces.Discrete(10), torch.int64),
+        (spaces.Box(-1, 1, dtype=np.float32), torch.float32),
+        (spaces.Box(-1, 1, dtype=np.float64), torch.float32),  # as in SB3, because its networks are of float32
+    ],
+)
+def test_samples_have_the_dtypes_of_the_spaces(
+    new_buffer: NewBuffer, acting: spaces.Space[Any], expected: torch.dtype
+) -> None:
+    observed = spaces.Dict({name: spaces.Box(0, 100, dtype=np.dtype(name).type) for name in DTYPES})
+    buffer = new_buffer(observed, acting, device="cpu")
+    seen = {name: space.sample()[None] for name, space in observed.items()}
+    buffer.add(seen, seen, np.stack([acting.sample()]), np.ones(1), np.ones(1, bool), [{}])
+    samples: Any = buffer.sample(64)
+    assert samples.actions.dtype == expected
+    assert {name: str(values.dtype) for name, values in samples.observations.items()} == {
+        name: f"torch.{name}" for name in DTYPES
+    }
+
+
 def returned(
     new_buffer: NewBuffer, of_step: int, length: int, done_at: int = -1, truncated_at: int = -1, **options: Any
 ) -> Any:
@@ -143,3 +169,27 @@ def test_a_return_stops_at_a_time_limit_even_if_the_episode_is_not_done(
 def test_a_return_spans_n_steps(new_buffer: NewBuffer, n_steps: int) -> None:
     found = returned(new_buffer, 3, 10, n_steps=n_steps, gamma=0.99)
     assert found == (pytest.approx(sum(0.99**step for step in range(n_steps))), 0.0)
+
+
+@pytest.mark.parametrize("n_steps", [3, 5])
+def test_a_return_in_a_full_buffer_spans_no_older_steps(new_buffer: NewBuffer, n_steps: int) -> None:
+    buffer = new_buffer(UNIT, PAIR, size=10, device="cpu", n_steps=n_steps, gamma=0.99)
+    for step in range(12):
+        obs = np.full((1, 4), step, np.float32)
+        buffer.add(obs, obs + 1, np.zeros((1, 2), np.float32), np.ones(1), np.zeros(1, bool), [{}])
+    samples = buffer.sample(200)
+    whole = sum(0.99**step for step in range(n_steps))
+    assert samples.rewards.tolist() == [[pytest.approx(whole)]] * 200
+    assert set(samples.observations[:, 0].tolist()) == {float(step) for step in range(2, 12 - n_steps)}
+
+
+def test_steps_of_another_buffer_are_added_one_by_one(new_buffer: NewBuffer) -> None:
+    other, buffer = ReplayBuffer(20, UNIT, PAIR, "cpu"), new_buffer(UNIT, PAIR, device="cpu")
+    for step in range(20):
+        obs = np.full((1, 4), step, np.float32)
+        other.add(obs, obs + 1, np.zeros((1, 2)), np.ones(1), np.array([step % 5 == 4]), [{}])
+    infos = [[{"TimeLimit.truncated": flag}] for flag in other.timeouts[:, 0]]
+    buffer.extend(other.observations, other.next_observations, other.actions, other.rewards, other.dones, infos)
+    samples = buffer.sample(200)
+    drawn = torch.cat([samples.observations[:, :1], samples.next_observations[:, :1], samples.dones], dim=1)
+    assert {tuple(row) for row in drawn.tolist()} == {(step, step + 1, step % 5 == 4) for step in range(20)}
