@@ -66,13 +66,14 @@ class Checkpoint:
 class Checkpoints:
     """Writes checkpoints, one at a time, and manages existing ones."""
 
-    def __init__(self, catalog: Catalog, folder: Path, keep: int) -> None:
+    def __init__(self, catalog: Catalog, folder: Path, keep: int, stopped: threading.Event | None = None) -> None:
         """Lock the directory, and remove what unfinished writes and removals of checkpoints have left in it.
 
-        By default, each series keeps its ``keep`` newest checkpoints.
+        By default, each series keeps its ``keep`` newest checkpoints. Setting ``stopped`` ends the work early.
 
         Raises:
             InUseError: another server uses the directory.
+            StoppedError: ``stopped`` was set.
             OSError: the directory cannot be created.
         """
         self.folder = folder.absolute()
@@ -82,7 +83,7 @@ class Checkpoints:
         self._listing = OneByOne(catalog.waiting)
         self._verifying = OneByOne(catalog.waiting)
         self._cancelled = threading.Event()
-        self._held = held_folders.hold(self.folder, "--checkpoint-dir")
+        self._held = held_folders.hold(self.folder, "--checkpoint-dir", stopped)
         self._held.owner.keep()
         for path in self.folder.iterdir():
             if path.name.startswith((_PARTIAL, _REMOVED)):

@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from replay_proto.owner import (
     OWNER_FILE,
@@ -39,7 +39,7 @@ from replay_proto.owner import (
 )
 
 from replay_server import errors
-from replay_server.errors import FatalError
+from replay_server.errors import FatalError, StoppedError
 from replay_server.files.durable_files import sync_path, write_all
 from replay_server.files.mapped_file import tells_full
 
@@ -87,11 +87,12 @@ class Owner:
         self._look_failed = False
 
     @classmethod
-    def claim(cls, folder: Path, flag: str) -> Owner:
-        """Become the owner of a locked folder.
+    def claim(cls, folder: Path, flag: str, stopped: threading.Event | None = None) -> Owner:
+        """Become the owner of a locked folder. Setting ``stopped`` ends the wait for a foreign owner's heartbeat.
 
         Raises:
             InUseError: another server runs there; the message names the ``flag`` that selects another folder.
+            StoppedError: ``stopped`` was set.
             UnsuitableError: the machine does not tell its boot.
             OSError: the record cannot be created or read.
         """
@@ -101,7 +102,7 @@ class Owner:
         descriptor = os.open(folder / OWNER_FILE, flags, 0o600)
         try:
             storage, found = storage_of(descriptor), read_owner(folder)
-            _refuse_if_running(folder, flag, found, boot_id, storage)
+            _refuse_if_running(folder, flag, found, boot_id, storage, stopped or threading.Event())
             doubt = _doubt(found.record, boot_id, storage)
             tables = _tables_now(found.record, doubt)
             record = OwnerRecord(
@@ -257,19 +258,30 @@ def storage_of(descriptor: int) -> Storage:
     return Storage(status.st_dev, status.st_ino, generation, os.fstatvfs(descriptor).f_fsid)
 
 
-def is_left_over(folder: Path) -> bool:
-    """Whether a folder, whose lock the caller has just taken, belongs to a server of this boot, which is dead then."""
+def left_since(folder: Path) -> Literal["this boot", "an earlier boot"] | None:
+    """Say when a folder, whose lock the caller has just taken, was left behind.
+
+    Returns:
+        ``this boot``: its server is dead. ``an earlier boot``: the same, unless another machine has this one's name
+        and uses the same storage. None: nobody can tell here whether its server runs.
+    """
     try:
         descriptor = os.open(folder / OWNER_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
-        return False
+        return None
     try:
-        record = OwnerRecord.from_bytes(os.pread(descriptor, RECORD_BYTES, 0))
-        return _shares_locks(record, _boot_id(), storage_of(descriptor))
+        record, storage = OwnerRecord.from_bytes(os.pread(descriptor, RECORD_BYTES, 0)), storage_of(descriptor)
     except OSError:
-        return False
+        return None
     finally:
         os.close(descriptor)
+    if record is None:
+        return None
+    if record.boot_id == _boot_id():
+        return "this boot" if record.storage == storage else None
+    # The number of a mounted file system may change when the machine starts again.
+    is_same = record.host == os.uname().nodename and record.storage[1:] == storage[1:]
+    return "an earlier boot" if is_same else None
 
 
 def _boot_id() -> str:
@@ -287,7 +299,9 @@ def _shares_locks(record: OwnerRecord | None, boot_id: str, storage: Storage) ->
     return record is not None and record.boot_id == boot_id and record.storage == storage
 
 
-def _refuse_if_running(folder: Path, flag: str, found: FoundRecord, boot_id: str, storage: Storage) -> None:
+def _refuse_if_running(
+    folder: Path, flag: str, found: FoundRecord, boot_id: str, storage: Storage, stopped: threading.Event
+) -> None:
     record = found.record
     if record is None or not record.is_running or _shares_locks(record, boot_id, storage):
         return
@@ -295,17 +309,18 @@ def _refuse_if_running(folder: Path, flag: str, found: FoundRecord, boot_id: str
         "%s belongs to %s, which did not end properly, or still runs: watching its heartbeat for %g s",
         *(folder, _name(record), WATCH_S),
     )
-    if _changes(lambda: read_owner(folder), found):
+    if _changes(lambda: read_owner(folder), found, stopped):
         raise InUseError(
             f"{folder} is in use by {_name(record)}: its heartbeat changes, although this server can lock the "
             f"directory; stop it, or choose another {flag}"
         )
 
 
-def _changes(read: Callable[[], FoundRecord], first: FoundRecord) -> bool:
+def _changes(read: Callable[[], FoundRecord], first: FoundRecord, stopped: threading.Event) -> bool:
     ends = time.monotonic() + WATCH_S
     while time.monotonic() < ends:
-        time.sleep(_LOOK_S)
+        if stopped.wait(_LOOK_S):
+            raise StoppedError("watching the heartbeat of another server")
         now = read()
         if (now.heartbeat_ns, now.record) != (first.heartbeat_ns, first.record):
             return True

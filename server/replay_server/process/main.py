@@ -89,7 +89,11 @@ async def serve(settings: ServerSettings) -> None:
         _stop_with_parent(stop)
     authenticator, certificates = Authenticator(settings.tokens), _certificates(settings)
     os.umask(UMASK if settings.group is None else GROUP_UMASK)
-    root = _root(settings)
+    try:
+        root = await _in_thread(stop, partial(_root, settings))
+    except StoppedError as work:
+        log.info("stopped while %s", work)
+        return
     root.owner.keep()
     checked = settings.durability == "power"
     catalog = Catalog(root, settings.bounds(), checked=checked)
@@ -100,8 +104,7 @@ async def serve(settings: ServerSettings) -> None:
     try:
         keep_private(root) if settings.group is None else share_with_group(root, settings.group)
         if settings.checkpoint_dir is not None:
-            use = partial(Checkpoints, catalog, keep=settings.keep_checkpoints)
-            checkpoints = _in_directory(settings, "checkpoint_dir", Checkpoints.check, use)
+            checkpoints = await _in_thread(stop, partial(_checkpoints, settings, catalog))
         socket = root.tables / SOCKET_NAME if settings.same_host else None
         server = ReplayServer(catalog, settings, socket=socket, authenticator=authenticator, checkpoints=checkpoints)
         # Bind first: if the port is in use, nothing has been created or changed yet.
@@ -126,6 +129,8 @@ async def serve(settings: ServerSettings) -> None:
         collections = RareCollections()
         background.repeat("garbage collection", collections.collect)
         background.repeat("unfinished messages", server.unfinished.look)
+        if server.health is not None:
+            background.repeat("health service", server.health.look)
         if checkpoints is not None and settings.checkpoint_every is not None:
             background.repeat("periodic checkpoint", partial(checkpoints.create_after, settings.checkpoint_every))
         await stop.wait()
@@ -163,7 +168,7 @@ async def _announce(host: str, port: int) -> None:
         discard_output()
 
 
-async def _in_thread(stop: asyncio.Event, work: Callable[[threading.Event], object]) -> None:
+async def _in_thread(stop: asyncio.Event, work: Callable[[threading.Event], T]) -> T:
     """Do work that takes long in a thread, so that signals and probes are answered meanwhile.
 
     Args:
@@ -179,7 +184,7 @@ async def _in_thread(stop: asyncio.Event, work: Callable[[threading.Event], obje
     await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     stopped.set()
-    await working
+    return await working
 
 
 def _open_tables(catalog: Catalog, root: Root, settings: ServerSettings, stopped: threading.Event) -> None:
@@ -197,12 +202,17 @@ def _open_tables(catalog: Catalog, root: Root, settings: ServerSettings, stopped
     catalog.restore(stopped)
 
 
-def _root(settings: ServerSettings) -> Root:
+def _root(settings: ServerSettings, stopped: threading.Event) -> Root:
     if settings.data_dir is None:
         root = _in_directory(settings, "memory_dir", trust.check_folder, Root.in_memory)
         _warn_if_small(settings.memory_dir)
         return root
-    return _in_directory(settings, "data_dir", Root.check_durable, Root.durable)
+    return _in_directory(settings, "data_dir", Root.check_durable, partial(Root.durable, stopped=stopped))
+
+
+def _checkpoints(settings: ServerSettings, catalog: Catalog, stopped: threading.Event) -> Checkpoints:
+    use = partial(Checkpoints, catalog, keep=settings.keep_checkpoints, stopped=stopped)
+    return _in_directory(settings, "checkpoint_dir", Checkpoints.check, use)
 
 
 def _warn_if_small(memory_dir: Path) -> None:

@@ -81,9 +81,10 @@ class ReplayServer:
         self.lanes.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, for_grpc)])
         self._socket = socket
         self._local_socket = LocalSocket(catalog, self.endpoints, authenticator, streams)
-        self._health = health.Health() if settings.health else None
-        if self._health is not None:
-            self._health.add_to(self.lanes)
+        self.health = health.Health(catalog.owner) if settings.health else None
+        """The health service. Streams of Watch hear of lost storage while something keeps calling `Health.look`."""
+        if self.health is not None:
+            self.health.add_to(self.lanes)
         if settings.reflection:
             services = (SERVICE, reflection.SERVICE, *((health.SERVICE,) if settings.health else ()))
             reflection.add_reflection(self.lanes, services, authenticator)
@@ -96,7 +97,7 @@ class ReplayServer:
 
     async def stop(self, drain_s: float) -> None:
         """Refuse new and waiting calls, and give running calls ``drain_s`` seconds to finish."""
-        if self._health is not None:
-            self._health.stop()
+        if self.health is not None:
+            self.health.stop()
         self._catalog.waiters.close()
         await asyncio.gather(self.lanes.stop(drain_s), self._local_socket.stop(drain_s))

@@ -6,6 +6,7 @@ A server holds its root while it runs. A root in memory that a dead server has l
 from __future__ import annotations
 
 import shutil
+import threading
 from pathlib import Path
 
 from replay_proto.owner import OWNER_FILE
@@ -38,15 +39,16 @@ class Root:
             raise
 
     @classmethod
-    def durable(cls, path: Path) -> Root:
-        """Open the user's directory, or create it. Its tables outlive the server.
+    def durable(cls, path: Path, stopped: threading.Event | None = None) -> Root:
+        """Open the user's directory, or create it. Its tables outlive the server. ``stopped`` ends the work early.
 
         Raises:
             InUseError: if another server holds it.
+            StoppedError: if ``stopped`` was set.
             UnsuitableError: if its file system lacks something that a server needs.
             OSError: if it cannot be created.
         """
-        return cls(held_folders.hold(path, "--data-dir"), temporary=False)
+        return cls(held_folders.hold(path, "--data-dir", stopped), temporary=False)
 
     @staticmethod
     def check_durable(path: Path) -> None:

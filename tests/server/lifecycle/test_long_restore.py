@@ -74,9 +74,12 @@ def test_probes_and_signals_are_answered_meanwhile_and_the_same_command_works_ag
             assert probe(port[1], "/healthz") == (200, "alive\n")
             assert probe(port[1], "/readyz") == (503, "starting\n")
             process.send_signal(signal.SIGTERM)
+            fed_mb = 0
             with suppress(BrokenPipeError):  # It stops reading.
-                while True:
+                while fed_mb < 1000:
                     feeding.write(bytes(1 << 20))
+                    fed_mb += 1
+            assert fed_mb < 1000
         assert process.wait(20) == 0
         assert f"stopped while restoring {tmp_path / 'waiting'}" in log()
     again = start_server("--data-dir", str(tmp_path / "data"), "--restore", str(checkpoint))

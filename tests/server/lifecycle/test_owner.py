@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from replay_server.files import held_folders, owner
 from replay_server.files.owner import InUseError, UnsuitableError
 from replay_server.rpc.local_socket.listener import SOCKET_NAME
@@ -22,8 +23,9 @@ from tests.support.deadlines import wait_until
 from tests.support.http_port import get
 from tests.support.owner_records import change_record, record_of
 from tests.support.refusals import refused
-from tests.support.server_process import ServerProcess, run_to_its_end
+from tests.support.server_process import ServerProcess, run_to_its_end, server_environment
 from tests.support.small_disk import mounted_disk
+from tests.support.warm_program import SERVER, warm_program
 
 StartServer = Callable[..., ServerProcess]
 POWER = ("--durability", "power")
@@ -167,6 +169,20 @@ def test_an_owner_on_another_machine_that_lives_is_not_followed(tmp_path: Path, 
     theirs.close()
 
 
+@pytest.mark.parametrize("flag", ["--data-dir", "--checkpoint-dir"])
+def test_a_start_that_watches_another_server_ends_at_once(tmp_path: Path, flag: str) -> None:
+    folder, log = tmp_path / "folder", tmp_path / "log"
+    held_folders.hold(folder, flag).close()
+    change_record(folder, boot_id="0" * 36, host="elsewhere", is_running=True)
+    with log.open("a") as stderr:
+        flags = ("--port", "0", flag, str(folder))
+        server = warm_program(SERVER).start(flags, server_environment({}), subprocess.DEVNULL, stderr.fileno())
+    wait_until(lambda: "watching its heartbeat" in log.read_text(), "it watches")
+    server.terminate()
+    assert server.wait(20) == 0
+    assert "stopped while watching the heartbeat of another server" in log.read_text()
+
+
 def test_tables_in_memory_are_not_swept_through_another_mount(start_server: StartServer, tmp_path: Path) -> None:
     memory = tmp_path / "memory"
     memory.mkdir()
@@ -241,6 +257,20 @@ def test_the_heartbeat_finds_out_too(start_server: StartServer, tmp_path: Path) 
     server = start_server("--data-dir", str(tmp_path / "data"), *HTTP)
     (tmp_path / "data").rename(tmp_path / "elsewhere")
     wait_until(lambda: get(server, "/readyz").status == 503, "it looks")
+
+
+def test_the_health_service_follows_the_directory(start_server: StartServer, tmp_path: Path) -> None:
+    data, away, question = tmp_path / "data", tmp_path / "away", health_pb2.HealthCheckRequest()
+    serving, lost = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+    server = start_server("--data-dir", str(data))
+    with Caller(server.address) as caller:
+        health = health_pb2_grpc.HealthStub(caller.channel)
+        watching = health.Watch(question, timeout=60)
+        assert next(watching).status == serving
+        for old, new, status in ((data, away, lost), (away, data, serving)):
+            old.rename(new)
+            assert next(watching).status == status
+            assert health.Check(question, timeout=60).status == status
 
 
 def test_a_checkpoint_directory_that_is_removed_is_told(start_server: StartServer, tmp_path: Path) -> None:

@@ -143,6 +143,24 @@ def test_what_a_server_of_another_boot_or_machine_has_is_not_swept(tmp_path: Pat
     assert copy.exists()
 
 
+def test_what_servers_left_before_the_machine_started_again_is_named_with_its_size(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    names = ("replay-server-1", "replay-server-2 of 2", "replay-server-theirs")
+    *left, theirs = (abandoned(elsewhere).rename(tmp_path / name) for name in names)
+    (left[0] / "tables" / "table" / "column-000.bin").write_bytes(bytes(3_000_000))
+    for folder in left:
+        change_record(folder, boot_id="0" * 36)
+    change_record(theirs, boot_id="0" * 36, host="elsewhere")
+    assert held_folders.sweep(tmp_path, TEMPORARY) == []
+    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert said.startswith("3 MB are in folders")
+    assert said.endswith(f"rm -r {left[0]} '{left[1]}'")
+    assert all(folder.exists() for folder in (*left, theirs))
+
+
 def nested(folder: Path, depth: int) -> None:
     """Create nested folders, deeper than the longest path."""
     here = os.open(folder, os.O_RDONLY)

@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2
 
 from replay_server.auth.identity import of_peer
 from replay_server.errors import RequestError
+from replay_server.files.owner import Owner
 from replay_server.flow.bounds import Bounds
 from replay_server.flow.budgets import Budget
 from replay_server.rpc.over_grpc.lanes import Lanes
@@ -22,15 +23,21 @@ SERVICE: Final = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 _Answer: Final = health_pb2.HealthCheckResponse
 _SERVING: Final[bytes] = _Answer(status=_Answer.SERVING).SerializeToString()
 _NOT_SERVING: Final[bytes] = _Answer(status=_Answer.NOT_SERVING).SerializeToString()
+_LOOK_S: Final = 0.5
+"""Seconds between looks at the server's directory, for streams of Watch."""
 MOST_WATCHING: Final = 1024
 """Maximum concurrent streams of Watch; one host may have half of them."""
 
 
 class Health:
-    """Reports whether the server is serving."""
+    """Reports whether the server is serving: it neither stops nor has lost its directory."""
 
-    def __init__(self) -> None:
-        self._stopping = asyncio.Event()
+    def __init__(self, owner: Owner) -> None:
+        """``owner`` knows whether the directory of the tables is lost."""
+        self._owner = owner
+        self._is_stopping = False
+        self._told = self._status
+        self._changed = asyncio.Event()  # set, and replaced, when streams of Watch shall look at the status again
         self._watching = Budget("streams of Watch", "not a setting", MOST_WATCHING, Bounds.caller_share)
 
     def add_to(self, server: Lanes) -> None:
@@ -43,18 +50,37 @@ class Health:
 
     def stop(self) -> None:
         """Report from now on that the server is not serving."""
-        self._stopping.set()
+        self._is_stopping = True
+        self._tell()
+
+    async def look(self) -> None:
+        """After a pause, tell streams of Watch if the status has changed. Call this again and again."""
+        await asyncio.sleep(_LOOK_S)
+        if self._status != self._told:
+            self._tell()
+
+    @property
+    def _status(self) -> bytes:
+        return _NOT_SERVING if self._is_stopping or self._owner.loss is not None else _SERVING
+
+    def _tell(self) -> None:
+        self._told = self._status
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def _check(self, _requests: object, _context: Context) -> bytes:
-        return _NOT_SERVING if self._stopping.is_set() else _SERVING
+        return self._status
 
     async def _watch(self, _requests: object, context: Context) -> None:
         host = of_peer(context.peer())
         try:
             with self._watching.held(host):
-                if not self._stopping.is_set():
-                    await context.write(_SERVING)
-                    await self._stopping.wait()
-                await context.write(_NOT_SERVING)
+                told = None
+                while told is None or not self._is_stopping or told != self._status:
+                    if told == self._status:
+                        await self._changed.wait()
+                    else:
+                        told = self._status
+                        await context.write(told)
         except RequestError as refusal:
             await abort(context, refusal)
