@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Final, TypeAlias
 
@@ -21,7 +22,7 @@ Content: TypeAlias = bytes | memoryview
 _HEAD = struct.Struct("<II")
 HEAD_BYTES = _HEAD.size
 """Length of a frame's header, which precedes its content."""
-_CHUNK_BYTES: Final = 1 << 16
+_CHUNK_BYTES: Final = 1 << 15
 """Size of the chunk that receives short frames. The content of a longer frame is received into a separate buffer."""
 
 
@@ -65,6 +66,8 @@ class FrameParser:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         """Maximum length of a frame's content; can be changed."""
+        self.may_begin: Callable[[int], bool] = lambda _: True
+        """Whether a frame of this size may be received into a separate buffer now; if not, `take` asks again."""
         self._chunk = memoryview(bytearray(_CHUNK_BYTES))
         self._start = self._end = 0  # bounds of the unread bytes in the chunk
         self._long: memoryview | None = None  # content of a frame that does not fit into the chunk
@@ -112,7 +115,7 @@ class FrameParser:
         if end <= self._end:
             self._start = end
             return kind, bytes(self._chunk[content:end])
-        if HEAD_BYTES + size > _CHUNK_BYTES:
+        if HEAD_BYTES + size > _CHUNK_BYTES and self.may_begin(size):
             self._begin_long(kind, size)
         return None
 

@@ -85,16 +85,20 @@ class Http2:
         """Send part of a call's body as fast as flow control allows; False if the server has ended the call."""
         view = memoryview(data)
         while view and not self.has_ended(call):
-            room = min(self._rules.local_flow_control_window(call), self._rules.max_outbound_frame_size, len(view))
-            if room <= 0:
-                if not self.read(patience_s):
-                    return False
-                continue
-            self._rules.send_data(call, view[:room].tobytes(), end_stream=is_last and room == len(view))
-            view = view[room:]
-            self._flush()
+            count = self.push(call, view, is_last=is_last)
+            if not count and not self.read(patience_s):
+                return False
+            view = view[count:]
             self.read(0.0)
         return not self.has_ended(call)
+
+    def push(self, call: int, data: memoryview, *, is_last: bool = False) -> int:
+        """Send as much of a call's body as flow control allows in one frame; return how many bytes."""
+        room = min(self._rules.local_flow_control_window(call), self._rules.max_outbound_frame_size, len(data))
+        if room > 0:
+            self._rules.send_data(call, data[:room].tobytes(), end_stream=is_last and room == len(data))
+            self._flush()
+        return max(0, room)
 
     def has_ended(self, call: int) -> bool:
         """Whether the server has ended a call."""

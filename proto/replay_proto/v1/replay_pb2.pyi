@@ -990,7 +990,7 @@ class FrameHello(google.protobuf.message.Message):
     messages in frames, over the unix-domain socket that a table's description names.
 
     Both sides send frames: the length of the content and its kind, each a little-endian uint32, then the content. Kind 0
-    is a message, kind 1 a google.rpc.Status that refuses one. The client's first frame is a FrameHello of at most 1 MiB,
+    is a message, kind 1 a google.rpc.Status that refuses one. The client's first frame is a FrameHello of at most 16 KiB,
     which the server answers with a FrameWelcome. After that, the server answers each request with one frame, in order.
 
     The server closes the connection after refusing a hello, a message of a Learn or Write stream, or a frame longer than

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import socket
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -20,6 +21,7 @@ from tests.attacks.memory import BYTES_PER_MB, MemoryWatch
 from tests.support.access import ALL, MINE, WRITE, write_usual_tokens
 from tests.support.caller import Caller, table_config
 from tests.support.deadlines import wait_until
+from tests.support.frame_stub import HEAD, MESSAGE, STATUS, greeted
 from tests.support.http2 import GRPC_HEAD, Http2
 from tests.support.server_process import ServerProcess
 from tests.support.wire import SERVICE
@@ -31,6 +33,7 @@ ROW_BYTES = 4 << 20
 ALLOWED_MB = CONNECTIONS * STREAMS * MESSAGE_BYTES / BYTES_PER_MB / 2
 GIVEN_BACK_MB = 50.0
 GIVEN_BACK_S = 10.0
+SILENT_S = 10.0
 
 
 def withhold_last_bytes(server: ServerProcess, method: str, stack: ExitStack) -> int:
@@ -82,6 +85,22 @@ def test_withheld_bytes_take_little_memory_and_nobody_else_notices(
             assert memory.rise_mb < ALLOWED_MB
             wait_until(lambda: memory.now_mb < GIVEN_BACK_MB, "memory is given back", GIVEN_BACK_S)
         writer.close()
+
+
+def test_who_falls_silent_within_a_message_is_refused_after_a_while(start_server: StartServer) -> None:
+    server = start_server()
+    with Caller(server.address) as caller, Http2(socket.create_connection(("127.0.0.1", server.port))) as link:
+        local = greeted(caller.create().describe(), "Write")
+        began = time.monotonic()
+        local.socket.sendall(HEAD.pack(1 << 20, MESSAGE) + bytes((1 << 20) - 1))
+        call = link.begin(f"/{SERVICE.full_name}/Write")
+        assert link.send(call, GRPC_HEAD.pack(0, 1 << 20) + bytes((1 << 20) - 1))
+        kind, content = local.receive()
+        assert kind == STATUS
+        assert b"MESSAGE_UNFINISHED" in content
+        link.wait_for_end(call, 2 * SILENT_S)
+        assert SILENT_S - 1 < time.monotonic() - began < 2 * SILENT_S
+        local.close()
 
 
 def test_bytes_of_whole_messages_are_not_held_against_a_connection() -> None:

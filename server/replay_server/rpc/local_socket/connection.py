@@ -20,13 +20,14 @@ from replay_server.errors import RequestError
 from replay_server.rpc.call import Call, Stream
 from replay_server.rpc.endpoint import AnyEndpoint
 from replay_server.rpc.local_socket.eager import start
+from replay_server.rpc.local_socket.long_frames import LongFrame
 from replay_server.rpc.statuses import to_status
 
 if TYPE_CHECKING:
     from replay_server.rpc.local_socket.listener import LocalSocket
 
-_HELLO_BYTES: Final = 1 << 20
-"""Maximum size of a hello."""
+_HELLO_BYTES: Final = 1 << 14
+"""Maximum size of a hello, so that it is never a long frame: its caller is not known yet."""
 _HELLO_TIMEOUT_S: Final = 2.0
 """Time limit for the hello; our client waits equally long for the reply."""
 _JOINED_BYTES: Final = 1 << 16
@@ -53,6 +54,7 @@ class LocalConnection(asyncio.BufferedProtocol):
         self._parser = FrameParser(_HELLO_BYTES)
         self._admitted: Admitted | None = None
         self._stream: Stream | None = None
+        self._long: LongFrame | None = None  # of an admitted client
         self._call: Call | None = None  # the current request, until its reply is sent
         self._waiting: asyncio.Task[bytes] | None = None  # computes the reply to a request that has to wait
         self._ending: RequestError | None = None
@@ -161,7 +163,11 @@ class LocalConnection(asyncio.BufferedProtocol):
         if taken is not None and taken[0] is not FrameKind.MESSAGE:
             self.abort()
             return None
-        return None if taken is None else taken[1]
+        if taken is None:
+            return None
+        if self._long is not None:
+            self._long.complete()
+        return taken[1]
 
     def _answer(self, message: Content) -> None:
         if self._admitted is None:
@@ -210,6 +216,11 @@ class LocalConnection(asyncio.BufferedProtocol):
             self._refuse(refusal)
             return
         self._parser.limit_bytes, _ = self._admitted.endpoint.longest
+        self._long = LongFrame(
+            self._host.long_frames, self._admitted.caller.identity, self._go_on, self._refuse_unfinished
+        )
+        self._open.callback(self._long.close)
+        self._parser.may_begin = self._long.may_begin
         self._send(self._host.welcome)
 
     @contextmanager
@@ -255,6 +266,11 @@ class LocalConnection(asyncio.BufferedProtocol):
             return
         self._send(to_status(refusal).SerializeToString(), FrameKind.STATUS)
         self._close_refused()
+
+    def _refuse_unfinished(self, refusal: RequestError) -> None:
+        """Refuse a client that does not finish a long frame. Its memory is freed at once, even if nothing is read."""
+        self._refuse(refusal)
+        self._parser = FrameParser(_HELLO_BYTES)
 
     def _close_refused(self) -> None:
         self._is_refused = self._is_closed = True

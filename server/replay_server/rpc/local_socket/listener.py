@@ -31,6 +31,7 @@ from replay_server.catalog import Catalog
 from replay_server.rpc.call import Call
 from replay_server.rpc.endpoint import AnyEndpoint
 from replay_server.rpc.local_socket.connection import Admitted, LocalConnection
+from replay_server.rpc.local_socket.long_frames import budget_of_long_frames
 from replay_server.rpc.open_streams import OpenStreams
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ class LocalSocket:
     ) -> None:
         """Create the socket without listening yet; ``endpoints`` maps method names to endpoints."""
         self.streams = streams
+        self.long_frames = budget_of_long_frames(catalog.bounds)
         self._catalog = catalog
         self._endpoints = endpoints
         self._authenticator = authenticator

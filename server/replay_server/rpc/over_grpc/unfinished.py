@@ -14,12 +14,13 @@ caller:
 connections that hold unfinished messages:
 
 - if nothing has arrived for `_SILENT_S`;
-- if their caller holds more than its share, beginning with the largest, and they neither receive bytes nor complete
-  messages as an honest client on a busy server does;
+- if their caller holds more than its share, and they neither receive bytes nor complete messages as an honest client on
+  a busy server does, or the caller completes none at all;
 - if the caller holds far more than that, whatever they do.
 
-In the last two cases, half of a connection's calls end, chosen at random, and more at the next look if that was not
-enough. So if an honest client looks odd for once, its other calls go on, and it makes progress.
+In the last two cases, calls end until a single message could be held, beginning with the largest connections. Of a
+connection, half of the calls end, chosen at random, and more at the next look if that was not enough. So if an honest
+client looks odd for once, its other calls go on, and it makes progress.
 
 The count of a connection is not exact: headers, acknowledgements and pings arrive, too. `_ALLOWANCE_BYTES` and
 `_ALLOWANCE_BYTES_PER_S` are more than what they take. A connection that is shared by several callers is charged to the
@@ -48,6 +49,9 @@ log = logging.getLogger(__name__)
 
 _LOOK_S: Final = 0.02
 """Seconds between two looks at the server's memory, which take 10 us each."""
+_SOON_S: Final = 0.005
+"""Seconds between two looks if a caller that completes no messages holds a quarter of its share: on loopback, 12 MiB
+can arrive within `_LOOK_S`."""
 _ALL_S: Final = 1.0
 """Seconds between two looks at all connections if memory does not grow; this takes 5 us for each connection."""
 _GROWTH_BYTES: Final = 4 << 20
@@ -57,7 +61,10 @@ _SILENT_S: Final = 10.0
 _STALLED_S: Final = 0.2
 """A connection from which nothing arrives for so long is not that of an honest client on a busy server."""
 _ENDLESS_S: Final = 0.05
-"""A connection that holds a lot and completes no message for so long is not, either."""
+"""A connection that holds a lot and completes no message for so long is not, either. This is time in which the event
+loop runs: while it is blocked, nobody's messages are completed."""
+_IDLE_S: Final = 0.1
+"""Nor is any connection of a caller that holds more than its share and completes no message for so long."""
 _FAR_MORE: Final = 16
 """Factor of a caller's share that it never exceeds, whatever its connections do."""
 _LEAST_BYTES: Final = 1 << 18
@@ -86,7 +93,7 @@ class Ends(Protocol):
 class Connection:
     """A connection of a caller, and the calls on it that read messages."""
 
-    def __init__(self, caller: str) -> None:
+    def __init__(self, caller: str, now: float = 0.0) -> None:
         self.caller = caller
         """Identity of the last caller that used it."""
         self.readers: set[Ends] = set()
@@ -95,8 +102,8 @@ class Connection:
         """Bytes of unfinished messages at the last look."""
         self.silent_s = 0.0
         """Seconds for which nothing had arrived at the last look."""
-        self.completed = time.monotonic()
-        """When a message was last seen complete, by the monotonic clock."""
+        self.completed = now
+        """When a message was last seen complete, by the clock of the looks."""
         self.socket: OpenSocket | None = None
         """Its socket, once found."""
         self.searches = 0
@@ -129,7 +136,10 @@ class Connection:
             self.readers.discard(reader)
 
     def look(self, now: float, since_s: float) -> bool:
-        """Update `unfinished` after ``since_s`` seconds; return whether the connection is still open."""
+        """Update `unfinished` after ``since_s`` seconds; return whether the connection is still open.
+
+        ``now`` is the time by the clock of the looks.
+        """
         received = None if self.socket is None else self.socket.received()
         if received is None:
             return self.socket is None
@@ -164,11 +174,14 @@ class Unfinished:
     """All connections, and what they hold."""
 
     def __init__(self, largest_bytes: int) -> None:
-        """Allow messages of this many bytes; a caller may hold one or two of them at any time."""
+        """Allow messages of this many bytes; a caller may hold one of them, and half of another, at any time."""
         self._largest = largest_bytes
-        self._most = 2 * largest_bytes
+        self._most = largest_bytes + largest_bytes // 2
         self._connections: dict[str, Connection] = {}
-        self._looked = time.monotonic()
+        self._completed: dict[str, float] = {}  # when messages of each caller were last seen complete
+        self._pause_s = _LOOK_S
+        self._awake_s = 0.0  # the clock of the looks, which stands still while the event loop is blocked
+        self._woke = self._looked = time.monotonic()
         self._memory = _memory_bytes()
         self._given_up = 0.0
         self._gave_up = 0.0
@@ -178,15 +191,20 @@ class Unfinished:
         """Return the connection from an address, which this caller uses."""
         found = self._connections.get(peer)
         if found is None:
-            found = self._connections[peer] = Connection(caller)
+            found = self._connections[peer] = Connection(caller, self._awake_s)
         found.caller = caller
+        self._completed.setdefault(caller, self._awake_s)
         return found
 
     async def look(self) -> None:
         """Look once, after a pause; see the docstring of the module."""
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(self._pause_s)
         now, memory = time.monotonic(), _memory_bytes()
-        if memory - self._memory < _GROWTH_BYTES and now - self._looked < _ALL_S:
+        self._awake_s += min(now - self._woke, _LOOK_S)
+        self._woke = now
+        # Memory that was just given up is used again without growth.
+        is_calm = memory - self._memory < _GROWTH_BYTES and not self._given_up and self._pause_s == _LOOK_S
+        if is_calm and now - self._looked < _ALL_S:
             self._memory = min(self._memory, memory)
             return
         self._memory = memory
@@ -194,6 +212,7 @@ class Unfinished:
             await self._find_sockets()
         now = time.monotonic()
         self._look_at_all(now, now - self._looked)
+        self._pause_s = _LOOK_S
         self._looked = now
         self._end_some(now)
         self._give_back(now)
@@ -211,12 +230,17 @@ class Unfinished:
 
     def _look_at_all(self, now: float, since_s: float) -> None:
         for peer, connection in list(self._connections.items()):
-            if not connection.look(now, since_s):
+            is_open = connection.look(self._awake_s, since_s)
+            if connection.completed == self._awake_s:
+                self._completed[connection.caller] = self._awake_s
+            if not is_open:
                 self._gives_up(connection.unfinished, now)
                 if connection.readers:  # they may be of a new connection from the same address
                     connection.lose_socket()
                 else:
                     del self._connections[peer]
+        callers = {connection.caller for connection in self._connections.values()}
+        self._completed = {caller: when for caller, when in self._completed.items() if caller in callers}
 
     def _end_some(self, now: float) -> None:
         of_callers: defaultdict[str, list[Connection]] = defaultdict(list)
@@ -229,26 +253,31 @@ class Unfinished:
             else:
                 of_callers[connection.caller].append(connection)
         for caller, connections in of_callers.items():
-            self._end_beyond(caller, self._most, connections, now, lambda each: self._is_odd(each, now))
-            self._end_beyond(caller, _FAR_MORE * self._most, connections, now, lambda _: True)
+            completes = self._awake_s - self._completed[caller] < _IDLE_S
+            if not completes and sum(connection.unfinished for connection in connections) > self._most / 4:
+                self._pause_s = _SOON_S
+            self._end_beyond(caller, self._most, connections, now, self._is_odd if completes else _any)
+            self._end_beyond(caller, _FAR_MORE * self._most, connections, now, _any)
 
-    def _is_odd(self, connection: Connection, now: float) -> bool:
+    def _is_odd(self, connection: Connection) -> bool:
         """Whether no honest client on a busy server would look like this."""
-        is_endless = connection.unfinished > self._largest and now - connection.completed >= _ENDLESS_S
+        is_endless = connection.unfinished > self._largest and self._awake_s - connection.completed >= _ENDLESS_S
         return is_endless or connection.silent_s >= _STALLED_S
 
     def _end_beyond(
         self, caller: str, most: int, held: Iterable[Connection], now: float, may_end: Callable[[Connection], bool]
     ) -> None:
-        """End the calls of a caller's largest connections until it holds at most so many bytes."""
+        """If a caller holds more than so many bytes, end calls of its largest connections until one message fits."""
         largest_first = sorted(held, key=lambda connection: -connection.unfinished)
         total = sum(connection.unfinished for connection in largest_first)
         why = f"the caller has sent more than {most} bytes of messages that are not complete"
-        if total > most and now - self._warned >= _WARN_S:
+        if total <= most:
+            return
+        if now - self._warned >= _WARN_S:
             self._warned = now
             log.warning("calls of a client end: %s", why, extra={"client": caller})
         for connection in largest_first:
-            if total <= most:
+            if total <= self._largest:
                 return
             if may_end(connection):
                 ended = connection.end(errors.message_unfinished(why), all_calls=False)
@@ -268,6 +297,10 @@ class Unfinished:
             if trim is not None:
                 trim(0)
             self._memory = _memory_bytes()
+
+
+def _any(_: Connection) -> bool:
+    return True
 
 
 def _memory_bytes() -> int:
