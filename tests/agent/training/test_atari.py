@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from replay_agent.acting import environments
 from replay_agent.acting.environments import inspect_environment, make_environment
 from replay_agent.processes.signals import StopRequest
 from replay_agent.settings.train_settings import load_train_settings
@@ -36,12 +37,19 @@ def test_the_ball_of_breakout_is_in_play_without_the_player_pressing_fire() -> N
     env.close()
 
 
-def test_a_game_without_fire_and_one_that_is_never_lost_end() -> None:
+def test_a_game_without_fire_begins() -> None:
     env = make_environment("ALE/Freeway-v5")
     env.reset(seed=0)
     env.close()
+
+
+def test_a_game_that_is_never_lost_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert environments.ATARI_FRAMES == 30 * 60 * 60
+    monkeypatch.setattr(environments, "ATARI_FRAMES", 400)
     env = make_environment(PONG)
-    assert env.get_wrapper_attr("spec").kwargs["max_num_frames_per_episode"] == 30 * 60 * 60
+    env.reset(seed=0)
+    ends = [env.step(0)[2:4] for _ in range(100)]
+    assert ends[-1] == (False, True)
     env.close()
 
 
