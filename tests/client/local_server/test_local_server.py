@@ -29,6 +29,7 @@ from replay_client import (
     _extras,
     local_server,
 )
+from replay_client._transport import long_waits
 from replay_proto.child_process import start_module
 
 from tests.packaging.project import metadata
@@ -201,3 +202,21 @@ def test_how_far_a_first_start_is_is_shown(
     assert len(said) == len(patterns)
     for pattern, line in zip(patterns, said, strict=True):
         assert re.fullmatch(f"replay server: {pattern}", line)
+
+
+def test_a_start_that_takes_long_says_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(long_waits, "WARN_AFTER_S", 0.0)
+    monkeypatch.setattr(local_server, "START_TIMEOUT_S", 0.5)
+
+    def start(_: str, __: list[str], log_path: Path, **options: Any) -> subprocess.Popen[str]:
+        log_path.write_text("one of two tables\n")
+        return subprocess.Popen(["sleep", "60"], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
+
+    monkeypatch.setattr(local_server, "start_module", start)
+    with pytest.raises(LocalServerError, match="not ready"):
+        LocalServer()
+    (said,) = [record.getMessage() for record in caplog.records if record.name == long_waits.__name__]
+    expected = "the start of a local server waits: waited 0 of 0.5 s; the last line of its log: one of two tables"
+    assert said == expected

@@ -19,6 +19,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from replay_proto.v1 import replay_pb2
+from replay_proto.waits import waited_text
 
 from replay_client._learning.learning import UPDATES_KEPT
 from replay_client._learning.one_caller import OneCaller
@@ -263,6 +264,9 @@ class ShardedSampler(Sampler):
     def _explain(self, waited_s: float) -> str:
         away = ", ".join(str(away.member) for away in list(self._away.values()))
         because = f"; these are away: {away}" if away else ""
+        streams = list(self._streams.values())
+        if streams and not any(stream.state.drawable for stream in streams):
+            return waited_text(self._name, waited_s, "rows", 0, 1) + because  # no server knows of this wait
         for member in list(self._members.values()):
             if member.id not in self._away:
                 found = member.link.connection.first_wait(self._name, FOR_DRAWS)
