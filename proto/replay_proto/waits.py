@@ -17,18 +17,26 @@ class _Words(NamedTuple):
     caller: str
     what: str
     progress: str
-    cause: str
-    """What brings progress; empty if waiting does not help."""
+    stuck: str
+    """What to say if there was no progress lately."""
+
+
+def _without(cause: str) -> str:
+    return f"no {cause} in the last {RECENT_S} s"
 
 
 _WORDS: Mapping[str, _Words] = {
-    "rows": _Words("learner", "rows", "{have:,} of {needed:,}", "inserts"),
+    "rows": _Words("learner", "rows", "{have:,} of {needed:,}", _without("inserts")),
     "windows": _Words(
-        "learner", "windows", "{needed:,} rows would hold one of each stream, the capacity is {have:,}", ""
+        "learner",
+        "windows",
+        "{needed:,} rows would hold one of each stream, the capacity is {have:,}",
+        "it is too small",
     ),
-    "samples": _Words("learner", "inserts", "{have:,} of {needed:,} samples allowed", "inserts"),
-    "inserts": _Words("writer", "draws", "{have:,} of {needed:,} samples drawn", "draws"),
-    "room": _Words("writer", "room", "{have:,} of {needed:,} rows", "draws"),
+    "samples": _Words("learner", "inserts", "{have:,} of {needed:,} samples allowed", _without("inserts")),
+    "inserts": _Words("writer", "draws", "{have:,} of {needed:,} samples drawn", _without("draws")),
+    "room": _Words("writer", "room", "{have:,} of {needed:,} rows", _without("draws")),
+    "turn": _Words("writer", "a turn", "{needed:,} large inserts or resets come first", "these end by themselves"),
 }
 
 
@@ -38,6 +46,7 @@ LACKS: Mapping[str, str] = {
     "samples": "{have:,} of {needed:,} samples allowed",
     "inserts": "{have:,} of {needed:,} samples drawn",
     "room": "room for {have:,} of {needed:,} rows",
+    "turn": "{needed:,} large inserts or resets come first",
 }
 """How far a wait is, by what it is for; fields of WAITED_TOO_LONG."""
 ENDS: Mapping[str, str] = {
@@ -47,6 +56,7 @@ ENDS: Mapping[str, str] = {
     "samples": "its rate limiter allows no more draws until rows are inserted",
     "inserts": "its rate limiter allows no more inserts until rows are drawn",
     "room": "the queue is full until rows are drawn",
+    "turn": "a large insert or a reset is in progress",
 }
 """Why a call waits, and what would end that."""
 
@@ -61,13 +71,10 @@ def wait_sentence(
     waited_for: str, calls: int, have: int, needed: int, waited_s: float, expected_s: float | None
 ) -> str:
     """Say who waits for what, and how much longer; the arguments are the fields of WaitStats."""
-    words = _WORDS.get(waited_for) or _Words("caller", waited_for, "{have:,} of {needed:,}", "progress")
+    words = _WORDS.get(waited_for) or _Words("caller", waited_for, "{have:,} of {needed:,}", _without("progress"))
     who = f"1 {words.caller} waits" if calls == 1 else f"{calls:,} {words.caller}s wait"
     progress = words.progress.format(have=have, needed=needed)
-    if not words.cause:
-        left = "it is too small"
-    else:
-        left = f"no {words.cause} in the last {RECENT_S} s" if expected_s is None else _about(expected_s)
+    left = words.stuck if expected_s is None else _about(expected_s)
     so_far = f" ({duration_text(waited_s)} so far)" if waited_s >= 1 else ""
     return f"{who} for {words.what}: {progress}, {left}{so_far}"
 

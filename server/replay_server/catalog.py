@@ -9,7 +9,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,15 +17,18 @@ from pathlib import Path
 from replay_proto.access.tokens import Grant
 
 from replay_server import errors
+from replay_server.auth.caller import Caller
 from replay_server.errors import StoppedError
 from replay_server.files.mapped_file import NoSpaceError
 from replay_server.files.memory_limit import MemoryLimit, is_in_memory
 from replay_server.flow import resetting
+from replay_server.flow.admission import Admission, Limits
 from replay_server.flow.bounds import Bounds, check_descriptors, check_quota, no_descriptors
 from replay_server.flow.budgets import Budget, QueuedBudget
+from replay_server.flow.leases import Lease
 from replay_server.flow.long_calls import LongCalls
 from replay_server.flow.one_by_one import OneByOne
-from replay_server.flow.waiting import Waiters
+from replay_server.flow.waits import Wait
 from replay_server.storage.root import Root
 from replay_server.storage.shard_map import ShardMapFile
 from replay_server.storage.table_config import TableConfig
@@ -65,14 +68,15 @@ class Catalog:
         self.bounds = bounds or Bounds()
         self.shards = ShardMapFile(root.path)
         """The shard map: the servers among which this service's tables are divided, if there are several."""
-        self._tables: dict[str, Table] = {}
+        self._tables: dict[str, Admission] = {}
         bounds, share = self.bounds, self.bounds.caller_share
         waiting = Budget("waiting calls", "max_waiting_calls of the server", bounds.max_waiting_calls, share)
         rows = Budget("bytes of waiting inserts", "max_waiting_mb of the server", bounds.max_waiting_bytes, share)
         self.waiting = waiting
         """Counts the waiting calls."""
         self._changing = OneByOne(waiting)
-        self.waiters = Waiters(waiting, rows, bounds.max_wait_s)
+        self.limits = Limits(waiting, rows, bounds.max_wait_s)
+        """Limits on the waiting calls of all tables."""
         self.long_calls = LongCalls(waiting)
         """Schedules calls with many rows."""
         self.outgoing = QueuedBudget(
@@ -116,7 +120,7 @@ class Catalog:
             if stopped is not None and stopped.is_set():
                 raise StoppedError(f"opening table {folder.name}")
             table = self._table(self._open(folder, stopped))
-            self._tables[table.name] = table
+            self._tables[table.name] = Admission(table, self.limits)
             log.info("table %s restored: %d rows", table.name, table.size, extra=_fields(table.name, began))
         self.owner.opened()
 
@@ -144,19 +148,20 @@ class Catalog:
 
     def __iter__(self) -> Iterator[Table]:
         """Iterate over all tables, sorted by name."""
-        return iter([self._tables[name] for name in sorted(self._tables)])
+        return iter([self._tables[name].table for name in sorted(self._tables)])
 
     async def in_turns(self) -> AsyncIterator[Table]:
         """Iterate over all tables, sorted by name. Other calls run between two tables; tables they drop are skipped."""
         for name in sorted(self._tables):
-            table = self._tables.get(name)
-            if table is not None:
-                yield table
+            admission = self._tables.get(name)
+            if admission is not None:
+                yield admission.table
                 await asyncio.sleep(0)
 
     def get(self, name: str) -> Table | None:
         """The table with this name, or None."""
-        return self._tables.get(name)
+        admission = self._tables.get(name)
+        return None if admission is None else admission.table
 
     def find(self, name: str, uid: bytes = b"") -> Table:
         """Find a table by name, and check its uid unless ``uid`` is empty.
@@ -164,12 +169,23 @@ class Catalog:
         Raises:
             RequestError: TABLE_NOT_FOUND, or TABLE_REPLACED if the table has another uid.
         """
-        table = self._tables.get(name)
-        if table is None:
+        return self._find(name, uid).table
+
+    def lease(self, name: str, uid: bytes = b"") -> Lease:
+        """Find a table like `find`, for a call that awaits something before it has finished with the table."""
+        return Lease(self._find(name, uid))
+
+    def waits(self, table: Table) -> Iterator[Wait]:
+        """Yield what the calls that wait for a table of this catalog wait for; see `Admission.waits`."""
+        return self._tables[table.name].waits()
+
+    def _find(self, name: str, uid: bytes) -> Admission:
+        admission = self._tables.get(name)
+        if admission is None:
             raise errors.table_not_found(name)
         if uid:
-            table.check_uid(uid)
-        return table
+            admission.table.check_uid(uid)
+        return admission
 
     async def create(
         self, config: TableConfig, creator: Grant | None = None, *, client: str = ""
@@ -193,7 +209,7 @@ class Catalog:
 
     async def _create(self, config: TableConfig, creator: Grant | None, client: str) -> tuple[Table, bool]:
         began = time.monotonic()
-        existing = self._tables.get(config.name)
+        existing = self.get(config.name)
         if existing is not None:
             difference = existing.config.difference(config)
             if difference is not None:
@@ -205,7 +221,7 @@ class Catalog:
         if creator is not None:
             own = [taken for table, taken in others.items() if table.config.owner == creator.name]
             check_quota(creator, size, own)
-        check_descriptors(config, [table.config for table in self._tables.values()])
+        check_descriptors(config, [table.config for table in self])
         await self.check_folder()
         try:
             table = await asyncio.to_thread(self._make, config)
@@ -215,7 +231,7 @@ class Catalog:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise no_descriptors(config) from None
             raise
-        self._tables[config.name] = table
+        self._tables[config.name] = Admission(table, self.limits)
         fields = _fields(table.name, began, client)
         log.info("table %s created: %s, capacity %d", table.name, config.backend, config.capacity, extra=fields)
         return table, True
@@ -241,20 +257,25 @@ class Catalog:
         Returns:
             The directory, and a list with the table, so that the caller can let go of it in another thread.
         """
-        table = self.find(name, uid)
+        admission = self._find(name, uid)
+        table = admission.table
         del self._tables[name]
-        self.waiters.send_away(table, errors.table_not_found)
-        table.turns.refuse_all(errors.table_not_found(name))
-        await table.turns.ended()
+        admission.drop(lambda: self._gone(name))
+        await admission.idle()
         async with table.directory.in_use:
             try:
                 return await asyncio.to_thread(table.directory.hide), [table]
             except OSError:
-                self._tables[name] = table  # keep it, so that its name stays reserved
+                self._tables[name] = admission  # keep it, so that its name stays reserved
+                admission.gone = None
                 raise
 
-    async def reset(self, table: Table, *, client: str = "") -> int:
-        """Remove all rows of a table, and refuse calls that wait for it; ``client`` is as for `drop`.
+    def _gone(self, name: str) -> errors.RequestError:
+        """Return the refusal of a call that still means a dropped table."""
+        return errors.table_not_found(name) if name not in self._tables else errors.table_replaced(name)
+
+    async def reset(self, lease: Lease, caller: Caller) -> int:
+        """Remove all rows of a table, and refuse calls that wait for it.
 
         Inserts that began earlier end first, and later ones wait.
 
@@ -266,19 +287,26 @@ class Catalog:
         """
         began = time.monotonic()
         self.check_stores()
-        waiters = self.waiters
+        table = lease.table
 
-        async def work() -> int:
-            removed = await resetting.reset(table, lambda: waiters.send_away(table, errors.table_reset))
-            log.info("table %s reset: %d rows removed", table.name, removed, extra=_fields(table.name, began, client))
-            return removed
+        async def work(removed: Callable[[], None]) -> int:
+            rows = await resetting.reset(table, removed)
+            fields = _fields(table.name, began, caller.identity)
+            log.info("table %s reset: %d rows removed", table.name, rows, extra=fields)
+            return rows
 
-        return await table.turns.in_turn(work, lambda: waiters.changed(table))
+        return await lease.admission.reset(caller, work)
 
     async def inserts_ended(self) -> None:
         """Wait for running inserts, including those whose callers hung up."""
-        for table in list(self._tables.values()):
-            await table.turns.ended()
+        for admission in list(self._tables.values()):
+            await admission.idle()
+
+    def refuse_waiting(self) -> None:
+        """Refuse all waiting calls, because the server shuts down; later calls cannot wait."""
+        self.limits.is_closing = True
+        for admission in self._tables.values():
+            admission.refuse_all(errors.shutting_down)
 
     def close(self) -> None:
         """Sync durable tables to disk and close all tables.
@@ -287,7 +315,7 @@ class Catalog:
             FatalError: some tables could not be synced; the others have been synced.
         """
         refused: dict[str, OSError] = {}
-        for table in self._tables.values():
+        for table in self:
             try:
                 if not self._root.temporary:
                     table.directory.write_out()

@@ -74,7 +74,7 @@ def table_replaced(name: str) -> RequestError:
     return RequestError("TABLE_REPLACED", message, table=name)
 
 
-WaitedFor = Literal["rows", "windows", "samples", "inserts", "room"]
+WaitedFor = Literal["rows", "windows", "samples", "inserts", "room", "turn"]
 """What a call waits for."""
 
 

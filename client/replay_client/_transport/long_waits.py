@@ -27,7 +27,7 @@ WARN_AFTER_S: Final = 10.0
 """Seconds after which a wait is logged."""
 ASK_S: Final = 1.0
 """Time limit for asking a server what a call waits for."""
-FOR_INSERTS: Final = frozenset({"inserts", "room"})
+FOR_INSERTS: Final = frozenset({"inserts", "room", "turn"})
 """What inserts may wait for; see `LimitedError`."""
 FOR_DRAWS: Final = frozenset({"rows", "windows", "samples"})
 """What draws may wait for."""

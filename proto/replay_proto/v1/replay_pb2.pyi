@@ -69,6 +69,7 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
       "samples" (a draw allowed by the rate limiter): samples granted to this draw, and samples requested.
       "inserts" (an insert allowed by the rate limiter): samples drawn since the last reset, and samples required.
       "room" (in a queue): rows that still fit, and rows to insert.
+      "turn" (an insert or a reset): 0, and the number of large inserts and resets that come first.
     For an insert, `needed` includes the inserts that wait ahead of it.
     """
     ERROR_REASON_TOO_LARGE: _ErrorReason.ValueType  # 7
@@ -157,6 +158,7 @@ of the end of the wait; for each value of `waited_for`, they are:
   "samples" (a draw allowed by the rate limiter): samples granted to this draw, and samples requested.
   "inserts" (an insert allowed by the rate limiter): samples drawn since the last reset, and samples required.
   "room" (in a queue): rows that still fit, and rows to insert.
+  "turn" (an insert or a reset): 0, and the number of large inserts and resets that come first.
 For an insert, `needed` includes the inserts that wait ahead of it.
 """
 ERROR_REASON_TOO_LARGE: ErrorReason.ValueType  # 7
@@ -2702,7 +2704,7 @@ class WaitStats(google.protobuf.message.Message):
     WAITED_S_FIELD_NUMBER: builtins.int
     EXPECTED_S_FIELD_NUMBER: builtins.int
     waited_for: builtins.str
-    """"rows", "windows", "samples", "inserts" or "room"; see WAITED_TOO_LONG, also for `have` and `needed`."""
+    """"rows", "windows", "samples", "inserts", "room" or "turn"; see WAITED_TOO_LONG, also for `have` and `needed`."""
     calls: builtins.int
     """Calls in line."""
     have: builtins.int

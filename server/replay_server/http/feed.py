@@ -181,7 +181,7 @@ class Feed:
             made[table.uid] = self._distribution(table)
             tables[table.name] = to_json(
                 {
-                    **table_figures(table_stats(table, self._view.catalog.waiters.waits(table))),
+                    **table_figures(table_stats(table, self._view.catalog.waits(table))),
                     "points": self._history.points(table.uid, 1),
                     "shards": [],
                     **client_figures(table.figures.clients),

@@ -132,7 +132,7 @@ class View:
 
     def of_table(self, table: Table) -> TableSnapshot:
         """Read the figures of one table."""
-        return _read(table, tuple(self.catalog.waiters.waits(table)))
+        return _read(table, tuple(self.catalog.waits(table)))
 
     def endpoints(self) -> dict[str, AnyEndpoint]:
         """The RPCs called so far, by name."""
@@ -145,10 +145,10 @@ class View:
 
 
 def _may_wait_for(table: Table) -> Sequence[WaitedFor]:
-    draws: tuple[WaitedFor, ...] = ("rows",) if table.config.steps is None else ("rows", "windows")
+    always: tuple[WaitedFor, ...] = ("turn", "rows") if table.config.steps is None else ("turn", "rows", "windows")
     if table.gate is None:
-        return draws
-    return (*draws, "samples", "inserts") if isinstance(table.gate, LimiterGate) else (*draws, "room")
+        return always
+    return (*always, "samples", "inserts") if isinstance(table.gate, LimiterGate) else (*always, "room")
 
 
 def _read(table: Table, waits: Sequence[Wait]) -> TableSnapshot:

@@ -99,5 +99,5 @@ class ReplayServer:
         """Refuse new and waiting calls, and give running calls ``drain_s`` seconds to finish."""
         if self.health is not None:
             self.health.stop()
-        self._catalog.waiters.close()
+        self._catalog.refuse_waiting()
         await asyncio.gather(self.lanes.stop(drain_s), self._local_socket.stop(drain_s))

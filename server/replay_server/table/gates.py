@@ -4,8 +4,8 @@
     if gate.insert_allowed(17):
         ...                                     # insert 17 rows
 
-Gates only decide; calls wait in `replay_server.flow.waiting`. The count of drawn rows is part of the table's state and
-survives a restart or restore. Rows granted but not yet drawn are tracked only in memory.
+Gates only decide; calls wait in `replay_server.flow.admission`. The count of drawn rows is part of the state of the
+table, and survives a restart or restore. Rows granted but not yet drawn are tracked only in memory.
 
 A table without a gate allows every insert, and every draw if it has any rows.
 """

@@ -39,7 +39,6 @@ from replay_server.table.items.single_rows import SingleRows
 from replay_server.table.items.step_windows import StepWindows
 from replay_server.table.oldest_first import OldestFirst
 from replay_server.table.priority_draws import PriorityDraws
-from replay_server.table.turns import Turns
 from replay_server.table.updates import live_only, resolve_update
 
 _NO_ORIGINS = np.zeros((MOST_ROWS_AT_ONCE, 2), np.uint64)
@@ -110,8 +109,6 @@ class Table:
         self.uid = directory.uid
         self._header = directory.header
         self._checksums = directory.rows.checksums
-        self.turns = Turns()
-        """Runs inserts and resets one at a time."""
         self._index = make_index(self.config.index_backend, self.config.index_parameters, directory.priorities)
         steps = self.config.steps
         self._items: Items = SingleRows() if steps is None else StepWindows(self.config.slots, steps.window)
@@ -223,7 +220,7 @@ class Table:
         return stamp is not None and self.directory.writers.find(stamp.writer_id, stamp.sequence) is not None
 
     def insert(self, rows: NewRows, stamp: WriterStamp | None) -> range:
-        """Insert rows synchronously. `replay_server.flow.inserting` inserts many rows without blocking other calls.
+        """Insert rows synchronously. `replay_server.flow.admission` inserts many rows without blocking other calls.
 
         Args:
             rows: the rows, at most `TableConfig.rows_at_once`.

@@ -181,13 +181,13 @@ def test_a_draw_that_has_waited_takes_nothing_for_a_token_that_is_valid_no_more(
         table, _ = await catalog.create(TableConfig("queue", WHOLE, capacity=10, backend="fifo"))
 
         async def draw(caller: Caller) -> None:
-            await catalog.waiters.draw(caller, table, 1, math.inf)
+            await catalog.lease("queue").admission.draw(caller, 1, math.inf)
 
         first, second = asyncio.create_task(draw(Revoked())), asyncio.create_task(draw(Caller()))
         while table.figures.snapshot().waiting < 2:
             await asyncio.sleep(0)
         table.insert(NewRows(columns_of(np.arange(1)), 1), None)
-        catalog.waiters.changed(table)
+        catalog.lease("queue").admission.changed()
         with pytest.raises(RequestError, match="no longer valid"):
             await asyncio.wait_for(first, SOON_S)
         await asyncio.wait_for(second, SOON_S)

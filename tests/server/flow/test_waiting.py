@@ -16,8 +16,8 @@ from replay_proto.schema import Column, Schema
 from replay_proto.v1 import replay_pb2
 from replay_server.auth import caller as callers
 from replay_server.errors import RequestError
+from replay_server.flow.admission import Admission, Limits
 from replay_server.flow.budgets import Budget
-from replay_server.flow.waiting import Waiters
 from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import TableDirectory
 from replay_server.table.table import NewRows, Table
@@ -458,13 +458,14 @@ def test_a_draw_that_was_let_on_is_sent_away_by_a_reset_before_it_goes_on(tmp_pa
     limit = RateLimit(min_size=1, samples_per_insert=1.0, min_diff=0.0, max_diff=10.0)
     config = TableConfig("table", Schema({"value": Column("int64")}), capacity=10, rate_limit=limit)
     table = Table(TableDirectory.create(tmp_path, config))
-    waiters = Waiters(Budget("calls", "a setting", 10, 1.0), Budget("bytes", "a setting", 1 << 20, 1.0))
+    limits = Limits(Budget("calls", "a setting", 10, 1.0), Budget("bytes", "a setting", 1 << 20, 1.0))
+    admission = Admission(table, limits)
 
     async def let_one_on_and_reset() -> None:
-        draw = asyncio.create_task(waiters.draw(callers.Caller(), table, 1, math.inf))
+        draw = asyncio.create_task(admission.draw(callers.Caller(), 1, math.inf))
         await asyncio.sleep(0)
         table.insert(NewRows({"value": np.zeros(1, np.int64)}, 1), None)
-        waiters.changed(table)
+        admission.changed()
         table.reset()
         with pytest.raises(RequestError) as refusal:
             await draw

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+import math
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from replay_proto.framing import Array
 from replay_proto.rate_limit import RateLimit
+from replay_proto.v1 import replay_pb2
+from replay_server import errors
 from replay_server.auth.caller import Caller
 from replay_server.catalog import Catalog
 from replay_server.errors import RequestError
 from replay_server.files.mapped_file import NoSpaceError
-from replay_server.flow import inserting
+from replay_server.flow.budgets import Budget
 from replay_server.storage.root import Root
 from replay_server.storage.row_store import RowStore
 from replay_server.storage.table_config import TableConfig
@@ -38,9 +41,11 @@ CAPACITY = 192 * LARGE
 WRITER = WriterStamp(b"w" * 16, 1)
 
 
-@pytest.fixture(autouse=True)
-def _large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inserting, "INLINE_BYTES", LARGE * WHOLE.row_bytes - 1)
+def catalog_at(folder: Path, *, large: int = LARGE, checked: bool = False) -> Catalog:
+    """A catalog in which inserts of at least ``large`` rows use a thread."""
+    catalog = Catalog(Root.durable(folder), checked=checked)
+    catalog.limits.inline_bytes = large * WHOLE.row_bytes - 1
+    return catalog
 
 
 def rows_from(first: int, count: int, priorities: NDArray[np.float64] | None = None) -> NewRows:
@@ -69,7 +74,7 @@ class Held:
 
     def insert(self, rows: NewRows, stamp: WriterStamp | None = None) -> asyncio.Task[range]:
         """Start another insert."""
-        return asyncio.create_task(self.catalog.waiters.insert(Caller(), self.table, rows, stamp, None))
+        return asyncio.create_task(self.catalog.lease("t").admission.insert(Caller(), rows, stamp, None))
 
     def let_on(self) -> None:
         """Release the large insert."""
@@ -78,15 +83,15 @@ class Held:
 
 @asynccontextmanager
 async def held(
-    folder: Path, rows: NewRows | None = None, stamp: WriterStamp | None = None, **config: Any
+    folder: Path, rows: NewRows | None = None, stamp: WriterStamp | None = None, large: int = LARGE, **config: Any
 ) -> AsyncIterator[Held]:
     """Start a large insert of rows 0, 1, ... into a new table that already has rows 1000, 1001 and 1002."""
-    catalog = Catalog(Root.durable(folder), checked=config.pop("checked", False))
+    catalog = catalog_at(folder, large=large, checked=config.pop("checked", False))
     table, _ = await catalog.create(TableConfig("t", WHOLE, **{"capacity": CAPACITY, **config}))
-    await catalog.waiters.insert(Caller(), table, rows_from(1000, 3, np.array([1.0, 7.0, 3.0])), None, None)
+    await catalog.lease("t").admission.insert(Caller(), rows_from(1000, 3, np.array([1.0, 7.0, 3.0])), None, None)
     await table.directory.storing_beside.acquire()
     it = Held(catalog, table, rows or rows_from(0, LARGE), stamp)
-    while table.turns.under_way is None:
+    while not catalog.lease("t").admission.is_storing:
         await asyncio.sleep(0)
     yield it
     await catalog.inserts_ended()
@@ -122,7 +127,7 @@ def test_other_inserts_wait_for_their_turn_and_keep_their_order(tmp_path: Path) 
             it.let_on()
             keys = [await each for each in (it.large, *others)]
             assert [each.start for each in keys] == [3, 3 + LARGE, 5 + LARGE, 5 + 2 * LARGE]
-            assert it.table.turns.are_free
+            assert not it.catalog.lease("t").admission.is_storing
 
     run(test)
 
@@ -153,11 +158,9 @@ def test_an_insert_whose_caller_hangs_up_goes_on_to_its_end(tmp_path: Path) -> N
     run(test)
 
 
-def test_a_repeat_that_comes_meanwhile_gets_the_same_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inserting, "INLINE_BYTES", 1000)
-
+def test_a_repeat_that_comes_meanwhile_gets_the_same_keys(tmp_path: Path) -> None:
     async def test() -> None:
-        async with held(tmp_path, rows_from(0, 100), WRITER) as it:
+        async with held(tmp_path, rows_from(0, 100), WRITER, large=100) as it:
             repeat = it.insert(rows_from(0, 100), WRITER)
             following = it.insert(rows_from(100, 100), WriterStamp(WRITER.writer_id, 2))
             await asyncio.sleep(0)
@@ -173,7 +176,10 @@ def test_a_repeat_that_comes_meanwhile_gets_the_same_keys(tmp_path: Path, monkey
 def test_a_reset_waits_for_it_and_removes_its_rows_too(tmp_path: Path) -> None:
     async def test() -> None:
         async with held(tmp_path) as it:
-            before, reset = it.insert(rows_from(2000, 2)), asyncio.create_task(it.catalog.reset(it.table))
+            before, reset = (
+                it.insert(rows_from(2000, 2)),
+                asyncio.create_task(it.catalog.reset(it.catalog.lease("t"), Caller())),
+            )
             await asyncio.sleep(0)
             behind = it.insert(rows_from(3000, 2))
             await asyncio.sleep(0)
@@ -193,17 +199,17 @@ def test_after_a_reset_the_rate_limiter_is_asked_again(tmp_path: Path) -> None:
     limit = RateLimit(1, 1.0, -2.0 * LARGE, LARGE / 2)
 
     async def test() -> None:
-        catalog = Catalog(Root.durable(tmp_path), checked=True)
+        catalog = catalog_at(tmp_path, checked=True)
         table, _ = await catalog.create(TableConfig("t", WHOLE, capacity=CAPACITY, rate_limit=limit))
-        await catalog.waiters.insert(Caller(), table, rows_from(1000, 3), None, None)
-        await catalog.waiters.draw(Caller(), table, 2 * LARGE + 3, 0)
-        reset = asyncio.create_task(catalog.reset(table))
-        while table.turns.under_way is None:
+        await catalog.lease("t").admission.insert(Caller(), rows_from(1000, 3), None, None)
+        await catalog.lease("t").admission.draw(Caller(), 2 * LARGE + 3, 0)
+        reset = asyncio.create_task(catalog.reset(catalog.lease("t"), Caller()))
+        while not catalog.lease("t").admission.is_storing:
             await asyncio.sleep(0)
         with pytest.raises(RequestError, match="at most"):
-            await catalog.waiters.insert(Caller(), table, rows, None, 0)
+            await catalog.lease("t").admission.insert(Caller(), rows, None, None)
         assert (await reset, table.size, table.inserted) == (3, 0, 3)
-        assert await catalog.waiters.insert(Caller(), table, rows_from(7, 3), None, 0) == range(3, 6)
+        assert await catalog.lease("t").admission.insert(Caller(), rows_from(7, 3), None, 0) == range(3, 6)
         catalog.close()
 
     run(test)
@@ -233,15 +239,137 @@ def test_one_that_finds_no_space_changes_nothing_and_lets_others_on(
         raise NoSpaceError(errno.ENOSPC, "full")
 
     async def test() -> None:
-        catalog = Catalog(Root.durable(tmp_path))
+        catalog = catalog_at(tmp_path)
         table, _ = await catalog.create(TableConfig("t", WHOLE, capacity=CAPACITY))
         with monkeypatch.context() as patch:
             patch.setattr(RowStore, "reserve", full)
             with pytest.raises(RequestError, match="no space left"):
-                await catalog.waiters.insert(Caller(), table, rows_from(0, LARGE), None, None)
+                await catalog.lease("t").admission.insert(Caller(), rows_from(0, LARGE), None, None)
         assert (table.inserted, table.write_horizon) == (0, 0)
-        assert await catalog.waiters.insert(Caller(), table, rows_from(0, 2), None, None) == range(2)
+        assert await catalog.lease("t").admission.insert(Caller(), rows_from(0, 2), None, None) == range(2)
         check_table(table)
+        catalog.close()
+
+    run(test)
+
+
+def stuck(it: Held, rows: NewRows, wait_s: float | None, caller: Caller | None = None) -> asyncio.Task[range]:
+    """An insert behind the large one."""
+    return asyncio.create_task(it.catalog.lease("t").admission.insert(caller or Caller(), rows, None, wait_s))
+
+
+async def refusal_of(call: asyncio.Task[range]) -> tuple[str, dict[str, str]]:
+    with pytest.raises(RequestError) as refusal:
+        await asyncio.wait_for(call, 10)
+    return replay_pb2.ErrorReason.Name(refusal.value.reason).removeprefix("ERROR_REASON_"), refusal.value.metadata
+
+
+@pytest.mark.parametrize("backend", ["uniform", "fifo"])
+def test_who_waits_behind_it_waits_no_longer_than_asked(tmp_path: Path, backend: str) -> None:
+    async def test() -> None:
+        async with held(tmp_path, backend=backend) as it:
+            reason, fields = await refusal_of(stuck(it, rows_from(0, 2), 0.01))
+            assert (reason, fields["waited_for"], fields["needed"]) == ("WAITED_TOO_LONG", "turn", "1")
+            reason, fields = await refusal_of(stuck(it, rows_from(0, 2), 0))
+            assert (reason, fields["waited_for"]) == ("LIMITED", "turn")
+            it.catalog.limits.longest_s = 0.01
+            assert (await refusal_of(stuck(it, rows_from(0, 2), None)))[0] == "WAITED_TOO_LONG"
+            it.let_on()
+            await it.large
+            assert it.table.inserted == 3 + LARGE, "refused inserts have no effect"
+
+    run(test)
+
+
+def test_who_waits_behind_it_counts_as_waiting(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with held(tmp_path) as it:
+            row = WHOLE.row_bytes
+            it.catalog.limits.calls = Budget("waiting calls", "a setting", 4, 0.5)
+            it.catalog.limits.bytes_ = Budget("bytes of waiting inserts", "a setting", 20 * row, 0.5)
+            first, second = stuck(it, rows_from(0, 5), None), stuck(it, rows_from(5, 5), None)
+            await asyncio.sleep(0)
+            reason, fields = await refusal_of(stuck(it, rows_from(10, 1), None))
+            assert (reason, fields["bound"]) == ("TOO_LARGE", "bytes of waiting inserts, of one caller")
+            first.cancel()
+            await asyncio.sleep(0)
+            third = stuck(it, rows_from(10, 1), None)
+            await asyncio.sleep(0)
+            reason, fields = await refusal_of(stuck(it, rows_from(11, 1), None))
+            assert (reason, fields["bound"]) == ("TOO_LARGE", "waiting calls, of one caller")
+            (wait,) = it.catalog.waits(it.table)
+            assert (wait.calls, wait.lack.waited_for, wait.lack.needed) == (2, "turn", 1)
+            assert it.table.figures.snapshot().waiting_inserts == 2
+            it.let_on()
+            assert [len(await each) for each in (it.large, second, third)] == [LARGE, 5, 1]
+            assert (it.catalog.limits.calls.total, it.catalog.limits.bytes_.total) == (0, 0)
+
+    run(test)
+
+
+class Revocable(Caller):
+    """A caller whose token can be revoked during a wait."""
+
+    def __init__(self) -> None:
+        super().__init__("revocable")
+        self.end: Callable[[RequestError], None] = lambda _: None
+
+    @contextmanager
+    def while_valid(self, end: Callable[[RequestError], None]) -> Iterator[None]:
+        """See `Caller`."""
+        self.end = end
+        yield
+
+
+def test_who_waits_behind_it_ends_with_its_token(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with held(tmp_path) as it:
+            caller = Revocable()
+            insert = stuck(it, rows_from(0, 2), None, caller)
+            await asyncio.sleep(0)
+            caller.end(errors.unauthenticated("revoked"))
+            assert (await refusal_of(insert))[0] == "UNAUTHENTICATED"
+            it.let_on()
+            await it.large
+            assert it.table.inserted == 3 + LARGE
+
+    run(test)
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_a_queue_never_holds_more_than_its_capacity(tmp_path: Path, turns: int) -> None:
+    """A large insert ends; some turns of the event loop later, a draw makes room for the large insert that follows."""
+    capacity = 8
+
+    async def test() -> None:
+        catalog = catalog_at(tmp_path, large=3)
+        table, _ = await catalog.create(TableConfig("t", WHOLE, capacity=capacity, backend="fifo"))
+        lines = catalog.lease("t").admission
+
+        async def draw(count: int) -> None:
+            await lines.draw(Caller(), count, math.inf)
+            draw_batch(table, Draw(count, beta=1.0))
+            lines.changed()
+
+        async def insert(first: int, count: int) -> int:
+            return len(await lines.insert(Caller(), rows_from(first, count), None, None))
+
+        for first in range(0, capacity, 2):
+            await insert(first, 2)
+        inserts = [asyncio.create_task(insert(8, 4)), asyncio.create_task(insert(12, 4))]
+        await asyncio.sleep(0)
+        await draw(4)
+        inserts += [asyncio.create_task(insert(16, 2)), asyncio.create_task(insert(18, 3))]
+        while table.inserted < 12:
+            await asyncio.sleep(0)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        for count in (4, 3, 4):
+            await draw(count)
+            for _ in range(10):
+                await asyncio.sleep(0)
+                assert table.size <= capacity
+        assert await asyncio.gather(*inserts) == [4, 4, 2, 3]
         catalog.close()
 
     run(test)
@@ -276,7 +404,7 @@ class Calls:
 
     def _begin(self, first: int, count: int, stamp: WriterStamp | None) -> asyncio.Task[range]:
         call = asyncio.create_task(
-            self.catalog.waiters.insert(Caller(), self.table, rows_from(first, count), stamp, None)
+            self.catalog.lease("t").admission.insert(Caller(), rows_from(first, count), stamp, None)
         )
         self.begun.append((call, first, count))
         return call
@@ -302,7 +430,7 @@ class Calls:
             assert self.table.update(keys, np.ones(len(keys)))[0] == self.table.size
         elif what == "reset":
             inserted = self.table.inserted
-            await self.catalog.reset(self.table)
+            await self.catalog.reset(self.catalog.lease("t"), Caller())
             assert self.table.oldest >= inserted  # inserts that waited for the reset may have run since
         else:
             for _ in range(count):
@@ -344,6 +472,4 @@ def test_any_calls_at_once_tear_lose_and_double_no_row(
         await it.check()
         catalog.close()
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inserting, "INLINE_BYTES", 5 * WHOLE.row_bytes)
-        run(test)
+    run(test)

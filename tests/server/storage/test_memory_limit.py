@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from replay_server.auth.caller import Caller
 from replay_server.catalog import Catalog
 from replay_server.checkpoint.reading import restore
 from replay_server.checkpoint.snapshot import take_snapshots
@@ -114,11 +115,11 @@ class TestTables:
             with pytest.raises(RequestError, match="no space left for table 'another'"):
                 await catalog.create(TableConfig("another", WHOLE, rows))
             with pytest.raises(RequestError, match="no space left for table 't'"):
-                await catalog.reset(table)
+                await catalog.reset(catalog.lease("t"), Caller())
             assert table.size == before
             groups.set("around/own", 400 * MB, 100 * MB)
             insert(table, before)
-            assert await catalog.reset(table) > before
+            assert await catalog.reset(catalog.lease("t"), Caller()) > before
             catalog.close()
             root.close()
 

@@ -79,10 +79,10 @@ def test_a_reset_of_many_rows_hardly_uses_the_event_loop(tmp_path: Path, kind: s
         table = catalog.find("t")
         assert table.size == rows
         began = time.thread_time()
-        assert await catalog.reset(table) == rows
+        assert await catalog.reset(catalog.lease("t"), Caller()) == rows
         assert time.thread_time() - began < MOST_ON_THE_LOOP_S
         check_table(table)
-        await catalog.waiters.insert(Caller(), table, some_rows(kind, 20), None, None)
+        await catalog.lease("t").admission.insert(Caller(), some_rows(kind, 20), None, None)
         assert set(draw_batch(table, Draw(64, beta=1.0)).keys.tolist()) <= set(range(rows, rows + 20))
         check_table(table)
         catalog.close()
@@ -117,7 +117,7 @@ def test_other_calls_see_all_rows_or_none(tmp_path: Path, kind: str, monkeypatch
     async def test() -> None:
         catalog = Catalog(Root.durable(tmp_path))
         table, _ = await catalog.create(config_of(kind, 100))
-        await catalog.waiters.insert(Caller(), table, some_rows(kind, 50), None, None)
+        await catalog.lease("t").admission.insert(Caller(), some_rows(kind, 50), None, None)
         seen: list[tuple[int, int]] = []
         inserts: list[asyncio.Task[range]] = []
 
@@ -127,7 +127,9 @@ def test_other_calls_see_all_rows_or_none(tmp_path: Path, kind: str, monkeypatch
                 draw_batch(table, Draw(16, beta=1.0))
             assert table.largest_priority == (2.0 if table.drawable else 0.0)
             assert (table.total_mass > 0) == (table.drawable > 0)
-            inserts.append(asyncio.create_task(catalog.waiters.insert(Caller(), table, late(len(inserts)), None, None)))
+            inserts.append(
+                asyncio.create_task(catalog.lease("t").admission.insert(Caller(), late(len(inserts)), None, None))
+            )
             await asyncio.sleep(0)
             return work(*args)
 
@@ -137,7 +139,7 @@ def test_other_calls_see_all_rows_or_none(tmp_path: Path, kind: str, monkeypatch
 
         drawable = table.drawable
         monkeypatch.setattr(asyncio, "to_thread", in_steps)
-        assert await catalog.reset(table) == 50
+        assert await catalog.reset(catalog.lease("t"), Caller()) == 50
         assert seen == [(drawable, 0), (0, 10)], "drawable rows and stale keys, before and after"
         assert [await each for each in inserts] == [range(50, 55), range(55, 60)]
         check_table(table)
@@ -154,15 +156,15 @@ def test_without_memory_for_it_nothing_changes(tmp_path: Path, monkeypatch: pyte
     async def test() -> None:
         catalog = Catalog(Root.durable(tmp_path))
         table, _ = await catalog.create(config_of("steps", 100))
-        await catalog.waiters.insert(Caller(), table, some_rows("steps", 50), None, None)
+        await catalog.lease("t").admission.insert(Caller(), some_rows("steps", 50), None, None)
         with monkeypatch.context() as patch:
             patch.setattr(StepWindows, "blank", no_memory)
             with pytest.raises(RequestError, match="no space left for table 't'"):
-                await catalog.reset(table)
+                await catalog.reset(catalog.lease("t"), Caller())
         assert (table.size, table.drawable, table.resets) == (50, 47, 0)
         draw_batch(table, Draw(64, beta=1.0))
         check_table(table)
-        assert await catalog.reset(table) == 50
+        assert await catalog.reset(catalog.lease("t"), Caller()) == 50
         catalog.close()
 
     run(test)

@@ -9,6 +9,7 @@ from replay_proto.framing import Framed
 from replay_proto.v1 import replay_pb2
 
 from replay_server.catalog import Catalog
+from replay_server.flow.leases import Lease
 from replay_server.flow.long_calls import LONG_ROWS
 from replay_server.flow.pace import WriterPace
 from replay_server.rpc.call import Call
@@ -29,9 +30,10 @@ class InsertHandlers:
 
     async def insert(self, request: Framed[replay_pb2.InsertRequest], call: Call) -> bytes:
         """Add rows."""
-        table = self._catalog.find(request.head.table, fields.table_uid(request.head.table_uid))
-        keys = await self._insert(call, table, request, request.head.writer_id)
-        return replay_pb2.InsertResponse(keys=[_key_range(keys)], table_uid=table.uid).SerializeToString()
+        lease = self._catalog.lease(request.head.table, fields.table_uid(request.head.table_uid))
+        uid = lease.table.uid
+        keys = await self._insert(call, lease, request, request.head.writer_id)
+        return replay_pb2.InsertResponse(keys=[_key_range(keys)], table_uid=uid).SerializeToString()
 
     async def write(self, request: Framed[replay_pb2.WriteRequest], call: Call) -> bytes:
         """Add rows from a writer's stream."""
@@ -39,11 +41,12 @@ class InsertHandlers:
         name = stream.constant("table", head.table)
         uid = stream.constant("table_uid", fields.table_uid(head.table_uid))
         writer_id = fields.writer_id(stream.constant("writer_id", head.writer_id))
-        table = self._catalog.find(name, uid)
+        lease = self._catalog.lease(name, uid)
+        table = lease.table
         self._streams.claim(stream, table.uid, writer_id)
         client = stream.client(table, call.caller, "writer")
         inserted = table.inserted
-        keys = await self._insert(call, table, request, writer_id)
+        keys = await self._insert(call, lease, request, writer_id)
         if keys.start >= inserted:  # Otherwise, this is a retry, and the rows were counted the first time.
             client.rows += len(keys)
         return replay_pb2.WriteResponse(
@@ -57,20 +60,18 @@ class InsertHandlers:
     async def _insert(
         self,
         call: Call,
-        table: Table,
+        lease: Lease,
         request: Framed[replay_pb2.InsertRequest] | Framed[replay_pb2.WriteRequest],
         writer_id: bytes,
     ) -> range:
         insertion = request.head.insertion
-        rows = _new_rows(table, insertion, request.rows)
+        rows = _new_rows(lease.table, insertion, request.rows)
         wait_s = fields.insert_wait_s(insertion)
         if rows.count > LONG_ROWS and await self._catalog.long_calls.turn(call.caller.identity):
             call.caller.check_valid()
-            table = self._catalog.find(table.name, table.uid)
         self._catalog.check_stores()
-        keys = await self._catalog.waiters.insert(
-            call.caller, table, rows, _stamp(writer_id, insertion.sequence), wait_s
-        )
+        stamp = _stamp(writer_id, insertion.sequence)
+        keys = await lease.admission.insert(call.caller, rows, stamp, wait_s)
         self._catalog.check_stores()  # otherwise, rows that are lost with the server would be acknowledged
         return keys
 

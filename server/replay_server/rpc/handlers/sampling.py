@@ -13,8 +13,9 @@ from replay_proto.errors import FieldError
 from replay_proto.framing import Carried, Framed
 from replay_proto.v1 import replay_pb2
 
-from replay_server import errors
 from replay_server.catalog import Catalog
+from replay_server.flow.admission import Admission
+from replay_server.flow.leases import Lease
 from replay_server.flow.long_calls import LONG_ROWS
 from replay_server.rpc.call import Call
 from replay_server.rpc.handlers import fields
@@ -73,24 +74,26 @@ class SamplingHandlers:
     async def sample(self, request: Framed[replay_pb2.SampleRequest], call: Call) -> bytes:
         """Draw a batch."""
         wanted = _wanted(request.head.table, fields.table_uid(request.head.table_uid), request.head)
-        self._check_size(self._catalog.find(wanted.table, wanted.uid), wanted)
+        lease = self._catalog.lease(wanted.table, wanted.uid)
+        self._check_size(lease.table, wanted)
 
         def reply(table: Table, drawn: Sequence[DrawnBatch]) -> Message:
             return replay_pb2.SampleResponse(batch=replay_pb2.Batch(**_fields(drawn[0])), table_uid=table.uid)
 
-        table = await self._admit(call, wanted)
-        return await self._drawn(call, table, wanted, reply)
+        await self._admit(call, lease, wanted)
+        return await self._drawn(call, lease, wanted, reply)
 
     async def read(self, request: Framed[replay_pb2.ReadRequest], call: Call) -> bytes:
         """Return rows by key."""
         message = request.head
         keys = fields.keys(message.keys)
-        table = self._catalog.find(message.table, fields.table_uid(message.table_uid))
-        carried = fields.carried(message, table.config.schema, table.config.stored)
+        lease = self._catalog.lease(message.table, fields.table_uid(message.table_uid))
+        config = lease.table.config
+        carried = fields.carried(message, config.schema, config.stored)
         check_reply_size(carried, len(keys), self._catalog.bounds.max_rows_bytes)
         self._catalog.bounds.check_rows(len(keys))
-        if await hold_reply(call, self._catalog, reply_bytes(len(keys), carried), len(keys)):
-            table = self._catalog.find(table.name, table.uid)
+        await hold_reply(call, self._catalog, reply_bytes(len(keys), carried), len(keys))
+        table = lease.table
 
         def choose() -> Choice:
             live = table.live_keys(keys)
@@ -112,8 +115,8 @@ class SamplingHandlers:
     async def update(self, request: Framed[replay_pb2.UpdatePrioritiesRequest], call: Call) -> bytes:
         """Set priorities."""
         message = request.head
-        table = self._catalog.find(message.table, fields.table_uid(message.table_uid, required=True))
-        result = await self._update(call, table, message.update)
+        lease = self._catalog.lease(message.table, fields.table_uid(message.table_uid, required=True))
+        result = await self._update(call, lease, message.update)
         return replay_pb2.UpdatePrioritiesResponse(result=result).SerializeToString()
 
     async def learn(self, request: Framed[replay_pb2.LearnRequest], call: Call) -> bytes:
@@ -124,24 +127,25 @@ class SamplingHandlers:
         batches = fields.up_to("batches", fields.MAX_BATCHES, message.batches) or 1
         ahead = fields.up_to("ahead", fields.MAX_AHEAD, message.ahead)
         wanted = _wanted(name, uid, message, batches) if message.HasField("draw") else None
-        table = self._catalog.find(name, uid)
+        lease = self._catalog.lease(name, uid)
+        table = lease.table
         client = call.stream.client(table, call.caller, "learner")
         if wanted is not None:
             self._check_size(table, wanted)
             if wanted.is_gated and not self._replaces_batch(table, wanted):
-                self._catalog.waiters.check_draw(table, wanted.rows, wanted.wait_s)
+                lease.admission.check_draw(wanted.rows, wanted.wait_s)
         of_shards = message.HasField("ranks") or message.charge or message.refund
         if of_shards:
             self._check_shard_request(table, message)
         response = replay_pb2.LearnResponse(table_uid=table.uid)
         if message.HasField("update"):
             fields.table_uid(uid, required=True)
-            response.update.CopyFrom(await self._update(call, table, message.update))
+            response.update.CopyFrom(await self._update(call, lease, message.update))
             client.updates += response.update.updated
         if of_shards:
-            self._answer_shard_request(table, message, response)
+            self._answer_shard_request(lease, message, response)
         if message.wants_state:
-            response.state.CopyFrom(self._state(table))
+            response.state.CopyFrom(self._state(lease.table))
         if wanted is None:
             return response.SerializeToString()
 
@@ -151,8 +155,8 @@ class SamplingHandlers:
                 response.batches.add(**_fields(batch))
             return response
 
-        table = await self._admit(call, wanted)
-        answer = await self._drawn(call, table, wanted, reply)
+        await self._admit(call, lease, wanted)
+        answer = await self._drawn(call, lease, wanted, reply)
         if not self._replaces_batch(table, wanted):
             table.figures.asked_ahead(batches, ahead)
             client.rows += wanted.rows
@@ -181,31 +185,25 @@ class SamplingHandlers:
         self._catalog.bounds.check_rows(query.draws + len(fields.numbers("ranks.priorities", query.priorities)))
 
     def _answer_shard_request(
-        self, table: Table, message: replay_pb2.LearnRequest, response: replay_pb2.LearnResponse
+        self, lease: Lease, message: replay_pb2.LearnRequest, response: replay_pb2.LearnResponse
     ) -> None:
         """Answer the part of the request that `_check_shard_request` has checked."""
         if message.charge or message.refund:
-            response.charged = self._charge(table, message.charge, message.refund)
+            response.charged = _charge(lease.admission, message.charge, message.refund)
         if message.HasField("ranks"):
             priorities = fields.numbers("ranks.priorities", message.ranks.priorities)
-            response.ranks.CopyFrom(_ranks(table, message.ranks.draws, priorities))
+            response.ranks.CopyFrom(_ranks(lease.table, message.ranks.draws, priorities))
 
-    def _charge(self, table: Table, samples: int, refunded: int) -> int:
-        """Charge samples to the rate limiter, serve calls that may now proceed, and return how many were charged."""
-        assert isinstance(table.gate, LimiterGate)
-        charged = table.gate.charge(samples) - table.gate.refund(refunded)
-        self._catalog.waiters.changed(table)
-        return charged
-
-    async def _update(self, call: Call, table: Table, update: replay_pb2.PriorityUpdate) -> replay_pb2.UpdateResult:
+    async def _update(self, call: Call, lease: Lease, update: replay_pb2.PriorityUpdate) -> replay_pb2.UpdateResult:
         keys = fields.keys(update.keys)
         self._catalog.bounds.check_rows(len(keys))
-        priorities = fields.priorities(update.priorities, len(keys), table.priority_limit)
+        limit = lease.table.priority_limit
+        priorities = fields.priorities(update.priorities, len(keys), limit)
         if len(keys) > LONG_ROWS and await self._catalog.long_calls.turn(call.caller.identity):
             call.caller.check_valid()
-            table = self._catalog.find(table.name, table.uid)
+        table = lease.table
         if update.HasField("others_largest"):
-            others = fields.priority("update.others_largest", update.others_largest, table.priority_limit)
+            others = fields.priority("update.others_largest", update.others_largest, limit)
             table.others_largest_priority = others
         updated, stale = table.update(keys, priorities)
         return replay_pb2.UpdateResult(updated=updated, stale=stale)
@@ -233,39 +231,36 @@ class SamplingHandlers:
         """Whether a draw replaces an already counted draw whose rows were overwritten while the client copied them."""
         return wanted.is_overtaken and table.drawable > 0 and self._may_copy(table, wanted)
 
-    async def _admit(self, call: Call, wanted: _Wanted) -> Table:
-        """Wait until the draws are allowed, without suspending if they already are, and return the table."""
-        table = self._catalog.find(wanted.table, wanted.uid)
-        if not wanted.is_gated:
-            return table
-        if (table.gate is not None or not table.drawable) and not self._replaces_batch(table, wanted):
-            await self._catalog.waiters.draw(call.caller, table, wanted.rows, wanted.wait_s)
-            table = self._catalog.find(wanted.table, wanted.uid or table.uid)
-        return table
+    async def _admit(self, call: Call, lease: Lease, wanted: _Wanted) -> None:
+        """Wait until the draws are allowed, without suspending if they already are."""
+        table = lease.table
+        is_free = table.gate is None and table.drawable
+        if wanted.is_gated and not is_free and not self._replaces_batch(table, wanted):
+            await lease.admission.draw(call.caller, wanted.rows, wanted.wait_s)
 
-    async def _drawn(self, call: Call, table: Table, wanted: _Wanted, reply: Reply) -> bytes:
+    async def _drawn(self, call: Call, lease: Lease, wanted: _Wanted, reply: Reply) -> bytes:
         """Draw admitted batches and build the reply; refuse if the table was dropped or reset meanwhile."""
-        resets = table.resets
+        admission = lease.admission
+        table, lease = admission.table, Lease(admission)
         copies = not wanted.is_overtaken and self._may_copy(table, wanted)
         rows = wanted.rows * window_rows(table)
         carried = None if copies else wanted.carried(table)
         try:
             await hold_reply(call, self._catalog, reply_bytes(rows, carried, wanted.batches), rows)
             async with table.draws.turn:
-                self._check_same(table, resets)
-                return await self._handed_out(table, wanted, reply, carried)
+                return await self._handed_out(lease, wanted, reply, carried)
         except BaseException:
             if wanted.is_gated:
-                self._catalog.waiters.leave(table, wanted.rows, resets)
+                admission.leave(wanted.rows, lease.resets)
             raise
 
-    async def _handed_out(self, table: Table, wanted: _Wanted, reply: Reply, carried: Carried | None) -> bytes:
+    async def _handed_out(self, lease: Lease, wanted: _Wanted, reply: Reply, carried: Carried | None) -> bytes:
         """Draw batches, build the reply, and count the batches as handed out.
 
         If ``carried`` is None, the reply has no rows, because the caller copies them from the table's files. If rows
         are overwritten while they are gathered, the draw is repeated, but counts once.
         """
-        resets = table.resets
+        table = lease.unchanged
         # The batch that it replaces was counted already.
         replaces = self._replaces_batch(table, wanted)
         draw = _drawing(table, wanted)
@@ -282,17 +277,19 @@ class SamplingHandlers:
         else:
             table.figures.counts.overtaken_copies += replaces
             answer = await reply_with_rows(table, carried, choose, wanted.rows * window_rows(table))
-        self._check_same(table, resets)
-        table.hand_out(drawn, is_counted=replaces)
+        lease.unchanged.hand_out(drawn, is_counted=replaces)
         # There may now be room for waiting inserts.
-        self._catalog.waiters.changed(table)
+        lease.admission.changed()
         return answer
 
-    def _check_same(self, table: Table, resets: int) -> None:
-        if self._catalog.get(table.name) is not table:
-            self._catalog.find(table.name, table.uid)  # raises
-        if table.resets != resets:
-            raise errors.table_reset(table.name)
+
+def _charge(admission: Admission, samples: int, refunded: int) -> int:
+    """Charge samples to the rate limiter, serve calls that may now proceed, and return how many were charged."""
+    gate = admission.table.gate
+    assert isinstance(gate, LimiterGate)
+    charged = gate.charge(samples) - gate.refund(refunded)
+    admission.changed()
+    return charged
 
 
 def _wanted(

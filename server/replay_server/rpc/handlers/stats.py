@@ -72,7 +72,7 @@ class StatsHandler:
         )
 
     def _table(self, table: Table, fractions: Sequence[float]) -> replay_pb2.TableStats:
-        stats = table_stats(table, self._catalog.waiters.waits(table))
+        stats = table_stats(table, self._catalog.waits(table))
         stats.priorities.extend(self._priority_quantiles(table, fractions))
         stats.ages_s.extend(_age_quantiles(table, fractions))
         return stats

@@ -82,8 +82,8 @@ class TableHandlers:
 
     async def reset(self, request: Framed[replay_pb2.ResetTableRequest], call: Call) -> bytes:
         """Reset a table."""
-        table = self._catalog.find(request.head.table, fields.table_uid(request.head.table_uid))
-        removed = await self._catalog.reset(table, client=call.caller.identity)
+        lease = self._catalog.lease(request.head.table, fields.table_uid(request.head.table_uid))
+        removed = await self._catalog.reset(lease, call.caller)
         return replay_pb2.ResetTableResponse(removed=removed).SerializeToString()
 
     def _describe(self, table: Table, caller: Caller) -> replay_pb2.TableDescription:
