@@ -74,11 +74,16 @@ def when_parent_dies(stop: Callable[[], object]) -> None:
     """
     parent, stdin = os.getppid(), sys.stdin.fileno()
 
-    def watch() -> None:
-        while os.getppid() == parent:
+    def is_closed() -> bool:
+        try:
             # Unlike sys.stdin.read(), os.read() does not keep a lock that the interpreter needs at shutdown.
-            if select.select([stdin], [], [], _PARENT_LOOK_S)[0] and not os.read(stdin, 1):
-                break
+            return bool(select.select([stdin], [], [], _PARENT_LOOK_S)[0]) and not os.read(stdin, 1)
+        except OSError:  # for example, its terminal is gone
+            return True
+
+    def watch() -> None:
+        while os.getppid() == parent and not is_closed():
+            pass
         stop()
 
     # A daemon thread does not delay the exit if the process ends for another reason.

@@ -363,6 +363,17 @@ def test_it_waits_while_the_server_is_away(start_server: Callable[..., ServerPro
         run_app(top, steps)
 
 
+def test_what_ends_the_statistics_is_shown(stats: Stats) -> None:
+    def fails() -> Iterator[Stats]:
+        yield stats
+        raise MemoryError
+
+    async def steps(pilot: Pilot[None]) -> None:
+        await until(pilot, lambda: "no statistics any more" in text_of(pilot, "#trouble"), "it is said")
+
+    run_app(Top(stats, fails(), refuse, "here:50051"), steps)
+
+
 def test_rates_are_those_between_two_statistics(stats: Stats) -> None:
     def at(uptime_s: float, inserted: int, uid: bytes = b"", cpu_s: float = 1.0) -> Stats:
         table = stats.tables[NAMES[0]]

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import signal
+import subprocess
 import threading
 import time
 from dataclasses import dataclass
@@ -119,7 +120,12 @@ class ShardKeeper:
         failures = 0
         while not self._stopped.is_set():
             began = time.monotonic()
-            self._run(0 if failures >= STARTS_ON_PORT else self._notes.port)
+            try:
+                self._run(0 if failures >= STARTS_ON_PORT else self._notes.port)
+            except Exception as error:  # of any kind: otherwise, the server would never be started again
+                log.exception("the replay server is started again")
+                with self._guard:
+                    self._failure = f"the replay server could not be kept running: {error!r}"
             failures = failures + 1 if time.monotonic() - began < SHORT_LIFE_S else 0
             self._stopped.wait(min(FIRST_BACKOFF_S * 2 ** min(failures, 10), MAX_BACKOFF_S) if failures > 1 else 0.0)
 
@@ -137,6 +143,15 @@ class ShardKeeper:
                 environment={**os.environ, "PYTHONSAFEPATH": "1"},
             )
             self._pid = process.pid
+        try:
+            self._watch(process)
+        finally:
+            with self._guard:
+                self._address = self._pid = None
+            stop(process, STOP_TIMEOUT_S)
+
+    def _watch(self, process: subprocess.Popen[str]) -> None:
+        """Note the address of the server, and wait until it ends."""
         assert process.stdout is not None
         line = process.stdout.readline().strip()  # empty when the server ends
         if line.startswith(READY_PREFIX):
@@ -150,7 +165,6 @@ class ShardKeeper:
             if not self._stopped.is_set():
                 self._failure = f"the replay server ended with status {status}: {log_tail(self._log)}"
                 log.warning("replay server %d ended with status %d", process.pid, status)
-        stop(process, STOP_TIMEOUT_S)
 
 
 class _Notes:

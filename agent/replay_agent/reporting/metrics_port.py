@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 from collections.abc import Iterable
@@ -15,6 +16,8 @@ from replay_proto.addresses import host_and_port
 
 from replay_agent.reporting.progress import ProgressView
 from replay_agent.reporting.status import Status
+
+log = logging.getLogger(__name__)
 
 _READER_S: Final = 5.0
 """Time limit for each read from a client's socket and each write to it."""
@@ -91,7 +94,11 @@ class MetricsPort(ProgressView, Collector):
 
     def _serve(self) -> None:
         while not self._has_ended.is_set():
-            self._server.handle_request()
+            try:
+                self._server.handle_request()
+            except Exception:  # of any kind: otherwise, nobody would answer any more
+                if not self._has_ended.wait(_LOOK_S):
+                    log.exception("a request for metrics failed")
 
 
 class _Server(WSGIServer):

@@ -37,17 +37,26 @@ def copy_rows(source: NDArray[np.uint8], rows: NDArray[np.int64], into: NDArray[
         _copy(source, rows, into)
         return
     ends = [len(rows) * part // parts for part in range(parts + 1)]
-    threads = [
-        threading.Thread(target=_copy, args=(source, rows[start:end], into[start:end]), name="replay-copies")
-        for start, end in itertools.pairwise(ends[1:])
-    ]
-    for thread in threads:
-        thread.start()
+    failures: list[Exception] = []
+
+    def copy_part(start: int, end: int) -> None:
+        try:
+            _copy(source, rows[start:end], into[start:end])
+        except Exception as error:
+            failures.append(error)
+
+    threads: list[threading.Thread] = []
     try:
+        for part in itertools.pairwise(ends[1:]):
+            threads.append(threading.Thread(target=copy_part, args=part, name="replay-copies"))
+            threads[-1].start()
         _copy(source, rows[: ends[1]], into[: ends[1]])
     finally:
         for thread in threads:
-            thread.join()
+            if thread.ident is not None:  # it could be started
+                thread.join()
+    if failures:
+        raise failures[0]  # rows are missing in the output
 
 
 def _copy(source: NDArray[np.uint8], rows: NDArray[np.int64], into: NDArray[np.uint8]) -> None:

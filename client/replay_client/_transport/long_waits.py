@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import Final
 
 from replay_proto.v1 import replay_pb2
@@ -82,9 +83,13 @@ class _Watch:
         while idle < _IDLE_LOOKS or not self._ends():
             time.sleep(min(_LOOK_S, WARN_AFTER_S / 4))
             idle = 0 if _waits else idle + 1
-            for wait in list(_waits.values()):
-                if not wait.is_told and time.monotonic() - wait.began >= WARN_AFTER_S:
-                    wait.tell()
+            with suppress(MemoryError):  # the next look may have some
+                self._look()
+
+    def _look(self) -> None:
+        for wait in list(_waits.values()):
+            if not wait.is_told and time.monotonic() - wait.began >= WARN_AFTER_S:
+                wait.tell()
 
     def _ends(self) -> bool:
         """Whether no wait began after the last look; from now on, the next one starts another thread."""

@@ -12,13 +12,16 @@ Background threads must refer to the work, and never to the lease or its holders
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import threading
 import time
 import warnings
 import weakref
-from contextlib import suppress
+from collections.abc import Callable
 from typing import Final, Protocol
+
+log = logging.getLogger(__name__)
 
 FINISH_S: Final = 5.0
 """Seconds in which unclosed work may be finished after its holders were collected, or its client was closed."""
@@ -77,10 +80,13 @@ def finish_at_exit(work: ThreadedWork) -> None:
 
 def finish_in_thread(work: ThreadedWork) -> None:
     """Finish the work without waiting for it."""
-    with suppress(RuntimeError):  # the interpreter is exiting, and has finished all work
+    try:
         threading.Thread(
             target=work.finish, args=(time.monotonic() + FINISH_S,), name="replay-finishes", daemon=True
         ).start()
+    except RuntimeError as error:
+        if not work.is_done:  # otherwise, the interpreter is exiting, and has finished all work
+            log.warning("an unclosed %s is finished at the end of the process: %s", work.title, error)
 
 
 def _dropped(work: Work) -> None:
@@ -102,14 +108,26 @@ def _watch_exit() -> None:
 
 def _deliver_all() -> None:
     threading.main_thread().join()
+    _deliver_all_left()
+
+
+def _deliver_all_left() -> None:
     deadline = time.monotonic() + EXIT_S
     for work in _left():
-        work.deliver(deadline)
+        _tried(work, work.deliver, deadline)
 
 
 def _finish_all() -> None:
     for work in _left():
-        work.finish(time.monotonic() + _LAST_LOOK_S)
+        _tried(work, work.finish, time.monotonic() + _LAST_LOOK_S)
+
+
+def _tried(work: Work, end: Callable[[float], None], deadline: float) -> None:
+    """Do a part of some work's end; if it fails, log why, so that other work is finished all the same."""
+    try:
+        end(deadline)
+    except Exception:
+        log.exception("an unclosed %s could not be finished", work.title)
 
 
 def _left() -> list[ThreadedWork]:

@@ -275,7 +275,7 @@ class Outbox:
                 self.has_failed = not self.is_paused
             case _:
                 log.error("a writer of table %r failed", self._table.name, exc_info=error)
-                self._error = InternalServerError(f"cannot parse the reply: {error!r}")
+                self._error = InternalServerError(f"rows could not be sent, or the reply not be read: {error!r}")
                 self.has_failed = True
 
     def _acknowledge(self, block: SentBlock) -> None:

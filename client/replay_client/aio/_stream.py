@@ -48,6 +48,7 @@ class AnsweredStream(Generic[R]):
         self._path = path
         self._stream: MessageStream | FrameStream | None = None
         self._sender: asyncio.Task[None] | None = None
+        self._failure: Exception | None = None  # why a request could not be built
         self._is_closed = False
         self._opened_at = 0.0
 
@@ -77,6 +78,9 @@ class AnsweredStream(Generic[R]):
                 answer = await stream.receive()
             except BaseException as error:
                 self._drop()
+                failure, self._failure = self._failure, None
+                if failure is not None and not self._is_closed:
+                    raise failure from None
                 if self._is_closed or not isinstance(error, Exception):
                     raise
                 is_cut = await self._connection.is_cut(error, time.monotonic() - self._opened_at)
@@ -122,6 +126,13 @@ class AnsweredStream(Generic[R]):
 
     async def _send_all(self, stream: MessageStream | FrameStream) -> None:
         """Send requests until the stream ends or is dropped, which cancels this task."""
+        try:
+            await self._send_pending(stream)
+        except Exception as error:  # for example, a lack of memory: `receive` raises it
+            self._failure = error
+            stream.cancel()
+
+    async def _send_pending(self, stream: MessageStream | FrameStream) -> None:
         while True:
             request = self._pending.next_to_send()
             if request is not None:

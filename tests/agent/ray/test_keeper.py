@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from replay_agent.ray.keeper import ShardKeeper
 from replay_client import Column, ReplayClient
 
 from tests.support.deadlines import wait_until
+from tests.support.forked_modules import fork_module
 
 
 @pytest.fixture
@@ -136,3 +138,27 @@ def test_a_server_that_cannot_start_is_reported_with_its_log(keep: Callable[...,
 def test_a_token_that_a_node_does_not_see_is_named(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"tokens\.toml"):
         ShardKeeper(tmp_path / "shard-0", "127.0.0.1", tmp_path / "tokens.toml")
+
+
+def test_a_server_is_kept_after_any_failure(
+    keep: Callable[..., ShardKeeper], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = keeping._Notes.store
+    failures = [OSError("no space for the notes"), BlockingIOError("no process")]
+
+    def starts(*arguments: Any, **options: Any) -> Any:
+        if len(failures) == 2:
+            raise failures.pop()
+        return fork_module(*arguments, **options)
+
+    def stores(notes: keeping._Notes, **changed: int | None) -> None:
+        if failures:
+            raise failures.pop()
+        store(notes, **changed)
+
+    monkeypatch.setattr(keeping, "start_module", starts)
+    monkeypatch.setattr(keeping._Notes, "store", stores)
+    keeper = keep()
+    wait_until(lambda: caplog.text.count("the replay server is started again") == 2, "both have failed")
+    ready(keeper)
+    assert keeper.report().failure is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -32,3 +34,18 @@ def test_every_row_is_copied_to_its_place(monkeypatch: pytest.MonkeyPatch, count
     np.testing.assert_array_equal(into[:count], source[rows])
     assert not into[count].any()
     assert sum(copied) == count
+
+
+def test_rows_that_a_thread_could_not_copy_are_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = copying._copy
+
+    def fails_in_threads(source: Bytes, part: Rows, place: Bytes) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise MemoryError
+        copy(source, part, place)
+
+    monkeypatch.setattr(copying, "_THREADS", 2)
+    monkeypatch.setattr(copying, "_copy", fails_in_threads)
+    monkeypatch.setattr(copying, "_BYTES_EACH", 16)
+    with pytest.raises(MemoryError):
+        copying.copy_rows(np.zeros((8, 8), np.uint8), np.arange(8), np.zeros((8, 8), np.uint8))

@@ -289,6 +289,12 @@ class Top(App[None]):
             self.screen.call_later(self.screen.refresh_view)
 
     def _fetch(self) -> None:
+        try:
+            self._fetch_all()
+        except Exception as error:  # nothing new will come, and the screen shall not look as if all were well
+            self.post_message(Looked(Trouble(f"no statistics any more, start again: {error!r}", None)))
+
+    def _fetch_all(self) -> None:
         for seen in self._later:
             if self._ended.is_set():
                 return

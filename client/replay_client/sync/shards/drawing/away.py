@@ -85,6 +85,9 @@ def _look(away: weakref.ref[AwayShard], ended: threading.Event) -> None:
     """Ask every now and then, until the server answers or nobody wants to know."""
     while not ended.wait(_LOOK_EVERY_S):
         shard = away()
-        if shard is None or shard.look():
-            return
+        try:
+            if shard is None or shard.look():
+                return
+        except Exception:  # of any kind: otherwise, the shard would stay away for good
+            log.exception("looking for a server that is away goes on")
         del shard
