@@ -13,6 +13,8 @@ from replay_server.flow import background as supervising
 from replay_server.flow.background import Background
 
 from tests.server.http.test_serving import ask, served
+from tests.support.http_port import get
+from tests.support.server_process import ServerProcess
 
 LOOP = "live page"
 
@@ -117,3 +119,25 @@ def test_readiness_and_metrics_show_a_loop_that_keeps_failing(tmp_path: Path) ->
             assert await got(port, "/readyz") == "ready\n"
 
     run(test)
+
+
+def test_every_loop_of_a_server_is_supervised(start_server: Callable[..., ServerProcess], tmp_path: Path) -> None:
+    checkpoints = ("--checkpoint-dir", str(tmp_path / "checkpoints"), "--checkpoint-every", "3600")
+    server = start_server(
+        "--data-dir", str(tmp_path / "data"), "--durability", "power", "--http-port", "0", *checkpoints
+    )
+    found = {
+        sample.labels["loop"]
+        for family in text_string_to_metric_families(get(server, "/metrics").text)
+        for sample in family.samples
+        if sample.name == "replay_background_failing"
+    }
+    assert found == {
+        "accepting HTTP connections",
+        "garbage collection",
+        "health service",
+        "live page",
+        "periodic checkpoint",
+        "syncing",
+        "unfinished messages",
+    }
