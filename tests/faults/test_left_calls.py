@@ -8,7 +8,7 @@ CALLS = 30
 
 
 def test_calls_that_are_begun_and_left_cost_others_nothing_that_stays() -> None:
-    costs = [*run(("Insert",), calls=CALLS, spells=Spells(alone_s=0.0, beside_s=0.0))]
+    costs = [*run(("Insert",), CALLS, Spells(alone_s=0.0, beside_s=0.0), is_brief=True)]
     assert [cost.way for cost in costs] == [*WAYS]
     for cost in costs:
         assert not cost.beside.errors, cost

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import queue
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 from replay_proto.schema import Column, Schema
 from replay_proto.v1 import replay_pb2
+from replay_server.errors import RequestError
+from replay_server.rpc.over_grpc import unfinished as looks
 from replay_server.rpc.over_grpc.sockets import find_connections
-from replay_server.rpc.over_grpc.unfinished import Connection
+from replay_server.rpc.over_grpc.unfinished import Connection, Unfinished
 
 from tests.attacks.attack import bearer
 from tests.attacks.memory import BYTES_PER_MB, MemoryWatch
@@ -34,6 +38,7 @@ ALLOWED_MB = CONNECTIONS * STREAMS * MESSAGE_BYTES / BYTES_PER_MB / 2
 GIVEN_BACK_MB = 50.0
 GIVEN_BACK_S = 10.0
 SILENT_S = 10.0
+LARGEST, MORE_PARTS = 1 << 20, 12
 
 
 def withhold_last_bytes(server: ServerProcess, method: str, stack: ExitStack) -> int:
@@ -103,25 +108,74 @@ def test_who_falls_silent_within_a_message_is_refused_after_a_while(start_server
         local.close()
 
 
+@pytest.mark.parametrize("completes", [False, True])
+def test_a_caller_that_completes_nothing_holds_no_more_than_its_share(
+    monkeypatch: pytest.MonkeyPatch, *, completes: bool
+) -> None:
+    monkeypatch.setattr(looks, "_ALL_S", 0.0)
+    monkeypatch.setattr(looks, "_STALLED_S", math.inf)
+    with ExitStack() as stack:
+        pairs = [stack.enter_context(connected()) for _ in range(2)]
+
+        async def receive() -> list[RequestError]:
+            unfinished, reader = Unfinished(LARGEST), Reader()
+            connections = [unfinished.connection(f"ipv4:127.0.0.1:{port(client)}", "caller") for client, _ in pairs]
+            for connection in connections:
+                stack.enter_context(connection.reading(reader))
+            for part in (bytes(LARGEST - 10_000), *[bytes(10)] * MORE_PARTS):
+                for client, ours in pairs:
+                    client.sendall(part)
+                    ours.recv(len(part), socket.MSG_WAITALL)
+                if completes:
+                    connections[0].whole(0)
+                await unfinished.look()
+            return reader.refusals
+
+        refusals = asyncio.run(receive())
+    assert bool(refusals) is not completes
+
+
+class Reader:
+    """Remembers how it was ended."""
+
+    def __init__(self) -> None:
+        self.refusals: list[RequestError] = []
+
+    def end(self, refusal: RequestError) -> None:
+        self.refusals.append(refusal)
+
+
+@contextmanager
+def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Two ends of a TCP connection."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as client,
+        listener.accept()[0] as ours,
+    ):
+        yield client, ours
+
+
+def port(client: socket.socket) -> int:
+    number: int = client.getsockname()[1]
+    return number
+
+
 def test_bytes_of_whole_messages_are_not_held_against_a_connection() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as client:
-        ours, _ = listener.accept()
-        with ours:
-            connection = Connection("caller")
-            connection.socket = find_connections()[f"ipv4:127.0.0.1:{client.getsockname()[1]}"]
-            client.sendall(bytes(100_000))
-            assert connection.look(1.0, 1.0)
-            assert connection.unfinished == 0.0, "nothing has been read yet"
-            received = 0
-            while received < 100_000:
-                received += len(ours.recv(1 << 16))
-            connection.look(2.0, 0.0)
-            assert connection.unfinished == 100_000
-            connection.whole(100_000)
-            connection.look(3.0, 0.0)
-            assert connection.unfinished == 0.0
-            assert connection.completed == 3.0
-        assert not connection.look(4.0, 0.0), "it is closed"
+    with connected() as (client, ours):
+        connection = Connection("caller")
+        connection.socket = find_connections()[f"ipv4:127.0.0.1:{port(client)}"]
+        client.sendall(bytes(100_000))
+        assert connection.look(1.0, 1.0)
+        assert connection.unfinished == 0.0, "nothing has been read yet"
+        ours.recv(100_000, socket.MSG_WAITALL)
+        connection.look(2.0, 0.0)
+        assert connection.unfinished == 100_000
+        connection.whole(100_000)
+        connection.look(3.0, 0.0)
+        assert connection.unfinished == 0.0
+        assert connection.completed == 3.0
+    assert not connection.look(4.0, 0.0), "it is closed"
 
 
 def test_connections_over_ipv6_are_found() -> None:
