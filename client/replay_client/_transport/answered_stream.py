@@ -9,7 +9,7 @@
 requests again. If the server refuses a request, `receive` raises the error.
 
 On a gRPC stream, a thread of gRPC sends the requests. On a stream that bypasses gRPC, either the thread that calls
-`send_pending` sends them (`FrameStream`), or a background thread (`SentFrames`).
+`send_pending` sends them (`DirectFrames`), or a background thread (`SentFrames`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from typing import Generic
 
 from replay_proto.frames import Content
 
-from replay_client._transport.connection import Connection, MessageStream, StreamMethod
+from replay_client._transport.connection import Connection, StreamMethod
 from replay_client._transport.data_path import DataPath
-from replay_client._transport.frame_stream import FrameStream
 from replay_client._transport.pending import PendingRequests, R
-from replay_client._transport.sent_frames import SentFrames
+from replay_client._transport.streams import DirectFrames, PulledMessages, SentFrames, Stream
 from replay_client._transport.time_limits import left_s
 from replay_client.errors import ClosedError, DeadlineExceededError
 
@@ -67,7 +66,7 @@ class AnsweredStream(Generic[R]):
         self._before_waiting = before_waiting
         self._path = path
         self._sends_in_background = sends_in_background
-        self._stream: MessageStream | FrameStream | SentFrames | None = None
+        self._stream: Stream | None = None
         self._token: object = None  # identifies the open stream
         self._closed = False
         self._opened_at = 0.0
@@ -82,10 +81,10 @@ class AnsweredStream(Generic[R]):
         if not self.pending.has_unsent:
             return
         with self._lock:
-            if isinstance(self._stream, FrameStream):
-                self._send_now(self._stream)  # only the receiving thread sends, so no other thread waits for a request
-            else:
+            if self._stream is None:
                 self.notify()
+            else:
+                self._stream.send_pending()
 
     def notify(self) -> None:
         """Wake up all threads that wait for a change; call with `changed` held."""
@@ -139,10 +138,10 @@ class AnsweredStream(Generic[R]):
         if stream is None or self._connection.is_forked:
             return
         stream.cancel()
-        if isinstance(stream, FrameStream) and not is_received:
+        if not is_received:
             stream.close()
 
-    def _opened(self, deadline: float) -> MessageStream | FrameStream | SentFrames:
+    def _opened(self, deadline: float) -> Stream:
         """Return the stream, opening it once there is something to send."""
         with self._lock:
             while not self._closed and self._stream is None and not self.pending.requests:
@@ -151,24 +150,32 @@ class AnsweredStream(Generic[R]):
                     self._wait(wait_s, deadline)
             if self._closed:
                 raise ClosedError("this stream is closed")
-            if self._stream is None:
-                self._token = object()
-                self._stream = self._open()
-                self._opened_at = time.monotonic()
-            return self._stream
+            if self._stream is not None:
+                return self._stream
+            token = self._token = object()
+        stream = self._open(token)  # without the lock: a server that hangs must not block those who add requests
+        if not self._adopt(stream):
+            stream.cancel()
+            stream.close()
+            raise ClosedError("this stream is closed")
+        return stream
 
-    def _open(self) -> MessageStream | FrameStream | SentFrames:
+    def _adopt(self, stream: Stream) -> bool:
+        """Use a stream from now on; return False if this one was closed meanwhile."""
+        with self._lock:
+            if not self._closed:
+                self._stream, self._opened_at = stream, time.monotonic()
+                stream.send_pending()
+            return not self._closed
+
+    def _open(self, token: object) -> Stream:
         frames = self._path.open_stream(self._method)
         if frames is None:
-            return self._connection.open_stream(self._method, map(b"".join, self._requests(self._token)))
+            messages = self._connection.open_stream(self._method, map(b"".join, self._requests(token)))
+            return PulledMessages(messages, self.notify)
         if self._sends_in_background:
-            return SentFrames(frames, self._requests(self._token))
-        self._send_now(frames)
-        return frames
-
-    def _send_now(self, stream: FrameStream) -> None:
-        while (request := self.pending.next_to_send()) is not None:
-            stream.send(b"".join(request.parts()))
+            return SentFrames(frames, self._requests(token), self.notify)
+        return DirectFrames(frames, self.pending)
 
     def _requests(self, token: object) -> Iterator[Sequence[Content]]:
         """Yield messages, each in parts, to the sending thread, until the stream with this token is replaced."""
@@ -184,21 +191,18 @@ class AnsweredStream(Generic[R]):
                 assert request is not None
             yield request.parts()
 
-    def _answer(self, stream: MessageStream | FrameStream | SentFrames, deadline: float) -> Content:
+    def _answer(self, stream: Stream, deadline: float) -> Content:
         left = left_s(deadline)
-        return stream.receive() if left is None else stream.receive(left)
+        return stream.receive(math.inf if left is None else left)
 
-    def _drop(self, stream: MessageStream | FrameStream | SentFrames) -> None:
+    def _drop(self, stream: Stream) -> None:
         stream.cancel()
         with self.changed:
-            if isinstance(stream, FrameStream):
-                stream.close()  # no `send` is running
             self._token = object()
             self._stream = None
             self.pending.broken()
             self.notify()
-        if isinstance(stream, SentFrames):
-            stream.close()
+        stream.close()
 
     def _raise_unless_passing(self, error: Exception, deadline: float) -> None:
         """Pause if a new stream may help. Otherwise, raise the error."""

@@ -10,6 +10,7 @@ See `FrameHello` in the protocol.
 from __future__ import annotations
 
 import math
+import os
 import select
 import socket
 import time
@@ -29,6 +30,8 @@ _LONGEST_WAIT_MS: Final = (1 << 31) - 1
 """Longest time limit that the system call `poll` accepts."""
 SILENCE_S: Final = 10.0
 """How long `receive` waits for a reply before it checks whether the server still answers anybody."""
+_MOST_PARTS: Final = os.sysconf("SC_IOV_MAX")
+"""Number of parts that the system call `sendmsg` accepts."""
 _SEND_PATIENCE_S: Final = 0.05
 """How long `send` waits for a server that does not read."""
 
@@ -62,30 +65,27 @@ class FrameStream:
         while self._send_some() and self._wait(select.POLLOUT, deadline):
             pass
 
-    def send_whole(self, parts: Sequence[Content]) -> bool:
+    def send_whole(self, parts: Sequence[Content]) -> None:
         """Send a message, given in parts, and wait until the socket has accepted it.
 
         The receiving thread must not call this method.
 
-        Returns:
-            False if the connection has ended.
+        Raises:
+            OSError: the connection has ended.
         """
         self._sent += 1
         left = [memoryview(frame_head(sum(map(len, parts)))), *(memoryview(part) for part in parts)]
-        try:
-            while left:
-                try:
-                    sent = self._link.sendmsg(left)
-                except BlockingIOError:
-                    self._wait(select.POLLOUT, math.inf)
-                    continue
-                while left and sent >= len(left[0]):
-                    sent -= len(left.pop(0))
-                if left:
-                    left[0] = left[0][sent:]
-        except OSError:
-            return False
-        return True
+        left.reverse()
+        while left:
+            try:
+                sent = self._link.sendmsg(left[: -_MOST_PARTS - 1 : -1])
+            except BlockingIOError:
+                self._wait(select.POLLOUT, math.inf)
+                continue
+            while left and sent >= len(left[-1]):
+                sent -= len(left.pop())
+            if left:
+                left[-1] = left[-1][sent:]
 
     def receive(self, timeout_s: float = math.inf) -> Content:
         """Wait for the next reply, for at most ``timeout_s`` seconds; `math.inf` means no limit.

@@ -34,11 +34,12 @@ from replay_client._transport import frame_stream
 from replay_client._transport.frame_stream import FrameStream
 from replay_client._transport.local_calls import FrameMethod, LocalAddress, LocalCalls
 from replay_client._transport.pending import PendingRequests, Request
+from replay_client._transport.streams import DirectFrames, SentFrames
 from replay_proto.frames import FrameKind, frame_head
 from replay_proto.v1 import replay_pb2
 
 from tests.client.conftest import COLUMNS
-from tests.client.numbered import assert_whole, exhaust, rows
+from tests.client.numbered import assert_whole, exhaust, row, rows
 from tests.support.deadlines import PATIENCE_S, wait_until
 from tests.support.server_process import ServerProcess
 
@@ -183,6 +184,32 @@ def test_a_message_that_a_server_does_not_take_in_does_not_hold_up_its_sender(
     assert stream.receive(30) == b"done"
     serving.join()
     assert got == due
+
+
+def test_a_message_may_have_more_parts_than_the_system_sends_at_once(pair: tuple[FrameStream, socket.socket]) -> None:
+    stream, theirs = pair
+    parts = [bytes([number % 251]) * (number % 7) for number in range(5000)]
+    whole = frame_head(sum(map(len, parts))) + b"".join(parts)
+    sending = threading.Thread(target=stream.send_whole, args=(parts,))
+    sending.start()
+    received = b""
+    while len(received) < len(whole):
+        received += theirs.recv(1 << 16)
+    sending.join()
+    assert received == whole
+
+
+def test_whoever_waits_for_a_reply_learns_that_the_request_could_not_be_sent(
+    pair: tuple[FrameStream, socket.socket],
+) -> None:
+    def requests() -> Iterator[list[bytes]]:
+        yield [b"abc"]
+        raise MemoryError
+
+    stream = SentFrames(pair[0], requests(), wake=lambda: None)
+    with pytest.raises(MemoryError):
+        stream.receive(PATIENCE_S)
+    stream.close()
 
 
 def test_why_the_server_ended_it_is_known_to_who_could_not_send(pair: tuple[FrameStream, socket.socket]) -> None:
@@ -490,7 +517,7 @@ def test_a_sampler_is_on_the_socket_again_after_a_restart(durable: ServerProcess
             durable.restart()
             for _ in range(6):
                 assert_whole(next(sampler).columns)
-            assert isinstance(sampler._stream._stream, FrameStream)
+            assert isinstance(sampler._stream._stream, DirectFrames)
 
 
 @pytest.mark.timed
@@ -596,6 +623,28 @@ def test_a_sampler_goes_on_when_a_stopped_server_continues(
         wait_until(lambda: False in were_alive, "the stream has ended")
         server.process.send_signal(signal.SIGCONT)
         assert set(batch.result(60)["number"].tolist()) == {7}
+
+
+def test_a_server_that_hangs_while_a_stream_is_opened_does_not_block_append(
+    start_server: StartServer, connect: Connect
+) -> None:
+    server = start_server()
+    table = connect(server).create_table("hung", columns=COLUMNS, capacity=1000)
+    writer = table.writer()
+    stream = writer._delivery._stream
+    server.process.send_signal(signal.SIGSTOP)
+    writer.append(**row(0))
+    with pytest.raises(DeadlineExceededError):
+        writer.flush(timeout_s=0)
+    wait_until(lambda: stream._token is not None, "the background thread says hello")
+    assert writer.in_flight == 1
+    writer.append(**row(1))
+    with pytest.raises(DeadlineExceededError):
+        writer.flush(timeout_s=0)
+    assert not stream.is_open, "all this was possible before the hello had ended"
+    server.process.send_signal(signal.SIGCONT)
+    writer.close()
+    assert len(table) == 2
 
 
 def test_a_request_may_wait_as_long_as_the_server_answers_others(near: Table, were_alive: list[bool]) -> None:

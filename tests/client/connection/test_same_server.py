@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from replay_client import Column, ReplayClient, Table, aio
-from replay_client._transport.frame_stream import FrameStream
+from replay_client._transport.streams import DirectFrames
 from replay_client.results.description import TableDescription
 from replay_proto.owner import OWNER_FILE, read_owner
 
@@ -126,7 +126,7 @@ def test_after_a_restart_rows_are_copied_and_streams_are_local_again(
             next(sampler)
             writer.append(x=1.0)
             writer.flush()
-        assert isinstance(sampler._stream._stream, FrameStream)
+        assert isinstance(sampler._stream._stream, DirectFrames)
         copied = table.stats().sampled_same_host
         next(sampler)
         assert table.stats().sampled_same_host > copied

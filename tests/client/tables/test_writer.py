@@ -20,8 +20,7 @@ from replay_client import (
     TableNotFoundError,
     TableReplacedError,
 )
-from replay_client._transport.connection import MessageStream
-from replay_client._transport.sent_frames import SentFrames
+from replay_client._transport.streams import PulledMessages, SentFrames
 from replay_client._writing import outbox
 from replay_proto.v1 import replay_pb2
 
@@ -336,7 +335,7 @@ def test_a_writer_on_the_servers_host_uses_the_local_socket_and_elsewhere_grpc(t
         writer.append(**row(0))
         writer.flush()
         stream = writer._delivery._stream._stream
-        assert isinstance(stream, SentFrames if data_path == SAME_HOST else MessageStream)
+        assert isinstance(stream, SentFrames if data_path == SAME_HOST else PulledMessages)
 
 
 def test_a_writer_without_a_local_socket_uses_grpc(start_server: StartServer, connect: Connect) -> None:
