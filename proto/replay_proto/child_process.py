@@ -78,7 +78,7 @@ def when_parent_dies(stop: Callable[[], object]) -> None:
         try:
             # Unlike sys.stdin.read(), os.read() does not keep a lock that the interpreter needs at shutdown.
             return bool(select.select([stdin], [], [], _PARENT_LOOK_S)[0]) and not os.read(stdin, 1)
-        except OSError:  # for example, its terminal is gone
+        except OSError:  # for example, a broken connection
             return True
 
     def watch() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import pickle
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -220,3 +222,18 @@ def test_a_client_that_arrives_without_its_token_can_be_closed(monkeypatch: pyte
         arrived.tables()
     awaited: aio.ReplayClient = pickle.loads(pickle.dumps(aio.ReplayClient("localhost:1", token="a-token-of-16-bytes")))
     asyncio.run(awaited.close())
+
+
+def test_a_client_keeps_every_object_that_it_is_given(server: ServerProcess) -> None:
+    class Needed:
+        """Something that a client needs."""
+
+    with ReplayClient(server.address) as client:
+        kept = []
+        for _ in range(2):
+            needed = Needed()
+            client.keep_alive(needed)
+            kept.append(weakref.ref(needed))
+            del needed
+        gc.collect()
+        assert all(reference() is not None for reference in kept)
