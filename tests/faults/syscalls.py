@@ -20,8 +20,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing import get_context, util
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import grpc
 import numpy as np
@@ -197,8 +198,8 @@ class Script:
         with tempfile.TemporaryDirectory(prefix="syscalls-") as name:
             folder = Path(name) / "watched"
             shutil.copytree(self.begins, folder)
-            if (folder / "data" / OWNER_FILE).exists():
-                make_original(folder / "data")
+            for record in folder.glob(f"*/{OWNER_FILE}"):  # else the server would watch for a heartbeat
+                make_original(record.parent)
             self.calls.arm(fault)
             server = Server(self.calls, folder, self.before.copy(), *self.flags(folder))
             try:
@@ -445,31 +446,55 @@ SCRIPTS: dict[Durability, tuple[type[Script], ...]] = {
 }
 
 
-@dataclass
 class Trials:
-    """All points, or a sample of them."""
+    """Scripts, and servers whose calls fail. Each process of a run has its own."""
 
-    calls: FailingCalls
-    folder: Path
-    outcomes: Counter[str] = field(default_factory=Counter)
-    wrong: list[str] = field(default_factory=list)
+    def __init__(self, folder: Path) -> None:
+        """Prepare all scripts, in an empty folder."""
+        self.calls = FailingCalls(folder)
+        self.scripts = [
+            script(self.calls, durability, folder) for durability, scripts in SCRIPTS.items() for script in scripts
+        ]
 
-    def points(self) -> Iterator[tuple[Script, Fault]]:
+    def points(self) -> Iterator[Point]:
         """Every call that can fail, in every way."""
-        for durability, scripts in SCRIPTS.items():
-            for script in scripts:
-                made = script(self.calls, durability, self.folder)
-                yield from ((made, fault) for fault in made.points())
+        for number, script in enumerate(self.scripts):
+            yield from (Point(number, fault) for fault in script.points())
 
-    def run(self, script: Script, fault: Fault) -> None:
-        """Run one trial."""
+    def run(self, point: Point) -> tuple[str, str]:
+        """Run one trial; return its outcome, and what was wrong."""
+        script = self.scripts[point.script]
         try:
-            self.outcomes[script.run(fault)] += 1
+            return script.run(point.fault), ""
         except Exception as error:
-            self.wrong.append(f"{script.name}, {script.durability}, {fault} ({self.calls.fired}): {error}")
+            return "wrong", f"{script.name}, {script.durability}, {point.fault} ({self.calls.fired}): {error}"
 
 
-def main(*, sample: int = 0, seed: int = 0, kind: str = "", script: str = "", durability: str = "") -> None:
+class Point(NamedTuple):
+    """A call that fails in a script."""
+
+    script: int
+    """Its place in `Trials.scripts`."""
+    fault: Fault
+
+
+_of_worker: Trials
+"""The trials of a worker process."""
+
+
+def _begin_worker(folder: Path) -> None:
+    global _of_worker
+    _of_worker = Trials(Path(tempfile.mkdtemp(dir=folder)))
+    util.Finalize(None, _of_worker.calls.close, exitpriority=1)
+
+
+def _run_in_worker(point: Point) -> tuple[str, str]:
+    return _of_worker.run(point)
+
+
+def main(
+    *, sample: int = 0, seed: int = 0, kind: str = "", script: str = "", durability: str = "", jobs: int = 3
+) -> None:
     """Let every system call fail in turn.
 
     Args:
@@ -478,25 +503,31 @@ def main(*, sample: int = 0, seed: int = 0, kind: str = "", script: str = "", du
         kind: try only calls of this kind.
         script: try only this script.
         durability: try only this durability.
+        jobs: trials at the same time; they mostly wait.
     """
+    outcomes: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix="syscalls-") as name:
-        calls = FailingCalls(Path(name))
-        trials = Trials(calls, Path(name))
-        points = [
-            (each, fault)
-            for each, fault in trials.points()
-            if (kind in ("", fault.kind)) and script in ("", each.name) and durability in ("", each.durability)
-        ]
-        if sample:
-            points = random.Random(seed).sample(points, min(sample, len(points)))
-        for each, fault in track(points, "system calls"):
-            wrong = len(trials.wrong)
-            trials.run(each, fault)
-            print(*trials.wrong[wrong:], sep="\n", end="", flush=True)
-        calls.close()
-    print(f"{len(points)} points: " + ", ".join(f"{outcome}: {count}" for outcome, count in trials.outcomes.items()))
-    if trials.wrong:
-        raise SystemExit(f"{len(trials.wrong)} points had wrong consequences")
+        (folder := Path(name) / "points").mkdir()
+        trials = Trials(folder)
+        chosen = {
+            number
+            for number, each in enumerate(trials.scripts)
+            if script in ("", each.name) and durability in ("", each.durability)
+        }
+        points = [each for each in trials.points() if each.script in chosen and kind in ("", each.fault.kind)]
+        trials.calls.close()
+        # In random order, so that a few trials tell about all scripts.
+        points = random.Random(seed).sample(points, min(sample or len(points), len(points)))
+        with get_context("spawn").Pool(jobs, _begin_worker, (Path(name),)) as pool:
+            for outcome, wrong in track(pool.imap_unordered(_run_in_worker, points), "system calls", len(points)):
+                outcomes[outcome] += 1
+                if wrong:
+                    print(wrong, flush=True)
+            pool.close()
+            pool.join()
+    print(f"{len(points)} points: " + ", ".join(f"{outcome}: {count}" for outcome, count in outcomes.items()))
+    if outcomes["wrong"]:
+        raise SystemExit(f"{outcomes['wrong']} points had wrong consequences")
 
 
 if __name__ == "__main__":
