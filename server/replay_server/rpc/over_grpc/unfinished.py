@@ -50,12 +50,12 @@ log = logging.getLogger(__name__)
 _LOOK_S: Final = 0.02
 """Seconds between two looks at the server's memory, which take 10 us each."""
 _SOON_S: Final = 0.005
-"""Seconds between two looks if a caller that completes no messages holds a quarter of its share: on loopback, 12 MiB
-can arrive within `_LOOK_S`."""
+"""Seconds between two looks while a caller that completes no messages holds an eighth of its share, and memory grows:
+on loopback, 12 MiB can arrive within `_LOOK_S`."""
 _ALL_S: Final = 1.0
 """Seconds between two looks at all connections if memory does not grow; this takes 5 us for each connection."""
 _GROWTH_BYTES: Final = 4 << 20
-"""If the server's memory has grown by this much, all connections are looked at."""
+"""If the server's memory has grown by this much, all connections are looked at; after `_SOON_S`, by a quarter of it."""
 _SILENT_S: Final = 10.0
 """A message of which nothing arrives for so long is given up."""
 _STALLED_S: Final = 0.2
@@ -184,7 +184,7 @@ class Unfinished:
         self._woke = self._looked = time.monotonic()
         self._memory = _memory_bytes()
         self._given_up = 0.0
-        self._gave_up = 0.0
+        self._gave_up = self._ended = 0.0
         self._warned = -_WARN_S
 
     def connection(self, peer: str, caller: str) -> Connection:
@@ -202,10 +202,10 @@ class Unfinished:
         now, memory = time.monotonic(), _memory_bytes()
         self._awake_s += min(now - self._woke, _LOOK_S)
         self._woke = now
-        # Memory that was just given up is used again without growth.
-        is_calm = memory - self._memory < _GROWTH_BYTES and not self._given_up and self._pause_s == _LOOK_S
-        if is_calm and now - self._looked < _ALL_S:
-            self._memory = min(self._memory, memory)
+        growth = _GROWTH_BYTES if self._pause_s == _LOOK_S else _GROWTH_BYTES // 4
+        has_ended_some = now - self._ended < _ALL_S  # their memory is used again without growth
+        if memory - self._memory < growth and now - self._looked < _ALL_S and not has_ended_some:
+            self._memory, self._pause_s = min(self._memory, memory), _LOOK_S
             return
         self._memory = memory
         if any(connection.is_sought for connection in self._connections.values()):
@@ -254,7 +254,7 @@ class Unfinished:
                 of_callers[connection.caller].append(connection)
         for caller, connections in of_callers.items():
             completes = self._awake_s - self._completed[caller] < _IDLE_S
-            if not completes and sum(connection.unfinished for connection in connections) > self._most / 4:
+            if not completes and sum(connection.unfinished for connection in connections) > self._most / 8:
                 self._pause_s = _SOON_S
             self._end_beyond(caller, self._most, connections, now, self._is_odd if completes else _any)
             self._end_beyond(caller, _FAR_MORE * self._most, connections, now, _any)
@@ -283,6 +283,7 @@ class Unfinished:
                 ended = connection.end(errors.message_unfinished(why), all_calls=False)
                 total -= ended
                 self._gives_up(ended, now)
+                self._ended = now
 
     def _gives_up(self, size: float, now: float) -> None:
         self._given_up += size
