@@ -5,11 +5,13 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from replay_server.files.standard_error import MOST_TEXTS, StandardError
 
@@ -117,6 +119,27 @@ def test_a_signal_ends_a_server_that_is_still_loading() -> None:
         assert "llvmlite" not in Path(f"/proc/{process.pid}/maps").read_text()
         process.terminate()
         assert process.communicate() == (b"", b"")
+    assert process.returncode == 0
+
+
+@pytest.mark.skipif(os.getuid() != 0 or shutil.which("unshare") is None, reason="needs root and unshare")
+def test_a_signal_ends_the_first_process_of_a_container_that_is_still_loading() -> None:
+    process = subprocess.Popen(
+        ["unshare", "--pid", "--fork", "--kill-child", *server_command("--port", "0")],
+        env=server_environment({}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    with process:
+        try:
+            wait_until(lambda: psutil.Process(process.pid).children() != [], "it is there")
+            (first,) = psutil.Process(process.pid).children()
+            wait_until(lambda: catches(first.pid, signal.SIGTERM), "it handles the signal")
+            assert "llvmlite" not in Path(f"/proc/{first.pid}/maps").read_text()
+            first.terminate()
+            assert process.communicate() == (b"", b"")
+        finally:
+            process.kill()
     assert process.returncode == 0
 
 
