@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -29,20 +29,34 @@ from replay_client._rows.mapped_rows import MappedRows, NearRows
 from replay_client._transport.pending import PendingRequests, Request
 from replay_client.batch import Batch
 from replay_client.draws import Prefetch, with_beta
-from replay_client.errors import DeadlineExceededError
+from replay_client.errors import DeadlineExceededError, ReplayError
 from replay_client.results.description import FIFO, TableDescription
 
 _MESSAGES_IN_FLIGHT: Final = 4
 """Desired number of messages in flight: with a larger prefetch, one message requests several batches."""
 _MOST_TOGETHER: Final = 64
 """Maximum batches per message: the server handles no other call while it draws them."""
+_OF_DRAWS: Final = frozenset({"LIMITED", "TABLE_EMPTY", "TABLE_RESET", "WAITED_TOO_LONG"})
+"""Reasons for which a draw is refused, and the updates in the same message are not."""
 UPDATES_KEPT: Final = MOST_KEYS_AT_ONCE
 """Maximum rows of updates that wait for the next request; with more, they are sent immediately."""
 
 
+@dataclass
+class Charges:
+    """Samples that a learner charges to a shard's rate limiter."""
+
+    due: int = 0
+    """For the next request. A negative number gives samples back."""
+    asked: int = 0
+    """In requests without a reply."""
+    granted: int = 0
+    """Granted, according to the replies."""
+
+
 @dataclass(kw_only=True)
 class Exchange(Request):
-    """A learner's message and the expected reply."""
+    """A learner's message and the expected reply, with the bookkeeping of both."""
 
     message: bytes
     draw: replay_pb2.Draw
@@ -51,10 +65,28 @@ class Exchange(Request):
     has_update: bool = False
     batches: int = 0
     charge: int = 0
+    charges: Charges
+    """The account of `charge`."""
+    asked_for: Any = None
+    """What the reply is for, in terms of the caller of `Learning.ask_for`."""
 
     def parts(self) -> Sequence[bytes]:
         """The learner's message."""
         return (self.message,)
+
+    def answered(self, head: replay_pb2.LearnResponse) -> None:
+        """End the exchange with a reply."""
+        self.charges.asked -= self.charge
+        self.charges.granted += head.charged
+
+    def refused(self, error: ReplayError) -> Exchange | None:
+        """End the exchange without a reply. The refusal of a draw does not tell whether the updates were applied."""
+        self.charges.asked -= self.charge
+        if not self.has_update or error.reason not in _OF_DRAWS:
+            return None
+        sent = replay_pb2.LearnRequest.FromString(self.message)
+        left = replay_pb2.LearnRequest(table=sent.table, table_uid=sent.table_uid, update=sent.update)
+        return Exchange(message=left.SerializeToString(), draw=self.draw, has_update=True, charges=self.charges)
 
 
 class Learning:
@@ -92,12 +124,8 @@ class Learning:
         """The table's state from the latest reply that had one; `ask_for` requests it. None before the first."""
         self.others_largest: float | None = None
         """Largest priority in the other shards of a distributed table, for future requests; None: do not send it."""
-        self.charge = 0
-        """Samples that the next request charges to a shard's rate limiter. A negative number gives samples back."""
-        self.charging = 0
-        """Samples charged by requests without a reply."""
-        self.charged = 0
-        """Samples that were charged, according to the replies."""
+        self.charges = Charges()
+        """Samples charged to a shard's rate limiter."""
         self._others_largest_sent: float | None = None
         self._reader = reader
         self._keys: list[bytes] = []
@@ -146,13 +174,16 @@ class Learning:
         if together == 1:  # otherwise, updates wait for the next request
             self.send_updates()  # only after an error while batches were in flight
 
-    def ask_for(self, draw: replay_pb2.Draw | None, ranks: replay_pb2.RankQuery | None = None) -> Exchange:
+    def ask_for(
+        self, draw: replay_pb2.Draw | None, ranks: replay_pb2.RankQuery | None = None, *, asked_for: Any = None
+    ) -> None:
         """Add a request for the table's state.
 
         If ``draw`` is given, the request also asks for one batch, which `prefetch` does not limit. If ``ranks`` is
-        given, it asks for those ranks, too. It carries the kept updates.
+        given, it asks for those ranks, too. It carries the kept updates. ``asked_for`` becomes `Exchange.asked_for`.
         """
-        return self._add(0 if draw is None else 1, draw, wants_state=True, ranks=ranks)
+        exchange = self._add(0 if draw is None else 1, draw, wants_state=True, ranks=ranks)
+        exchange.asked_for = asked_for
 
     @property
     def is_near(self) -> bool:
@@ -162,7 +193,7 @@ class Learning:
     @property
     def has_kept(self) -> bool:
         """Whether anything is kept for the next request: updates, a charge, or the other shards' largest priority."""
-        return bool(self._keys) or bool(self.charge) or self.others_largest != self._others_largest_sent
+        return bool(self._keys) or bool(self.charges.due) or self.others_largest != self._others_largest_sent
 
     def unacknowledged_updates(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return the keys int64[n] and priorities float64[n] of updates without a reply, oldest first."""
@@ -202,8 +233,7 @@ class Learning:
         head, batches = self._reader.learned(answer, exchange.mapped)
         self.updated += head.update.updated
         self.stale += head.update.stale
-        self.charging -= exchange.charge
-        self.charged += head.charged
+        exchange.answered(head)
         if head.HasField("state"):
             self.state = head.state
         self.batches.extend(exchange.draw if batch is None else batch for batch in batches)
@@ -250,18 +280,19 @@ class Learning:
             request.ahead = ahead
             if mapped is not None:
                 request.same_host.CopyFrom(mapped.request)
-        if self.charge:
-            request.charge, request.refund = max(self.charge, 0), max(-self.charge, 0)
+        charge, self.charges.due = self.charges.due, 0
+        if charge:
+            request.charge, request.refund = max(charge, 0), max(-charge, 0)
+            self.charges.asked += charge
         exchange = Exchange(
             message=request.SerializeToString(),
             draw=draw,
             mapped=mapped,
             has_update=has_update,
             batches=batches,
-            charge=self.charge,
+            charge=charge,
+            charges=self.charges,
         )
-        self.charging += self.charge
-        self.charge = 0
         self.pending.add(exchange)
         self._keys.clear()  # not earlier: another thread may read `unacknowledged`
         self._priorities.clear()

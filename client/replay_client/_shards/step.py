@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -177,10 +177,10 @@ class PartMemory:
         """``spare`` provides the memory for replies that do not have the requested rows."""
         self._shard_id = shard_id
         self._spare = spare
-        self.steps: Final[deque[Step]] = deque()
-        """The steps of the requests without a reply."""
+        self.step: Step | None = None
+        """The step of the next reply; None if it has no batch."""
 
     def __call__(self, row_count: int) -> dict[str, Array]:
         """Return uninitialized columns for the next reply; see `ColumnBuffers.blank`."""
-        lent = self.steps[0].lend(self._shard_id, row_count) if self.steps else None
+        lent = None if self.step is None else self.step.lend(self._shard_id, row_count)
         return self._spare(row_count) if lent is None else lent

@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
 from replay_proto.frames import Content
 
@@ -40,6 +40,14 @@ class Request(ABC):
 
         In a client with threads, the sending thread calls this method, without a lock.
         """
+
+    def refused(self, error: ReplayError) -> Self | None:
+        """End the request without an answer, because the server has refused it with this error.
+
+        Returns:
+            A request for the part of it that must be sent all the same; None if there is none.
+        """
+        return None
 
 
 R = TypeVar("R", bound=Request)
@@ -112,7 +120,9 @@ class PendingRequests(Generic[R]):
         if not isinstance(error, ServerUnavailableError):
             self._failing_since = None
             if isinstance(error, ReplayError) and not self._keep_refused:
-                self.requests.popleft()  # a refusal is also a reply, and replies arrive in order
+                left = self.requests.popleft().refused(error)  # a refusal is also a reply, and replies arrive in order
+                if left is not None:
+                    self.requests.appendleft(left)
             raise error
         if is_cut:
             self._failing_since = None

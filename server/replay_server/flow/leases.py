@@ -42,6 +42,11 @@ class Lease:
         return self.admission.table
 
     @property
+    def is_unchanged(self) -> bool:
+        """Whether the table was neither dropped nor reset since the lease began."""
+        return self._admission.gone is None and self._admission.table.resets == self.resets
+
+    @property
     def unchanged(self) -> Table:
         """The table, unless it was reset since the lease began.
 

@@ -12,10 +12,12 @@ import pytest
 from numpy.typing import NDArray
 from replay_client import (
     ClosedError,
+    Column,
     ConcurrentUseError,
     DeadlineExceededError,
     DrawMode,
     ReplayClient,
+    Sequences,
     ServerUnavailableError,
     Table,
     TableEmptyError,
@@ -201,6 +203,26 @@ def test_an_empty_table_has_nothing_to_draw_until_any_shard_has(table: Table) ->
         assert table.reset() == 3
     with table.sampler(8, beta=0.4, timeout_s=0.1) as sampler, pytest.raises(DeadlineExceededError):
         next(sampler)
+
+
+def test_full_shards_that_are_too_small_for_a_window_say_so(servers: list[ServerProcess], reach: Reach) -> None:
+    table = reach(servers).create_table(
+        "crowded", columns={"x": Column("int64")}, capacity=3000, steps=Sequences(20), backend="uniform"
+    )
+    with table.writer(streams=192) as writer:
+        for step in range(32):
+            writer.append_all(x=[step] * 192)
+    said = "rows would hold a window of each stream, but the capacity is 1,000; .* use a larger capacity"
+    with pytest.raises(TableEmptyError, match=f"although it is full: .* {said}") as refused:
+        table.sample(8)
+    fields = {"waited_for": "windows", "have": "1000"}
+    assert refused.value.metadata.items() >= fields.items()
+    with table.sampler(8, timeout_s=0.1) as sampler:
+        with pytest.raises(DeadlineExceededError, match=f"waited 0.* s for windows: .* {said}") as late:
+            next(sampler)
+        assert isinstance(sampler, ShardedSampler)
+        assert "for windows" in sampler._explain(11.0)
+    assert late.value.metadata.items() >= fields.items()
 
 
 def test_a_shard_that_cannot_be_opened_is_tried_again(

@@ -17,6 +17,7 @@ from replay_client import (
     LimitedError,
     Next,
     ReplayClient,
+    Sampler,
     Table,
     TableEmptyError,
     Transitions,
@@ -117,6 +118,23 @@ def test_no_more_samples_are_drawn_than_all_shards_together_allow(servers: list[
         table.insert(rows(np.arange(1)))
         next(sampler)
     assert difference_of(table) == 62 - 32
+
+
+def test_a_sampler_goes_on_after_a_reset_and_a_late_draw(servers: list[ServerProcess], reach: Reach) -> None:
+    """What requests in flight at the reset have charged is neither waited for nor drawn."""
+    table = make(reach(servers), min_size=3, samples_per_insert=4.0, error_buffer=400.0)
+
+    def draw(sampler: Sampler, batches: int) -> None:
+        for _ in range(batches):
+            assert next(sampler).batch_size == 16
+
+    with table.sampler(16, beta=0.4, prefetch=2, timeout_s=0.3) as sampler:
+        for _ in range(4):
+            table.insert(rows(np.arange(60)))
+            draw(sampler, 3)
+            table.reset()
+            with pytest.raises((DeadlineExceededError, TableEmptyError)):
+                draw(sampler, 3)  # two batches may have arrived before the reset
 
 
 def test_a_writer_that_is_bound_to_one_shard_does_not_wait_for_rows_of_the_others(

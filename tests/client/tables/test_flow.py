@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
 import threading
 import time
@@ -288,3 +289,15 @@ def test_an_error_says_how_many_rows_of_a_split_insert_were_inserted(new_table: 
         table.insert({"number": np.arange(8193)}, timeout_s=0)
     assert raised.value.__notes__ == [f"{len(table)} of 8193 rows were inserted before this error"]
     assert len(table) > 0
+
+
+def test_updates_in_the_message_of_a_refused_draw_arrive(new_table: NewTable) -> None:
+    table = new_table(min_size=1, samples_per_insert=1.0, error_buffer=8.0)
+    table.insert(rows(range(8)))
+    with table.sampler(8, beta=0.4, prefetch=1, timeout_s=0) as sampler:
+        for batch in itertools.islice(sampler, 1):
+            sampler.update_priorities(batch, np.full(8, 5.0))
+        with pytest.raises(LimitedError):
+            next(sampler)
+        sampler.flush()
+    assert set(table.read(batch).priorities.tolist()) == {5.0}

@@ -155,8 +155,13 @@ class SamplingHandlers:
                 response.batches.add(**_fields(batch))
             return response
 
-        await self._admit(call, lease, wanted)
-        answer = await self._drawn(call, lease, wanted, reply)
+        try:
+            await self._admit(call, lease, wanted)
+            answer = await self._drawn(call, lease, wanted, reply)
+        except BaseException:
+            if response.charged and lease.is_unchanged:  # the caller does not learn what was charged
+                _charge(lease.admission, max(-response.charged, 0), max(response.charged, 0))
+            raise
         if not self._replaces_batch(table, wanted):
             table.figures.asked_ahead(batches, ahead)
             client.rows += wanted.rows

@@ -22,13 +22,12 @@ class RankedStream(ShardStream):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._questions: list[Question] = []  # to be sent with the next message
-        self._asked: dict[int, list[Question]] = {}  # by the id() of the message
 
     @property
     def next_is_batch(self) -> bool:
         """Whether the next reply answers questions."""
         pending = self._learning.pending.requests
-        return bool(pending) and id(pending[0]) in self._asked
+        return bool(pending) and bool(pending[0].asked_for)
 
     @property
     def has_kept(self) -> bool:
@@ -58,9 +57,7 @@ class RankedStream(ShardStream):
                 draws=sum(question.draws for question in questions), priorities=priorities.tobytes()
             )
         fetch = next((_fetch(question) for question in questions if len(question.keys)), None)
-        exchange = self._learning.ask_for(fetch, query)
-        if questions:
-            self._asked[id(exchange)] = questions
+        self._learning.ask_for(fetch, query, asked_for=questions)
         self._stream.send_pending()
 
     def take_answers(self, deadline: float = math.inf) -> list[tuple[Question, Answer]]:
@@ -76,7 +73,7 @@ class RankedStream(ShardStream):
         batch = self._learning.batches.popleft() if exchange.batches else None
         if isinstance(batch, replay_pb2.Draw):
             batch = self._draw_over_wire(batch)
-        return _answers(self._asked.pop(id(exchange), []), head, batch)
+        return _answers(exchange.asked_for, head, batch)
 
 
 def _fetch(question: Question) -> replay_pb2.Draw:

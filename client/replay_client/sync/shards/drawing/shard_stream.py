@@ -12,7 +12,7 @@ from replay_proto.v1 import replay_pb2
 
 from replay_client._shards.step import PartMemory, Step
 from replay_client.batch import Batch
-from replay_client.errors import TableEmptyError
+from replay_client.errors import TableEmptyError, TableResetError
 from replay_client.sync.sampler import Sampler
 
 
@@ -26,7 +26,7 @@ class ShardStream(Sampler):
         """When the latest state arrived, on the clock `time.monotonic`."""
         self.is_near = self._learning.is_near
         """Whether the server is on this host, and the stream copies rows from its files."""
-        self._steps = memory.steps
+        self._memory = memory
 
     @property
     def state(self) -> replay_pb2.TableState:
@@ -56,16 +56,16 @@ class ShardStream(Sampler):
     @property
     def charging(self) -> int:
         """Samples that were charged to the shard's rate limiter but not granted yet."""
-        return self._learning.charge + self._learning.charging
+        return self._learning.charges.due + self._learning.charges.asked
 
     @property
     def charged(self) -> int:
         """Samples that the shard's rate limiter has counted for this stream."""
-        return self._learning.charged
+        return self._learning.charges.granted
 
     def charge(self, samples: int) -> None:
         """Charge samples to the shard's rate limiter with the next request. A negative number gives samples back."""
-        self._learning.charge += samples
+        self._learning.charges.due += samples
 
     def hear(self, others_largest: float) -> None:
         """Tell the shard, with the next request, the largest priority in the other shards."""
@@ -78,31 +78,30 @@ class ShardStream(Sampler):
 
     def ask_for(self, draw: replay_pb2.Draw | None, step: Step | None = None) -> None:
         """Send the kept updates, and request the state. Unless ``draw`` is None, also request one batch for a step."""
-        self._learning.ask_for(draw)
-        if step is not None:
-            self._steps.append(step)
+        self._learning.ask_for(draw, asked_for=step)
         self._stream.send_pending()
 
     def take(self, deadline: float = math.inf) -> tuple[Step, Batch | None] | None:
         """Wait for the next reply, and return its step and batch, or None if it answers no request for a batch.
 
-        The batch is None if the table was empty.
+        The batch is None if the table was empty, or reset before the batch was complete.
 
         Raises:
             ServerUnavailableError: the server is unreachable.
             ReplayError: the server refused the request.
         """
-        is_batch = self.next_is_batch
+        oldest = self._learning.pending.requests[0]
         try:
             exchange, answer = self._stream.receive(deadline)
-        except TableEmptyError:
-            return (self._steps.popleft(), None) if is_batch else None
+        except (TableEmptyError, TableResetError):
+            return None if oldest.asked_for is None else (oldest.asked_for, None)
+        self._memory.step = exchange.asked_for
         self._learning.answered(exchange, answer)
         self.state_at = time.monotonic()
-        if not exchange.batches:
+        if exchange.asked_for is None:
             return None
         batch = self._learning.batches.popleft()
-        return self._steps.popleft(), self._draw_over_wire(batch) if isinstance(batch, replay_pb2.Draw) else batch
+        return exchange.asked_for, self._draw_over_wire(batch) if isinstance(batch, replay_pb2.Draw) else batch
 
     def unacknowledged_updates(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return the keys int64[n] and priorities float64[n] of updates that may not have arrived."""

@@ -12,14 +12,13 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from replay_proto.v1 import replay_pb2
-from replay_proto.waits import waited_text
 
 from replay_client._learning.learning import UPDATES_KEPT
 from replay_client._learning.one_caller import OneCaller
@@ -38,7 +37,6 @@ from replay_client.errors import (
     DeadlineExceededError,
     ReplayError,
     ServerUnavailableError,
-    TableEmptyError,
     TableNotFoundError,
     TableReplacedError,
 )
@@ -46,6 +44,7 @@ from replay_client.results.stats import ShardReport
 from replay_client.sync.sampler import Sampler
 from replay_client.sync.shards.drawing.away import AwayShard
 from replay_client.sync.shards.drawing.credit import Credit
+from replay_client.sync.shards.drawing.nothing_to_draw import nothing_to_draw
 from replay_client.sync.shards.drawing.shard_stream import ShardStream
 from replay_client.sync.shards.servers.member import Member
 from replay_client.sync.shards.servers.roster import AWAY_LOOK_S, Roster
@@ -265,13 +264,16 @@ class ShardedSampler(Sampler):
         away = ", ".join(str(away.member) for away in list(self._away.values()))
         because = f"; these are away: {away}" if away else ""
         streams = list(self._streams.values())
-        if streams and not any(stream.state.drawable for stream in streams):
-            return waited_text(self._name, waited_s, "rows", 0, 1) + because  # no server knows of this wait
-        for member in list(self._members.values()):
-            if member.id not in self._away:
-                found = member.link.connection.first_wait(self._name, FOR_DRAWS)
-                return explained(self._name, waited_s, found) + because
+        if streams and not any(stream.state.drawable for stream in streams):  # no server knows of this wait
+            return nothing_to_draw(self._name, waited_s, math.inf, list(self._present())).message + because
+        for member in self._present():
+            found = member.link.connection.first_wait(self._name, FOR_DRAWS)
+            return explained(self._name, waited_s, found) + because
         return f"none of the servers of table {self._name!r} can be reached{because}"
+
+    def _present(self) -> Iterator[Member]:
+        """Yield the shards whose servers are there. Any thread may call this."""
+        return (member for member in list(self._members.values()) if member.id not in self._away)
 
     def _request(self) -> None:
         self._check_usable()
@@ -460,9 +462,7 @@ class ShardedSampler(Sampler):
                 return {shard_id: chance for shard_id, chance in zip(self._streams, chances, strict=True) if chance > 0}
             waited_s = time.monotonic() - began
             if is_fresh and waited_s >= self._draw.wait_s:
-                if not self._draw.wait_s:
-                    raise TableEmptyError(f"table {self._name!r} has no rows to draw; pass timeout_s to wait for some")
-                raise DeadlineExceededError(f"table {self._name!r} had no rows to draw for {waited_s:.1f} s")
+                raise nothing_to_draw(self._name, waited_s, self._draw.wait_s, list(self._present()))
             if is_fresh:
                 time.sleep(_POLL_S)
             is_fresh = True

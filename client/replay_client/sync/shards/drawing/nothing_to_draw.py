@@ -1,0 +1,55 @@
+"""Why there is nothing to draw from any shard of a table, in the words and fields of a single server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from replay_proto.v1 import replay_pb2
+from replay_proto.waits import waited_text
+
+from replay_client._transport.call import Call, Operation
+from replay_client._transport.long_waits import ASK_S
+from replay_client.errors import DeadlineExceededError, ReplayError, TableEmptyError
+from replay_client.sync.shards.servers.member import Member
+
+
+def nothing_to_draw(name: str, waited_s: float, wait_s: float, members: Sequence[Member]) -> ReplayError:
+    """Return the error of a draw that found nothing.
+
+    Args:
+        name: the table.
+        waited_s: for how long the draw has waited, in seconds.
+        wait_s: for how long it was allowed to wait; 0 if not at all.
+        members: the shards whose servers are there. They are asked.
+    """
+    refusal = _hopeless(members)
+    if refusal is None:
+        waited_for, have, needed = "rows", "0", "1"
+        message = f"table {name!r} has no rows to draw; insert some, or pass timeout_s to wait for some"
+    else:
+        waited_for, have, needed = (refusal.metadata[field] for field in ("waited_for", "have", "needed"))
+        message = refusal.message
+    fields = {"table": name, "waited_for": waited_for, "have": have, "needed": needed}
+    if not wait_s:
+        return TableEmptyError(message, reason="TABLE_EMPTY", metadata=fields)
+    message = waited_text(name, round(waited_s, 1), waited_for, int(have), int(needed))
+    return DeadlineExceededError(message, reason="WAITED_TOO_LONG", metadata=fields)
+
+
+def _hopeless(members: Sequence[Member]) -> TableEmptyError | None:
+    """Return the refusal of a shard that needs something else than rows, such as a larger capacity."""
+    for member in members:
+        try:
+            member.link.connection.ask(_draw_one(member), timeout_s=ASK_S)
+        except TableEmptyError as refusal:
+            if refusal.metadata.get("waited_for", "rows") != "rows":
+                return refusal
+        except ReplayError:
+            continue  # it may have been lost meanwhile
+    return None
+
+
+def _draw_one(member: Member) -> Operation[None]:
+    draw = replay_pb2.Draw(batch_size=1, charged_apart=True)
+    request = replay_pb2.SampleRequest(table=member.table.name, table_uid=member.table.uid, draw=draw)
+    yield Call("Sample", request.SerializeToString())
