@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from replay_client import Batch, StepStats, Table, TableEmptyError
 from replay_client._learning.answers import joined_rows
 from replay_client.aio import ReplayClient as AsyncReplayClient
+from replay_server.flow.bounds import Bounds
 
 from tests.client.steps.oracle import Row
 from tests.client.steps.stories import NUMBER, Story
@@ -88,7 +89,9 @@ class Check:
         shares = self._probabilities(expected)
         least = min(shares.values())
         seen: set[int] = set()
-        for batch in self._batches(min(4000, int(2 / least) + 1)):
+        most = min(4000, Bounds.max_rows_per_call // self.oracle.most_rows)
+        size = int(2 / least) + 1
+        for batch in self._batches(min(most, size)):
             expect(set(batch.row_keys.tolist()) <= expected.keys(), "a step that cannot be drawn")
             expect(batch.drawable == len(expected), "batch.drawable", batch.drawable)
             wanted = np.array([shares[key] for key in batch.row_keys.tolist()])
@@ -97,7 +100,7 @@ class Check:
             same_reals(batch.weights, weights, "weights", 1e-5)
             self._check_values(batch, expected)
             seen |= set(batch.row_keys.tolist())
-        if 2 / least < 4000 and not self.story.is_sharded:
+        if size <= most and not self.story.is_sharded:
             expect(seen == expected.keys(), "a step was not drawn", expected.keys() - seen)
 
     def _batches(self, size: int) -> Iterator[Batch]:
