@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from ipaddress import ip_address
 
 import pytest
 from replay_client import ReplayClient, ServerUnavailableError
-from replay_server.rpc.over_grpc.connections import Connections, lane_of
+from replay_proto.v1.replay_pb2 import ListTablesRequest
+from replay_server.rpc.over_grpc.connections import SPARE, Connections, lane_of
 
+from tests.support.caller import Caller
 from tests.support.http_port import FLAGS, scrape
 from tests.support.server_process import ServerProcess
 
@@ -35,6 +38,25 @@ def test_a_client_over_the_limit_is_told_so_and_admitted_once_there_is_room(
         assert patient.tables() == []  # as soon as the server has noticed
         for client in clients[1:]:
             assert client.tables() == []
+
+
+def test_however_many_are_over_the_limit_each_is_told_and_counted(start_server: Callable[..., ServerProcess]) -> None:
+    server = start_server("--max-connections", "1", *FLAGS)
+    over = SPARE + 8
+    with ExitStack() as stack:
+        callers = [stack.enter_context(Caller(server.address)) for _ in range(1 + over)]
+        callers[0].server_stats()
+        untold = set(callers[1:])
+        ends = time.monotonic() + 30.0
+        while untold and time.monotonic() < ends:
+            calls = {
+                caller: caller.stub.ListTables.future(ListTablesRequest(), timeout=10, wait_for_ready=True)
+                for caller in untold
+            }
+            untold -= {caller for caller, call in calls.items() if "at most 1 allowed" in str(call.exception())}
+        assert not untold
+        assert scrape(server).value("replay_connections_refused_total") >= over
+        callers[0].server_stats()
 
 
 @pytest.mark.parametrize(("host", "lane"), [("10.0.0.7", 7), ("10.0.0.23", 7), ("2001:db8::1", 8), ("2001:db9::", 9)])

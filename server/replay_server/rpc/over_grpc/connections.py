@@ -2,11 +2,13 @@
 
 gRPC closes a connection over its own limit without a word: its client cannot tell a full server from a broken one, and
 this process does not even learn of it. So gRPC's limit is a little higher, and calls on the connections in between are
-refused here. A connection counts once it has made a call; those that never do only reach gRPC's limit.
+refused here. A connection counts once it has made a call; those that never do only reach gRPC's limit. Connections in
+between make room for others that have not been told yet: when half of the places are taken, the oldest are closed.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import struct
@@ -19,11 +21,14 @@ from typing import Final
 from urllib.parse import unquote
 
 from replay_server import errors
+from replay_server.rpc.over_grpc.sockets import find_connections
 
 log = logging.getLogger(__name__)
 
 SPARE: Final = 32
 """Connections of a lane that may wait for room; gRPC closes further ones."""
+_KEPT: Final = SPARE // 2
+"""Connections of a lane that may stay after they were refused; the other places are for those that come."""
 _LOOK_S: Final = 0.1
 """Minimum time between two looks at a full lane."""
 _SAY_S: Final = 60.0
@@ -59,13 +64,14 @@ class Connections:
         self.port = 0
         """The port of the server, once it is bound."""
         self.refused = 0
-        """Connections refused so far. One that calls again is counted once."""
+        """Connections refused so far; each is counted once, and a client that connects again is counted again."""
         self._most = most
         self._lanes = lanes
         self._ticks = ticks
         self._lane_of: dict[str, int] = {}  # of the connections that were admitted
         self._sizes: Counter[int] = Counter()  # of the lanes; may include connections that are closed
-        self._turned_away: set[str] = set()
+        self._turned_away: dict[str, int] = {}  # their lanes, oldest first
+        self._makes_room = False  # whether room is made soon
         self._looked_at = self._said_at = -_SAY_S
 
     def admit(self, peer: str) -> None:
@@ -81,10 +87,10 @@ class Connections:
         if self._sizes[lane] >= self._most:
             self._forget_closed()
         if self._sizes[lane] >= self._most:
-            self._refuse(peer, str(ip_address(address)))
+            self._refuse(peer, lane, str(ip_address(address)))
         self._lane_of[peer] = lane
         self._sizes[lane] += 1
-        self._turned_away.discard(peer)
+        self._turned_away.pop(peer, None)
 
     def _forget_closed(self) -> None:
         """Find out which connections are still open. If the kernel does not tell, gRPC's limit has to do."""
@@ -97,12 +103,31 @@ class Connections:
             live = set()
         self._lane_of = {peer: lane for peer, lane in self._lane_of.items() if _parsed(peer) in live}
         self._sizes = Counter(self._lane_of.values())
-        self._turned_away = {peer for peer in self._turned_away if _parsed(peer) in live}
+        self._turned_away = {peer: lane for peer, lane in self._turned_away.items() if _parsed(peer) in live}
 
-    def _refuse(self, peer: str, host: str) -> None:
+    def _make_room(self) -> None:
+        """Close refused connections if their lane has little room for others, which would be closed without a word."""
+        self._makes_room = False
+        sizes = Counter(self._turned_away.values())
+        too_many = []
+        for peer, lane in self._turned_away.items():
+            if sizes[lane] > _KEPT:
+                sizes[lane] -= 1
+                too_many.append(peer)
+        if too_many:
+            sockets = find_connections()
+            for peer in too_many:
+                del self._turned_away[peer]
+                if peer in sockets:
+                    sockets[peer].shut_down()
+
+    def _refuse(self, peer: str, lane: int, host: str) -> None:
         if peer not in self._turned_away:
-            self._turned_away.add(peer)
+            self._turned_away[peer] = lane
             self.refused += 1
+        if not self._makes_room:
+            self._makes_room = True
+            asyncio.get_running_loop().call_later(_LOOK_S, self._make_room)
         if self._ticks() - self._said_at >= _SAY_S:
             self._said_at = self._ticks()
             log.warning(

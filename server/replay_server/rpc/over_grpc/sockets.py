@@ -1,6 +1,6 @@
 """What the kernel knows about the connections of gRPC servers, whose sockets gRPC does not show.
 
-Descriptors are only looked at, never duplicated: a duplicate would keep a connection open that gRPC has closed. So a
+Descriptors are only looked at, not kept as duplicates, which would keep a connection open that gRPC has closed. So a
 descriptor may be closed at any time, and its number used again; the number of the inode tells.
 """
 
@@ -56,6 +56,12 @@ class OpenSocket(NamedTuple):
             return None
         (size,), (silent_ms,) = _BYTES_RECEIVED.unpack(info.raw), _LAST_RECEIVED_MS.unpack_from(info.raw)
         return Received(size - int.from_bytes(unread, "little"), silent_ms / 1000)
+
+    def shut_down(self) -> None:
+        """End the connection, unless it has been closed; gRPC notices, and closes its descriptor."""
+        with suppress(OSError), socket.fromfd(self.number, socket.AF_INET, socket.SOCK_STREAM) as same:
+            if os.fstat(same.fileno()).st_ino == self.inode:
+                same.shutdown(socket.SHUT_RDWR)
 
 
 def find_connections() -> dict[str, OpenSocket]:
