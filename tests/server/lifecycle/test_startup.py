@@ -489,3 +489,9 @@ def test_the_garbage_collector_never_looks_through_what_a_server_loads() -> None
     assert is_enabled == "True"
     assert int(frozen) > 50_000
     assert int(left) < 5_000
+
+
+def test_an_ipv6_address_has_brackets() -> None:
+    ended = run_to_its_end("--host", "2001:db8::1", "--insecure")
+    assert ended.returncode == 1
+    assert "cannot listen on [2001:db8::1]:" in ended.stderr
