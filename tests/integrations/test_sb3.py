@@ -292,6 +292,17 @@ def leaves(samples: Any) -> list[torch.Tensor]:
     return [leaf for part in parts for leaf in (part.values() if isinstance(part, dict) else [part])]
 
 
+def test_boxes_without_axes_are_stored_although_sb3_cannot_index_them(new_buffer: NewBuffer) -> None:
+    number = spaces.Box(-np.inf, np.inf, (), np.float32)
+    buffer = new_buffer(number, number, n_envs=2)
+    seen = np.array([0.5, np.nan], np.float32)
+    buffer.add(seen, seen + 1, seen, np.ones(2), np.ones(2, bool), [{}, {}])
+    samples = buffer.sample(50)
+    assert samples.observations.shape == (50,)
+    assert samples.actions.shape == (50, 1)
+    assert set(samples.next_observations.nan_to_num(-1).tolist()) == {1.5, -1.0}
+
+
 @pytest.mark.parametrize("n_steps", [1, 3])
 def test_samples_are_normalized_with_current_statistics(new_buffer: NewBuffer, n_steps: int) -> None:
     env: Any = VecNormalize(DummyVecEnv([lambda: gymnasium.make("MountainCarContinuous-v0")]))

@@ -17,7 +17,7 @@ Values: TypeAlias = Mapping[str, NDArray[Any]]
 
 def are_same(values: Values, others: Values) -> bool:
     """Whether all values of the columns of ``others`` are the same in ``values``."""
-    return all(bool((_bits(values[name]) == _bits(other)).all()) for name, other in others.items())
+    return all(values[name].tobytes() == other.tobytes() for name, other in others.items())  # faster than arrays
 
 
 def same_rows(values: Values, others: Values, row_count: int) -> NDArray[np.bool_]:
