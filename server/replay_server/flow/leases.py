@@ -39,7 +39,10 @@ class Lease:
     @property
     def table(self) -> Table:
         """The table; raises like `admission`."""
-        return self.admission.table
+        admission = self._admission
+        if admission.gone is not None:
+            raise admission.gone()
+        return admission.table
 
     @property
     def is_unchanged(self) -> bool:
@@ -53,7 +56,9 @@ class Lease:
         Raises:
             RequestError: TABLE_RESET, or as for `admission`.
         """
-        table = self.admission.table
-        if table.resets != self.resets:
-            raise errors.table_reset(table.name)
-        return table
+        admission = self._admission
+        if admission.gone is not None:
+            raise admission.gone()
+        if admission.table.resets != self.resets:
+            raise errors.table_reset(admission.table.name)
+        return admission.table

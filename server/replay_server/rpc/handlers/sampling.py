@@ -81,7 +81,7 @@ class SamplingHandlers:
             return replay_pb2.SampleResponse(batch=replay_pb2.Batch(**_fields(drawn[0])), table_uid=table.uid)
 
         await self._admit(call, lease, wanted)
-        return await self._drawn(call, lease, wanted, reply)
+        return await self._drawn(call, lease.admission, wanted, reply)
 
     async def read(self, request: Framed[replay_pb2.ReadRequest], call: Call) -> bytes:
         """Return rows by key."""
@@ -157,7 +157,7 @@ class SamplingHandlers:
 
         try:
             await self._admit(call, lease, wanted)
-            answer = await self._drawn(call, lease, wanted, reply)
+            answer = await self._drawn(call, lease.admission, wanted, reply)
         except BaseException:
             if response.charged and lease.is_unchanged:  # the caller does not learn what was charged
                 _charge(lease.admission, max(-response.charged, 0), max(response.charged, 0))
@@ -243,9 +243,8 @@ class SamplingHandlers:
         if wanted.is_gated and not is_free and not self._replaces_batch(table, wanted):
             await lease.admission.draw(call.caller, wanted.rows, wanted.wait_s)
 
-    async def _drawn(self, call: Call, lease: Lease, wanted: _Wanted, reply: Reply) -> bytes:
+    async def _drawn(self, call: Call, admission: Admission, wanted: _Wanted, reply: Reply) -> bytes:
         """Draw admitted batches and build the reply; refuse if the table was dropped or reset meanwhile."""
-        admission = lease.admission
         table, lease = admission.table, Lease(admission)
         copies = not wanted.is_overtaken and self._may_copy(table, wanted)
         rows = wanted.rows * window_rows(table)
@@ -253,11 +252,14 @@ class SamplingHandlers:
         try:
             await hold_reply(call, self._catalog, reply_bytes(rows, carried, wanted.batches), rows)
             async with table.draws.turn:
-                return await self._handed_out(lease, wanted, reply, carried)
+                answer = await self._handed_out(lease, wanted, reply, carried)
         except BaseException:
             if wanted.is_gated:
                 admission.leave(wanted.rows, lease.resets)
             raise
+        # There may now be room for waiting inserts.
+        admission.changed()
+        return answer
 
     async def _handed_out(self, lease: Lease, wanted: _Wanted, reply: Reply, carried: Carried | None) -> bytes:
         """Draw batches, build the reply, and count the batches as handed out.
@@ -282,9 +284,8 @@ class SamplingHandlers:
         else:
             table.figures.counts.overtaken_copies += replaces
             answer = await reply_with_rows(table, carried, choose, wanted.rows * window_rows(table))
-        lease.unchanged.hand_out(drawn, is_counted=replaces)
-        # There may now be room for waiting inserts.
-        lease.admission.changed()
+            table = lease.unchanged
+        table.hand_out(drawn, is_counted=replaces)
         return answer
 
 
