@@ -22,7 +22,7 @@ Content: TypeAlias = bytes | memoryview
 _HEAD = struct.Struct("<II")
 HEAD_BYTES = _HEAD.size
 """Length of a frame's header, which precedes its content."""
-_CHUNK_BYTES: Final = 1 << 15
+CHUNK_BYTES: Final = 1 << 16
 """Size of the chunk that receives short frames. The content of a longer frame is received into a separate buffer."""
 
 
@@ -63,12 +63,15 @@ class FrameParser:
     into a separate buffer.
     """
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, chunk_bytes: int = CHUNK_BYTES) -> None:
+        """Begin with a chunk of this size, which may grow up to `CHUNK_BYTES`."""
         self.limit_bytes = limit_bytes
         """Maximum length of a frame's content; can be changed."""
         self.may_begin: Callable[[int], bool] = lambda _: True
         """Whether a frame of this size may be received into a separate buffer now; if not, `take` asks again."""
-        self._chunk = memoryview(bytearray(_CHUNK_BYTES))
+        self.may_grow: Callable[[], bool] = lambda: True
+        """Whether a smaller chunk may grow to `CHUNK_BYTES`. If not, frames that do not fit count as longer ones."""
+        self._chunk = np.empty(chunk_bytes, np.uint8).data
         self._start = self._end = 0  # bounds of the unread bytes in the chunk
         self._long: memoryview | None = None  # content of a frame that does not fit into the chunk
         self._long_kind = FrameKind.MESSAGE
@@ -77,7 +80,7 @@ class FrameParser:
     @property
     def has_space(self) -> bool:
         """Whether `space` returns any memory; if not, take all complete frames first."""
-        return self._is_long_open or self._end < _CHUNK_BYTES
+        return self._is_long_open or self._end < len(self._chunk)
 
     def space(self) -> memoryview:
         """Return memory to receive the next bytes into. Call `received` afterwards."""
@@ -115,9 +118,18 @@ class FrameParser:
         if end <= self._end:
             self._start = end
             return kind, bytes(self._chunk[content:end])
-        if HEAD_BYTES + size > _CHUNK_BYTES and self.may_begin(size):
-            self._begin_long(kind, size)
+        if HEAD_BYTES + size > len(self._chunk):
+            if HEAD_BYTES + size <= CHUNK_BYTES and self.may_grow():
+                self._grow()
+            elif self.may_begin(size):
+                self._begin_long(kind, size)
         return None
+
+    def _grow(self) -> None:
+        unread = self._chunk[self._start : self._end]
+        self._chunk = np.empty(CHUNK_BYTES, np.uint8).data
+        self._chunk[: len(unread)] = unread
+        self._start, self._end = 0, len(unread)
 
     def _take_long(self) -> tuple[FrameKind, Content] | None:
         """Take the frame with a separate buffer."""
@@ -139,7 +151,7 @@ class FrameParser:
         """
         if self._start == self._end:
             self._start = self._end = 0
-        elif self._end == _CHUNK_BYTES:
+        elif self._end == len(self._chunk):
             unread = self._end - self._start
             self._chunk[:unread] = self._chunk[self._start : self._end]
             self._start, self._end = 0, unread

@@ -8,7 +8,15 @@ import struct
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from replay_proto.frames import HEAD_BYTES, FrameError, FrameKind, FrameParser, FrameTooLongError, frame_head
+from replay_proto.frames import (
+    CHUNK_BYTES,
+    HEAD_BYTES,
+    FrameError,
+    FrameKind,
+    FrameParser,
+    FrameTooLongError,
+    frame_head,
+)
 
 LIMIT = 200_000
 CONTENTS = st.binary(max_size=40) | st.integers(0, LIMIT).map(lambda size: bytes(range(256)) * (size // 256))
@@ -38,13 +46,20 @@ def taken_by(parser: FrameParser) -> list[tuple[FrameKind, bytes]]:
     return [(kind, bytes(content)) for kind, content in iter(parser.take, None)]
 
 
-@given(frames=FRAMES, cuts=st.lists(st.floats(0, 1), max_size=30), is_busy=st.booleans())
+@given(
+    frames=FRAMES,
+    cuts=st.lists(st.floats(0, 1), max_size=30),
+    is_busy=st.booleans(),
+    chunk_bytes=st.sampled_from([1 << 10, 1 << 15, CHUNK_BYTES]),
+    may_grow=st.booleans(),
+)
 def test_any_cutting_of_the_bytes_gives_the_same_frames(
-    frames: list[tuple[FrameKind, bytes]], cuts: list[float], is_busy: bool
+    frames: list[tuple[FrameKind, bytes]], cuts: list[float], is_busy: bool, chunk_bytes: int, may_grow: bool
 ) -> None:
     data = wire(frames)
     places = [0, *sorted(round(cut * len(data)) for cut in cuts), len(data)]
-    parser, got = FrameParser(LIMIT), []
+    parser, got = FrameParser(LIMIT, chunk_bytes), []
+    parser.may_grow = lambda: may_grow
     for start, end in itertools.pairwise(places):
         got += feed(parser, data[start:end], is_busy=is_busy)
     assert got + taken_by(parser) == frames
@@ -100,7 +115,7 @@ def test_frames_that_nobody_takes_are_bounded() -> None:
         space[:count] = (frame_head(1000) + bytes(1000))[:count]
         parser.received(count)
         arrived += count
-    assert arrived == 1 << 15
+    assert arrived == CHUNK_BYTES
 
 
 def test_a_full_chunk_is_received_into_again_when_all_its_frames_are_taken() -> None:

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from replay_proto.frames import CHUNK_BYTES
 from replay_proto.schema import Column, Schema
 from replay_proto.v1 import replay_pb2
 from replay_server.errors import RequestError
@@ -106,6 +107,21 @@ def test_a_connection_that_ends_in_line_leaves_it() -> None:
         await asyncio.sleep(0)
         frames[1].close()
         await asyncio.sleep(0)
+        for frame in frames:
+            frame.close()
+        assert budget.total == 0
+
+    asyncio.run(receive())
+
+
+def test_memory_for_frames_of_medium_length_is_of_the_same_share_until_the_connection_ends() -> None:
+    async def receive() -> None:
+        budget = budget_of_long_frames(Bounds(max_request_bytes=LONG))
+        frames = [LongFrame(budget, "caller", lambda: None, lambda _: None) for _ in range(2 * LONG // CHUNK_BYTES + 1)]
+        grown = [frame.may_grow() for frame in frames]
+        assert grown[0]
+        assert not grown[-1]
+        assert budget.total == sum(grown) * CHUNK_BYTES
         for frame in frames:
             frame.close()
         assert budget.total == 0

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _HELLO_BYTES: Final = 1 << 14
 """Maximum size of a hello, so that it is never a long frame: its caller is not known yet."""
+_CHUNK_BYTES: Final = 1 << 15
+"""Memory of a connection before its client has a share of the memory for frames."""
 _HELLO_TIMEOUT_S: Final = 2.0
 """Time limit for the hello; our client waits equally long for the reply."""
 _JOINED_BYTES: Final = 1 << 16
@@ -51,7 +53,7 @@ class LocalConnection(asyncio.BufferedProtocol):
     def __init__(self, host: LocalSocket) -> None:
         self._host = host
         self._open = ExitStack()  # resources of the connection
-        self._parser = FrameParser(_HELLO_BYTES)
+        self._parser = FrameParser(_HELLO_BYTES, _CHUNK_BYTES)
         self._admitted: Admitted | None = None
         self._stream: Stream | None = None
         self._long: LongFrame | None = None  # of an admitted client
@@ -220,7 +222,7 @@ class LocalConnection(asyncio.BufferedProtocol):
             self._host.long_frames, self._admitted.caller.identity, self._go_on, self._refuse_unfinished
         )
         self._open.callback(self._long.close)
-        self._parser.may_begin = self._long.may_begin
+        self._parser.may_begin, self._parser.may_grow = self._long.may_begin, self._long.may_grow
         self._send(self._host.welcome)
 
     @contextmanager
@@ -270,7 +272,7 @@ class LocalConnection(asyncio.BufferedProtocol):
     def _refuse_unfinished(self, refusal: RequestError) -> None:
         """Refuse a client that does not finish a long frame. Its memory is freed at once, even if nothing is read."""
         self._refuse(refusal)
-        self._parser = FrameParser(_HELLO_BYTES)
+        self._parser = FrameParser(_HELLO_BYTES, _CHUNK_BYTES)
 
     def _close_refused(self) -> None:
         self._is_refused = self._is_closed = True

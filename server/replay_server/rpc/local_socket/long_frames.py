@@ -2,7 +2,7 @@
 
 A long frame is received into memory of its own, as much as its head says. So it begins only once its caller's share has
 room for it; until then, the connection is not read from. A frame that is begun must be complete within a time, so the
-next one gets its turn.
+next one gets its turn. The memory for frames of medium length belongs to the connection, and is of the same share.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from replay_proto.access.serving import BODY_S
+from replay_proto.frames import CHUNK_BYTES
 
 from replay_server import errors
 from replay_server.errors import RequestError
@@ -51,6 +52,7 @@ class LongFrame:
         self._go_on = go_on
         self._refuse = refuse
         self._held = 0
+        self._kept = 0
         self._turn: asyncio.Task[None] | None = None
         self._deadline: asyncio.TimerHandle | None = None
 
@@ -62,6 +64,13 @@ class LongFrame:
             else:
                 self._turn = asyncio.create_task(self._begin_in_turn(size))
         return bool(self._held)
+
+    def may_grow(self) -> bool:
+        """Whether the connection may have memory for frames of medium length, until it ends."""
+        if not self._budget.take_now(self._caller, CHUNK_BYTES):
+            return False
+        self._kept += CHUNK_BYTES
+        return True
 
     def complete(self) -> None:
         """Release the room of a frame that is complete, or that will not be received."""
@@ -76,6 +85,9 @@ class LongFrame:
         if self._turn is not None:
             self._turn.cancel()
         self.complete()
+        if self._kept:
+            self._budget.give_back(self._caller, self._kept)
+            self._kept = 0
 
     def _begin(self, size: int) -> None:
         self._held = size
