@@ -202,7 +202,10 @@ class World:
             id=before[-1].id + 1, address="h:2", state=replay_pb2.SHARD_STATE_LOST, lost_rows=[rows]
         )
         version, shards = current.version + 1, [*before, lost]
-        changed = replay_pb2.ShardMap(uid=b"of this service.", version=version, shards=shards)
+        number = next(self.numbers).to_bytes(16, "little")
+        changed = replay_pb2.ShardMap(
+            uid=b"of this service.", version=version, shards=shards, id=number, ancestors=[current.id or bytes(16)]
+        )
         return replay_pb2.SetShardsRequest(map=changed, expected_version=current.version)
 
 

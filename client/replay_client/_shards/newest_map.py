@@ -1,11 +1,13 @@
-"""Chooses the newest of several servers' shard maps, and refuses different maps of one version.
+"""Chooses the newest of several servers' shard maps, and refuses maps that it was not made from.
 
-Two administrators who cannot reach the same servers can each change the map, which then has the same version twice.
+Two administrators who cannot reach the same servers can each change the map. The newer map then lacks a change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+
+from replay_proto.shard_maps import is_made_from
 
 from replay_client.errors import InvalidArgumentError
 from replay_client.results.shards import ShardMap
@@ -18,7 +20,7 @@ def newest_map(maps: Iterable[tuple[str, ShardMap]]) -> ShardMap | None:
         maps: each map with the server that has it.
 
     Raises:
-        InvalidArgumentError: two servers have different maps of the newest version.
+        InvalidArgumentError: a server has a map that the newest one was not made from.
     """
     found = list(maps)
     if not found:
@@ -30,20 +32,21 @@ def newest_map(maps: Iterable[tuple[str, ShardMap]]) -> ShardMap | None:
 
 
 def refuse_clash(one: tuple[str, ShardMap], other: tuple[str, ShardMap]) -> None:
-    """Refuse two different maps of one version.
+    """Refuse two maps of which neither was made from the other.
 
     Raises:
         InvalidArgumentError: they are.
     """
-    if one[1].version == other[1].version and one[1] != other[1]:
+    older, newer = sorted((one, other), key=lambda each: each[1].version)
+    if not is_made_from(newer[1], older[1]):
         raise InvalidArgumentError.of_field(
             "address",
-            f"servers with the same shard map of version {one[1].version}; two people have changed it without reaching "
-            "each other's servers: stop one of these servers, copy the other's shards.json into its --data-dir, and "
-            "repeat the change that is lost",
+            "servers with one shard map; two people have changed it without reaching each other's servers: stop one of "
+            "these servers, copy the other's shards.json into its --data-dir, and repeat the change that is lost",
             f"{one[0]} with {_shown(one[1])}, and {other[0]} with {_shown(other[1])}",
         )
 
 
 def _shown(shards: ShardMap) -> str:
-    return ", ".join(f"{shard.id} at {shard.address} ({shard.state})" for shard in shards.shards)
+    servers = ", ".join(f"{shard.id} at {shard.address} ({shard.state})" for shard in shards.shards)
+    return f"version {shards.version} of {servers}"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import secrets
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from replay_proto.shard_maps import MOST_ANCESTORS
 from replay_proto.v1 import replay_pb2
 
 ShardState = Literal["active", "draining", "lost", "retired"]
@@ -17,6 +19,7 @@ _STATES: Final[dict[ShardState, replay_pb2.ShardState.ValueType]] = {
     "lost": replay_pb2.SHARD_STATE_LOST,
     "retired": replay_pb2.SHARD_STATE_RETIRED,
 }
+_ID_BYTES: Final = 16
 _NAMES: Final = {value: name for name, value in _STATES.items()}
 
 
@@ -58,6 +61,22 @@ class ShardMap:
     """Increases with each change, from 1."""
     shards: tuple[Shard, ...]
     """Ascending by id."""
+    id: bytes = b""
+    """16 random bytes of this version of the map; empty if an earlier version of the service made it."""
+    ancestors: tuple[bytes, ...] = ()
+    """Ids of the maps that it was made from, newest first, at most 256."""
+
+    @classmethod
+    def first(cls, shards: tuple[Shard, ...]) -> ShardMap:
+        """Make the first map of a service."""
+        return cls(secrets.token_bytes(_ID_BYTES), 1, shards, secrets.token_bytes(_ID_BYTES))
+
+    def with_shards(self, shards: tuple[Shard, ...]) -> ShardMap:
+        """Make the next map from this one."""
+        ancestors = (self.id, *self.ancestors)[:MOST_ANCESTORS] if self.id else ()
+        return replace(
+            self, version=self.version + 1, shards=shards, id=secrets.token_bytes(_ID_BYTES), ancestors=ancestors
+        )
 
     @property
     def in_use(self) -> tuple[Shard, ...]:
@@ -71,7 +90,7 @@ class ShardMap:
             Shard(each.id, each.address, _NAMES.get(each.state, "draining"), tuple(map(_lost, each.lost_rows)))
             for each in message.shards
         )
-        return cls(message.uid, message.version, shards)
+        return cls(message.uid, message.version, shards, message.id, tuple(message.ancestors))
 
     def to_proto(self) -> replay_pb2.ShardMap:
         """Convert to a message."""
@@ -84,7 +103,9 @@ class ShardMap:
             )
             for each in self.shards
         ]
-        return replay_pb2.ShardMap(uid=self.uid, version=self.version, shards=shards)
+        return replay_pb2.ShardMap(
+            uid=self.uid, version=self.version, shards=shards, id=self.id, ancestors=self.ancestors
+        )
 
 
 @dataclass(frozen=True)

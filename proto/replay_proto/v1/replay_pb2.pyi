@@ -2181,13 +2181,23 @@ class ShardMap(google.protobuf.message.Message):
     UID_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
     SHARDS_FIELD_NUMBER: builtins.int
+    ID_FIELD_NUMBER: builtins.int
+    ANCESTORS_FIELD_NUMBER: builtins.int
     uid: builtins.bytes
     """16 bytes chosen at random for the service; a server refuses another service's map."""
     version: builtins.int
     """Higher with each change: above the version that it replaces, by at most 2^20."""
+    id: builtins.bytes
+    """16 bytes chosen at random for this version of the map. Empty: an earlier version of the service made it."""
     @property
     def shards(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Shard]:
         """Ascending by id."""
+
+    @property
+    def ancestors(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
+        """Ids of the maps that it was made from, newest first, at most 256. A server refuses a newer map that lacks the id of
+        its own: people who could not reach each other's servers have both changed it.
+        """
 
     def __init__(
         self,
@@ -2195,8 +2205,10 @@ class ShardMap(google.protobuf.message.Message):
         uid: builtins.bytes = ...,
         version: builtins.int = ...,
         shards: collections.abc.Iterable[global___Shard] | None = ...,
+        id: builtins.bytes = ...,
+        ancestors: collections.abc.Iterable[builtins.bytes] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["shards", b"shards", "uid", b"uid", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ancestors", b"ancestors", "id", b"id", "shards", b"shards", "uid", b"uid", "version", b"version"]) -> None: ...
 
 global___ShardMap = ShardMap
 

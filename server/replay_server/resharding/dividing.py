@@ -41,7 +41,7 @@ def new_map(old: ShardMap | None, addresses: Sequence[str]) -> ShardMap:
         )
     shards = tuple(Shard(first + number, address, "active") for number, address in enumerate(addresses))
     try:
-        return ShardMap(secrets.token_bytes(UID_BYTES), 1, shards).checked()
+        return ShardMap(secrets.token_bytes(UID_BYTES), 1, shards, secrets.token_bytes(UID_BYTES)).checked()
     except FieldError as error:
         raise ReshardError(f"--to: {error}") from error
 

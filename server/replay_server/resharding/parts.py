@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from replay_proto.shard_maps import is_made_from
+
 from replay_server.checkpoint.manifest import MANIFEST_FILE, CheckpointManifest, TableManifest
 from replay_server.checkpoint.reading import no_checkpoint, verify
 from replay_server.errors import FatalError
@@ -156,9 +158,10 @@ def _newest_map(parts: Sequence[Part]) -> ShardMap | None:
     newest = max(maps, key=lambda shards: shards.version, default=None)
     for part in parts:
         shards = part.manifest.shards
-        if newest and shards and shards.version == newest.version and shards != newest:
+        if newest and shards and not is_made_from(newest, shards):
             raise ReshardError(
-                f"{expected}, got {part}, whose shard map of version {shards.version} differs from others"
+                f"{expected}, got {part}, whose shard map of version {shards.version} differs from others: that of "
+                f"version {newest.version} was not made from it"
             )
     return newest
 

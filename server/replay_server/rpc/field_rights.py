@@ -86,7 +86,7 @@ FIELDS: Final[Mapping[str, Mapping[str, Needed | None]]] = {
     "VerifyCheckpointRequest": _no_more("name"),
     "GetShardsRequest": {},
     "SetShardsRequest": _no_more("map expected_version"),
-    "ShardMap": _no_more("uid version shards"),
+    "ShardMap": _no_more("uid version shards id ancestors"),
     "Shard": _no_more("id address state lost_rows"),
     "LostRows": _no_more("table table_uids size inserted"),
     "ReportShardRequest": {

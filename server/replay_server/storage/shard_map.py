@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from replay_proto.errors import FieldError
+from replay_proto.shard_maps import MOST_ANCESTORS, is_made_from
 from replay_proto.v1 import replay_pb2
 
 from replay_server.files.durable_files import replace_file
@@ -81,6 +82,10 @@ class ShardMap(NamedTuple):
     """Increases with each change, from 1."""
     shards: tuple[Shard, ...]
     """In order of their ids."""
+    id: bytes = b""
+    """16 random bytes of this version; empty if an earlier version of the service made it."""
+    ancestors: tuple[bytes, ...] = ()
+    """Ids of the maps that it was made from, newest first."""
 
     @classmethod
     def from_proto(cls, message: replay_pb2.ShardMap) -> ShardMap:
@@ -94,7 +99,7 @@ class ShardMap(NamedTuple):
             Shard(each.id, each.address, names.get(each.state, ""), tuple(map(_lost_from_proto, each.lost_rows)))
             for each in message.shards
         )
-        return cls(message.uid, message.version, shards).checked()
+        return cls(message.uid, message.version, shards, message.id, tuple(message.ancestors)).checked()
 
     def has(self, shard_id: int) -> bool:
         """Whether the map has a shard with this id, in any state."""
@@ -116,14 +121,17 @@ class ShardMap(NamedTuple):
             )
             for each in self.shards
         ]
-        return replay_pb2.ShardMap(uid=self.uid, version=self.version, shards=shards)
+        return replay_pb2.ShardMap(
+            uid=self.uid, version=self.version, shards=shards, id=self.id, ancestors=self.ancestors
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON values."""
         shards = [
             {**shard._asdict(), "lost_rows": [lost._asdict() for lost in shard.lost_rows]} for shard in self.shards
         ]
-        return {"uid": self.uid.hex(), "version": self.version, "shards": shards}
+        ancestors = [each.hex() for each in self.ancestors]
+        return {**self._asdict(), "uid": self.uid.hex(), "shards": shards, "id": self.id.hex(), "ancestors": ancestors}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> ShardMap:
@@ -136,7 +144,8 @@ class ShardMap(NamedTuple):
             Shard(**{**shard, "lost_rows": tuple(_lost_from_json(lost) for lost in shard.get("lost_rows", ()))})
             for shard in stored["shards"]
         )
-        return cls(bytes.fromhex(stored["uid"]), stored["version"], shards).checked()
+        own_id, ancestors = bytes.fromhex(stored.get("id", "")), map(bytes.fromhex, stored.get("ancestors", ()))
+        return cls(bytes.fromhex(stored["uid"]), stored["version"], shards, own_id, tuple(ancestors)).checked()
 
     def check_newer(self, version: int) -> None:
         """Raise `FieldError` unless this map may follow one of this version; 0: it is the first."""
@@ -146,8 +155,8 @@ class ShardMap(NamedTuple):
         """Check that this map may replace an older one of the service.
 
         Raises:
-            FieldError: this map belongs to another service, lacks an id of the older map, or changes a lost or retired
-                shard.
+            FieldError: this map belongs to another service, lacks an id of the older map, changes a lost or retired
+                shard, or was not made from the older map.
         """
         if old.uid != self.uid:
             raise FieldError("map.uid", f"that of this service ({old.uid.hex()})", self.uid.hex())
@@ -158,6 +167,9 @@ class ShardMap(NamedTuple):
                 expected = f"shard {shard.id} at {shard.address}, {shard.state}; ids are never used again"
                 got = "no such shard" if new is None else f"it at {new.address}, {new.state}"
                 raise FieldError("map.shards", expected, got)
+        if not is_made_from(self, old):
+            expected = f"a map made from that of this server, {old.version} ({old.id.hex()}), which someone has changed"
+            raise FieldError("map.ancestors", expected, f"map {self.version} ({self.id.hex()}), made from others")
 
     def checked(self) -> ShardMap:
         """Return this map if it is valid.
@@ -168,6 +180,10 @@ class ShardMap(NamedTuple):
         if len(self.uid) != _UID_BYTES:
             raise FieldError("map.uid", f"{_UID_BYTES} bytes", f"{len(self.uid)} bytes")
         MAP_VERSIONS.check("map.version", self.version)
+        if len(self.id) not in (0, _UID_BYTES):
+            raise FieldError("map.id", f"{_UID_BYTES} bytes", f"{len(self.id)} bytes")
+        if len(self.ancestors) > MOST_ANCESTORS or any(len(each) != _UID_BYTES for each in self.ancestors):
+            raise FieldError("map.ancestors", f"at most {MOST_ANCESTORS} ids of {_UID_BYTES} bytes", "others")
         if not 1 <= len(self.shards) <= _MOST_SHARDS:
             raise FieldError("map.shards", f"1 to {_MOST_SHARDS} shards", str(len(self.shards)))
         for index, shard in enumerate(self.shards):

@@ -15,11 +15,13 @@ from replay_client import (
     InvalidArgumentError,
     ReplayClient,
     ServerUnavailableError,
+    ShardMap,
     ShardsChangedError,
     TableExistsError,
     aio,
 )
 from replay_client._operations import server as operations
+from replay_client.sync.shards.sharded_table import ShardedTable
 
 from tests.client.shards.conftest import COLUMNS, in_order, shards_of
 from tests.client.shards.test_sharded_draws import rows
@@ -165,7 +167,7 @@ def test_an_older_map_and_ids_that_were_used_are_refused(servers: list[ServerPro
     with pytest.raises(InvalidArgumentError, match=f"0 at {servers[0].address}, 1 at {servers[1].address}, got 2"):
         client.mark_shard(2, state="active")
     for shards in (before.shards, before.shards[:2]):
-        again = type(before)(before.uid, 9, shards)
+        again = fleet.find().with_shards(shards)
         with pytest.raises(InvalidArgumentError, match=f"shard 2 at {servers[2].address}, retired"):
             fleet.change(again)
     assert [server.version for server in (fleet.find(),)] == [3]
@@ -249,15 +251,13 @@ def test_two_maps_of_one_version_are_a_clash_that_is_named(servers: list[ServerP
         shards = client.shards()
         assert shards is not None
         for address, lost in ((one, 1), (other, 0)):
-            changed = replace(
-                shards,
-                version=2,
-                shards=tuple(replace(each, state="lost") if each.id == lost else each for each in shards.shards),
+            changed = shards.with_shards(
+                tuple(replace(each, state="lost") if each.id == lost else each for each in shards.shards)
             )
             with ReplayClient(address) as alone:
                 alone._link.connection.run(operations.set_shards(changed, 1))
     with ReplayClient(f"{one},{other}") as client:
-        clash = rf"same shard map of version 2.*{one}.*{other}"
+        clash = rf"one shard map.*version 2 of.*{one}.*{other}"
         for use in (client.tables, client.stats, client.shards, lambda: client.mark_shard(1, state="draining")):
             with pytest.raises(InvalidArgumentError, match=clash):
                 use()
@@ -269,9 +269,59 @@ def test_a_change_that_meets_another_of_its_version_is_refused(servers: list[Ser
         make(client)
         shards = client.shards()
         assert shards is not None
-        first = replace(shards, version=2, shards=(replace(shards.shards[0], state="draining"), shards.shards[1]))
-        second = replace(shards, version=2, shards=(shards.shards[0], replace(shards.shards[1], state="draining")))
+        first = shards.with_shards((replace(shards.shards[0], state="draining"), shards.shards[1]))
+        second = shards.with_shards((shards.shards[0], replace(shards.shards[1], state="draining")))
         with ReplayClient(other) as alone:
             alone._link.connection.run(operations.set_shards(first, 1))
-        with pytest.raises(InvalidArgumentError, match=rf"version 2.*the change.*{other}"):
+        with pytest.raises(InvalidArgumentError, match=rf"the change with version 2.*{other} with version 2"):
             client._fleet.change(second)
+
+
+def test_two_changes_do_not_win_over_the_one_of_someone_else(servers: list[ServerProcess]) -> None:
+    one, other = servers[0].address, servers[1].address
+    with ReplayClient(f"{one},{other}") as client:
+        make(client)
+        shards = client.shards()
+        assert shards is not None
+        first, second = shards.shards
+        twice = shards.with_shards((first, replace(second, state="draining")))
+        twice = twice.with_shards((first, replace(second, state="lost")))
+        once = shards.with_shards((replace(first, state="draining"), second))
+        _send(one, twice, expected=1)
+        _send(other, once, expected=1)
+        clash = r"one shard map.*version 3 of .*version 2 of "
+        with pytest.raises(InvalidArgumentError, match=clash) as refused:
+            client.tables()
+        assert one in str(refused.value)
+        assert other in str(refused.value)
+        with pytest.raises(InvalidArgumentError, match=rf"the change with version 3 .*, and {other} with version 2 "):
+            client._fleet._send(twice, other, is_first=False)
+        with pytest.raises(InvalidArgumentError, match=rf"^map.ancestors: .* 2 \({once.id.hex()}\).*{twice.id.hex()}"):
+            _send(other, twice, expected=2)
+        with ReplayClient(other) as alone:
+            assert alone._link.connection.run(operations.get_shards(timeout_s=5.0)).map == once
+
+
+def test_a_client_does_not_follow_a_map_without_a_change_that_it_knows(servers: list[ServerProcess]) -> None:
+    one, other = servers[0].address, servers[1].address
+    with ReplayClient(f"{one},{other}") as client:
+        table = make(client)
+        shards = client.shards()
+        assert shards is not None
+        first, second = shards.shards
+        assert isinstance(table, ShardedTable)
+        roster = table._roster
+        known = shards.with_shards((first, replace(second, state="draining")))
+        roster._map = known
+        unknown = shards.with_shards((replace(first, state="draining"), second)).with_shards(shards.shards)
+        for address in (one, other):
+            _send(address, unknown, expected=1)
+        with pytest.raises(InvalidArgumentError, match=r"this client with version 2 .* a server with version 3 "):
+            roster._renew()
+        assert roster._map == known
+
+
+def _send(address: str, shards: ShardMap, *, expected: int) -> None:
+    """Give one server a map, as someone would who does not reach the others."""
+    with ReplayClient(address) as alone:
+        alone._link.connection.run(operations.set_shards(shards, expected))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -51,6 +52,7 @@ def test_a_new_server_has_no_map_and_keeps_the_one_it_is_given(
     assert not current(caller).HasField("map")
     replace(caller, shard_map(1), 0)
     second = shard_map(2, shard(0), shard(1, state=LOST), shard(2, "h1:50051"))
+    second.id, second.ancestors[:] = b"2" * 16, [b"1" * 16]
     replace(caller, second, 1)
     assert current(caller).map == second
     server.kill()
@@ -103,6 +105,9 @@ def test_a_map_that_has_changed_meanwhile_is_not_replaced(caller: Caller, expect
         (shard_map(2, shard(0, state=replay_pb2.SHARD_STATE_UNSPECIFIED)), "map.shards[0].state"),
         (shard_map(2, shard(0, "x" * 257)), "map.shards[0].address"),
         (replay_pb2.ShardMap(uid=UID, version=2), "map.shards"),
+        (replay_pb2.ShardMap(uid=UID, version=2, shards=[shard(0), shard(1)], id=b"short"), "map.id"),
+        (replay_pb2.ShardMap(uid=UID, version=2, shards=[shard(0), shard(1)], ancestors=[b""]), "map.ancestors"),
+        (replay_pb2.ShardMap(uid=UID, version=2, shards=[shard(0), shard(1)], ancestors=[UID] * 257), "map.ancestors"),
         (shard_map(2, *(shard(number) for number in range(1025))), "map.shards"),
     ],
 )
@@ -111,6 +116,30 @@ def test_an_invalid_map_is_refused(caller: Caller, new: replay_pb2.ShardMap, fie
     with refused("INVALID_FIELD", field=field):
         replace(caller, new, 1)
     assert current(caller).map == shard_map(1)
+
+
+def test_a_map_follows_only_one_that_it_was_made_from(caller: Caller) -> None:
+    first, second, third = (shard_map(version) for version in (1, 2, 5))
+    replace(caller, first, 0)  # an earlier version of the service gave it no id
+    second.id = b"b" * 16
+    replace(caller, second, 1)
+    third.id, third.ancestors[:] = b"d" * 16, [b"c" * 16]
+    with refused("INVALID_FIELD", field="map.ancestors"):
+        replace(caller, third, 2)
+    third.ancestors.append(second.id)
+    replace(caller, third, 2)
+    assert current(caller).map == third
+
+
+def test_a_stored_map_without_an_id_stays_readable(start_server: StartServer, call: Call, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    server = start_server("--data-dir", str(data))
+    replace(call(server), shard_map(1), 0)
+    server.terminate()
+    stored = json.loads((data / "shards.json").read_text("utf-8"))
+    del stored["id"], stored["ancestors"]
+    (data / "shards.json").write_text(json.dumps(stored), "utf-8")
+    assert current(call(start_server("--data-dir", str(data)))).map == shard_map(1)
 
 
 def test_a_corrupt_map_is_not_ignored(start_server: StartServer, call: Call, tmp_path: Path) -> None:

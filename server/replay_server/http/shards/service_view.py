@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from replay_proto.merged_stats import merged_without_quantiles, shards_in_use
+from replay_proto.shard_maps import is_made_from
 from replay_proto.v1 import replay_pb2
 
 from replay_server.http.histograms import REFRESH_S, mixed_distributions
@@ -145,10 +146,10 @@ class ServiceView:
         return self._newest
 
     def _tell_clash(self, newest: replay_pb2.ShardMap, known: Iterable[replay_pb2.ShardMap]) -> None:
-        """Log, once for each version, that servers have different maps of it."""
-        clashing = any(each.version == newest.version and each != newest for each in known)
+        """Log, once for each version, that a server has a map which the newest was not made from."""
+        clashing = not all(is_made_from(newest, each) for each in known)
         if clashing and newest.version != self._clashing_version:
-            log.error("the servers of this service have different shard maps of version %d", newest.version)
+            log.error("the servers of this service have different shard maps; version %d is the newest", newest.version)
             self._clashing_version = newest.version
 
     def _parts(self) -> dict[str, dict[int, replay_pb2.TableStats]]:

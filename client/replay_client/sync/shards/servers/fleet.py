@@ -8,7 +8,6 @@ fleet.change(new)                   # raises ShardsChangedError if another clien
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -32,7 +31,6 @@ from replay_client.sync.shards.servers.asking import ASK_S, AWAY, ask_all
 from replay_client.sync.shards.servers.losses import rows_lost_with
 from replay_client.sync.shards.servers.reports import Reports
 
-_UID_BYTES: Final = 16
 _SPREADING_S: Final = 1.0
 """Seconds to wait while another client sends the first map to all servers."""
 _POLL_S: Final = 0.05
@@ -116,7 +114,7 @@ class Fleet:
             ShardsChangedError: the map has changed meanwhile.
             PermissionDeniedError: the token lacks the right ``admin`` on all tables.
             ServerUnavailableError: no server is reachable. If only some are unreachable, they get the map later.
-            InvalidArgumentError: a server has another map of this version, from someone who could not reach the first.
+            InvalidArgumentError: a server has a map from someone who could not reach the first one.
         """
         unreachable: ReplayError | None = None
         is_first = True
@@ -138,15 +136,15 @@ class Fleet:
                 f"the shard map of {address} has version {current.version} already, and the new one "
                 f"{new.version}: read it again, and repeat the change"
             )
+        if current is not None:
+            refuse_clash(("the change", new), (address, current))
         if current is None or current.version < new.version:
             try:
                 connection.run(operations.set_shards(new, 0 if current is None else current.version))
             except ShardsChangedError:
                 if is_first:
                     raise
-                current = connection.run(operations.get_shards(timeout_s=ASK_S)).map
-        if current is not None:
-            refuse_clash(("the change", new), (address, current))
+                self._send(new, address, is_first=False)
 
     def set_addresses(self, addresses: Sequence[str]) -> ShardMap:
         """Make these the servers of the service. Known servers keep their ids; new servers get new ids.
@@ -173,7 +171,7 @@ class Fleet:
             raise InvalidArgumentError.of_field("addresses", f"fewer new servers: ids end at {MOST_ID}", str(len(new)))
         self._check_tables(addresses, formerly=[address for address in new if found[address].map is not None])
         added = tuple(Shard(first_id + number, address, "active") for number, address in enumerate(new))
-        changed = replace(current, version=current.version + 1, shards=(*current.shards, *added))
+        changed = current.with_shards((*current.shards, *added))
         self.change(changed)
         return changed
 
@@ -196,7 +194,7 @@ class Fleet:
         shards = tuple(
             replace(each, state=state, lost_rows=lost) if each.id == shard_id else each for each in current.shards
         )
-        changed = replace(current, version=current.version + 1, shards=shards)
+        changed = current.with_shards(shards)
         self.change(changed)
         return changed
 
@@ -208,7 +206,7 @@ class Fleet:
         """
         current = self._with(shard_id)
         shards = tuple(replace(each, address=address) if each.id == shard_id else each for each in current.shards)
-        changed = replace(current, version=current.version + 1, shards=shards)
+        changed = current.with_shards(shards)
         self.change(changed)
         return changed
 
@@ -256,7 +254,7 @@ class Fleet:
         """Create the first map, unless another client is faster."""
         self._check_tables(addresses)
         shards = tuple(Shard(number, address, "active") for number, address in enumerate(addresses))
-        new = ShardMap(secrets.token_bytes(_UID_BYTES), 1, shards)
+        new = ShardMap.first(shards)
         try:
             self.change(new)
         except ShardsChangedError:
@@ -328,7 +326,7 @@ def _newest(found: dict[str, ServerShards]) -> ShardMap | None:
     """Return the newest of the maps.
 
     Raises:
-        InvalidArgumentError: the maps belong to different services, or are different maps of one version.
+        InvalidArgumentError: the maps belong to different services, or the newest was not made from all others.
     """
     maps = {address: server.map for address, server in found.items() if server.map is not None}
     if len({shards.uid for shards in maps.values()}) > 1:
