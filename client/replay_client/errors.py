@@ -35,7 +35,10 @@ class TableNotFoundError(ReplayError, KeyError):
 
 
 class TableExistsError(ReplayError):
-    """The table exists with another config. ``metadata`` names the ``field`` that differs."""
+    """The table exists with another config, or with rows of other origin than a copy's.
+
+    ``metadata`` names the ``field`` that differs.
+    """
 
     default_code = grpc.StatusCode.ALREADY_EXISTS
 

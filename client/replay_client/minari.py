@@ -46,8 +46,9 @@ from replay_client._learning.answers import joined_rows, selected_rows
 from replay_client.batch import Rows
 from replay_client.errors import InvalidArgumentError
 from replay_client.spaces import columns_from_space, flatten_value, unflatten_value
+from replay_client.sync.progress import progress_bar
 from replay_client.sync.row_loader import check_loadable
-from replay_client.sync.row_reader import RowReader, progress_bar
+from replay_client.sync.row_reader import RowReader
 from replay_client.sync.table import Table
 
 ROWS_AT_ONCE: Final = 1 << 13

@@ -21,7 +21,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"flow"},
         {"catalog"},
         {"checkpoint"},
-        {"resharding", "rpc"},
+        {"rpc"},
         {"http"},
         {"process"},
         {"__main__"},

@@ -21,6 +21,7 @@ from replay_client._rows.columns import BatchOrKeys
 from replay_client._rows.mapped_rows import NearRows
 from replay_client._transport.call import Call, Operation
 from replay_client._transport.connection import LinkOptions
+from replay_client._transport.insert_ids import InsertId
 from replay_client._transport.time_limits import time_limit
 from replay_client._writing.inserts import Inserts
 from replay_client.batch import Batch, Rows, UpdateResult
@@ -83,11 +84,18 @@ class TableOperations:
         priorities: NDArray[np.float64] | None,
         runs: replay_pb2.Runs | None,
         wait_s: float,
+        insert_id: InsertId | None = None,
     ) -> Operation[NDArray[np.int64]]:
         """Insert checked rows in one request, and return their keys; see `Inserts.insert`."""
         timeout_s, margin_s = self._limits(wait_s)
         ranges = yield from self._inserts.insert(
-            columns, priorities, runs=runs, wait_s=wait_s, timeout_s=timeout_s, margin_s=margin_s
+            columns,
+            priorities,
+            runs=runs,
+            wait_s=wait_s,
+            timeout_s=timeout_s,
+            margin_s=margin_s,
+            insert_id=insert_id,
         )
         return _joined(ranges)
 
@@ -207,7 +215,8 @@ class TableHandle:
         self.slots: Final = description.slots
         """Size of the ring in rows: row k is in slot k % slots."""
         self._description = description
-        self._address = options.address
+        self.address: Final = options.address
+        """Address of the server; of a table on several servers, that of the first one."""
         self._operations = TableOperations(description, near, options.timeout_s)
 
     @property
@@ -217,7 +226,7 @@ class TableHandle:
 
     def __repr__(self) -> str:
         columns = ", ".join(f"{name}: {column}" for name, column in self.schema.items())
-        return f"<Table {self.name!r} at {self._address}: {self.backend}, {self.capacity} rows of {columns}>"
+        return f"<Table {self.name!r} at {self.address}: {self.backend}, {self.capacity} rows of {columns}>"
 
 
 def _joined(keys: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:

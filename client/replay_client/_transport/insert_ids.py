@@ -22,8 +22,10 @@ _WITHOUT_EFFECT: Final = frozenset({"LIMITED", "WAITED_TOO_LONG", "TABLE_RESET"}
 class InsertId:
     """A writer id, and the sequence number of its next insert."""
 
-    def __init__(self) -> None:
-        self.begin_anew()
+    def __init__(self, writer_id: bytes = b"", sequence: int = 1) -> None:
+        """Use an id of `WRITER_ID_BYTES`; empty: a random one."""
+        self.writer_id = writer_id or secrets.token_bytes(WRITER_ID_BYTES)
+        self.sequence = sequence
 
     def begin_anew(self) -> None:
         """Switch to a new random id."""

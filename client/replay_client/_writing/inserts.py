@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,7 @@ class Inserts:
         wait_s: float,
         timeout_s: float,
         margin_s: float,
+        insert_id: InsertId | None = None,
     ) -> Operation[list[NDArray[np.int64]]]:
         """Insert rows in one request.
 
@@ -42,20 +44,21 @@ class Inserts:
             wait_s: seconds that the server waits for the rate limiter, or for room in a queue.
             timeout_s: as for `Call`.
             margin_s: as for `Call`.
+            insert_id: the writer and the sequence number of this insert; None: those of an idle writer.
 
         Returns:
             The keys of the rows, as ranges.
         """
-        with self._ids.lend() as insert_id:
-            message = self._message(insert_id, columns, priorities, runs, wait_s)
+        with self._ids.lend() if insert_id is None else nullcontext(insert_id) as used:
+            message = self._message(used, columns, priorities, runs, wait_s)
             try:
                 answer = yield Call("Insert", message, timeout_s=timeout_s, margin_s=margin_s)
             except WriterUnknownError as error:
-                if error.attempts > 1:
+                if error.attempts > 1 or insert_id is not None:
                     raise
                 # The server forgets idle writers. A refused first attempt was never applied.
-                insert_id.begin_anew()
-                message = self._message(insert_id, columns, priorities, runs, wait_s)
+                used.begin_anew()
+                message = self._message(used, columns, priorities, runs, wait_s)
                 answer = yield Call("Insert", message, timeout_s=timeout_s, margin_s=margin_s)
         ranges = replay_pb2.InsertResponse.FromString(bytes(answer)).keys
         return [np.arange(keys.first, keys.first + keys.count, dtype=np.int64) for keys in ranges]

@@ -105,23 +105,33 @@ class StepLinks:
     missing in a stream, the next row begins another stream, which may begin at any step.
     """
 
-    def __init__(self, window: WindowShape) -> None:
+    def __init__(self, window: WindowShape, *, keep_streams: bool = False) -> None:
+        """Compute links for windows of this shape.
+
+        Args:
+            window: the shape.
+            keep_streams: streams keep their numbers, and what follows missing rows gets the same number at each
+                repetition. Only for a table that has no rows of other origin.
+        """
         self._window = window
+        self._keep_streams = keep_streams
         self._kept = _Steps(*(np.empty(0, dtype) for dtype in ("u8", "u8", "u8", "i8", "u1", "f8")))
 
     def of(self, rows: Rows) -> Links:
         """Compute the links of the next rows, in the order in which they are inserted."""
         assert rows.steps is not None
         assert rows.ends is not None
-        new = _Steps(
-            rows.streams, _random_streams(rows.batch_size), rows.episodes, rows.steps, rows.ends, rows.priorities
-        )
+        new_streams = _streams_from(rows) if self._keep_streams else _random_streams(rows.batch_size)
+        new = _Steps(rows.streams, new_streams, rows.episodes, rows.steps, rows.ends, rows.priorities)
         kept_count = len(self._kept.original)
         together = self._kept.joined(new)
         order = np.argsort(together.original, kind="stable")
         by_stream = together.mapped(lambda values: values[order])
         follows = _follow(by_stream)
         is_new = order >= kept_count
+        if self._keep_streams:
+            is_first = is_new & np.append(True, by_stream.original[1:] != by_stream.original[:-1])
+            by_stream.streams[is_first] = by_stream.original[is_first]
         by_stream.streams = by_stream.streams[_last_true(~(follows & is_new))]
         place_of = np.empty_like(order)
         place_of[order] = np.arange(len(order))
@@ -182,6 +192,21 @@ def _run_starts(streams: NDArray[np.uint64], rows: _Steps) -> NDArray[np.intp]:
 def _last_true(flags: NDArray[np.bool_]) -> NDArray[np.intp]:
     """Return int64[n]: for each flag, the index of the last True flag at or before it. The first flag must be True."""
     return np.maximum.accumulate(np.where(flags, np.arange(len(flags)), 0))
+
+
+def mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return a number for each number, uint64[n]: a bijection that changes about half of the bits, except of 0."""
+    words = words ^ (words >> np.uint64(30))
+    words = words * np.uint64(0xBF58476D1CE4E5B9)
+    words ^= words >> np.uint64(27)
+    words *= np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
+
+
+def _streams_from(rows: Rows) -> NDArray[np.uint64]:
+    """Return the number of the stream that would begin at each row, uint64[n], computed from the row's links."""
+    assert rows.steps is not None
+    return mixed(mixed(mixed(rows.streams) ^ rows.episodes) ^ rows.steps.astype(np.uint64))
 
 
 def _random_streams(count: int) -> NDArray[np.uint64]:

@@ -16,7 +16,7 @@ from replay_proto.command_line import EXIT_USAGE, new_app, run_app
 from rich.console import Console, RenderableType
 from rich.prompt import Confirm
 
-from replay_client.cli import checkpoints, render, shards, transfer
+from replay_client.cli import checkpoints, copy, render, shards, transfer
 from replay_client.cli.distribution import Distributions
 from replay_client.cli.inspect_view import Inspected, inspect_screen, inspect_view
 from replay_client.cli.options import (
@@ -41,11 +41,12 @@ _FAILURE = 1
 
 app = new_app(
     "replay",
-    "Inspect, export, empty, drop and checkpoint the tables of a replay server. Set REPLAY_TOKEN if the server "
+    "Inspect, copy, export, empty, drop and checkpoint the tables of a replay server. Set REPLAY_TOKEN if the server "
     "requires a token, and REPLAY_TLS_CA, REPLAY_TLS_CERT and REPLAY_TLS_KEY for TLS.",
 )
 app.command(checkpoints.app)
 app.command(shards.app)
+app.command(copy.copy)
 app.command(transfer.export)
 app.command(transfer.import_table, name="import")
 

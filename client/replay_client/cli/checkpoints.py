@@ -19,8 +19,7 @@ PATIENCE_S = 3600.0
 
 app = App(
     name="checkpoint",
-    help="Create, list and verify checkpoints of the server's tables. The command `replay-reshard` rewrites a "
-    "checkpoint for another number of servers.",
+    help="Create, list and verify checkpoints of the server's tables.",
 )
 
 Tables = Annotated[

@@ -6,13 +6,13 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 from cyclopts import Parameter
 from rich.console import Console, RenderableType
 
 from replay_client.errors import InvalidArgumentError, ServerUnavailableError, UnauthenticatedError
-from replay_client.security import TOKEN_VARIABLE, Tls, token_from_environment
+from replay_client.security import TLS_PREFIX, TOKEN_FILE_SUFFIX, TOKEN_VARIABLE, Tls, token_from_environment
 from replay_client.sync.client import ReplayClient
 
 TIMEOUT_S = 3.0
@@ -21,16 +21,47 @@ SHORTEST_TIMEOUT_S = 1.0
 """Minimum time limit with `--watch`, in seconds."""
 DEFAULT_SERVER = "localhost:50051"
 
-_GIVEN_BY: Final = {
-    "address": "--server or REPLAY_SERVER",
-    "token": "REPLAY_TOKEN or REPLAY_TOKEN_FILE",
-    "tls": "REPLAY_TLS_CERT and REPLAY_TLS_KEY",
-    "tls.ca": "REPLAY_TLS_CA",
-    "tls.cert": "REPLAY_TLS_CERT",
-    "tls.key": "REPLAY_TLS_KEY",
-    "tls.cert, tls.key": "REPLAY_TLS_CERT and REPLAY_TLS_KEY",
-}
-"""What gives each field of a client its value."""
+
+class Side(NamedTuple):
+    """Where a client's address, token and TLS settings come from."""
+
+    address: str
+    """What gives the address, in messages."""
+    token: str = TOKEN_VARIABLE
+    """The variable with the token; if it is not set, `TOKEN_VARIABLE` has it."""
+    tls: str = TLS_PREFIX
+    """Prefix of the variables for TLS; if none is set, those with `TLS_PREFIX` count."""
+
+    def open(self, address: str, timeout_s: float) -> ReplayClient:
+        """Open a client. An error names what gave the invalid value."""
+        token = token_from_environment(self.token) or token_from_environment()
+        prefix = self.tls if any(name.startswith(self.tls) and value for name, value in os.environ.items()) else None
+        try:
+            tls = Tls.from_environment(prefix or TLS_PREFIX)
+            return ReplayClient(address, token=token, tls=tls, timeout_s=timeout_s)
+        except InvalidArgumentError as error:
+            given_by = self._given_by(error.metadata["field"], prefix or TLS_PREFIX)
+            if given_by is not None:
+                error.message += f" (from {given_by})"
+            raise
+
+    def _given_by(self, field: str, tls: str) -> str | None:
+        pair = f"{tls}_CERT and {tls}_KEY"
+        return {
+            "address": self.address,
+            "token": f"{self.token} or {self.token}{TOKEN_FILE_SUFFIX}",
+            "tls": pair,
+            "tls.ca": f"{tls}_CA",
+            "tls.cert": f"{tls}_CERT",
+            "tls.key": f"{tls}_KEY",
+            "tls.cert, tls.key": pair,
+        }.get(field)
+
+
+SERVER: Final = Side("--server or REPLAY_SERVER")
+SOURCE: Final = Side("SOURCE")
+DESTINATION: Final = Side("DESTINATION", "REPLAY_DESTINATION_TOKEN", "REPLAY_DESTINATION_TLS")
+"""The second server of a command that has two."""
 
 Server = Annotated[
     str,
@@ -42,7 +73,7 @@ Json = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON.")
 @contextmanager
 def client_of(server: str, *, timeout_s: float = TIMEOUT_S) -> Iterator[ReplayClient]:
     """Open a client. Its errors name the options and variables to check."""
-    with _opened(server, timeout_s) as client:
+    with SERVER.open(server, timeout_s) as client:
         try:
             yield client
         except ServerUnavailableError as error:
@@ -52,16 +83,6 @@ def client_of(server: str, *, timeout_s: float = TIMEOUT_S) -> Iterator[ReplayCl
             ) from error
         except UnauthenticatedError as error:
             raise UnauthenticatedError(f"{error.message}: set {TOKEN_VARIABLE}") from error
-
-
-def _opened(server: str, timeout_s: float) -> ReplayClient:
-    try:
-        return ReplayClient(server, token=token_from_environment(), tls=Tls.from_environment(), timeout_s=timeout_s)
-    except InvalidArgumentError as error:
-        given_by = _GIVEN_BY.get(error.metadata["field"])
-        if given_by is not None:
-            error.message += f" (from {given_by})"
-        raise
 
 
 def show(view: RenderableType, console: Console) -> None:

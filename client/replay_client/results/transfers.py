@@ -1,4 +1,4 @@
-"""Results of exports and imports."""
+"""Results of exports, imports and copies."""
 
 from __future__ import annotations
 
@@ -25,3 +25,19 @@ class Loaded:
     """Number of rows inserted."""
     first_key: int | None
     """Key of the first row; None if the file has no rows. Later rows have the next keys, unless others insert, too."""
+
+
+@dataclass(frozen=True)
+class Copied:
+    """A table that was copied to another service."""
+
+    table: str
+    """Name of the table."""
+    rows: int
+    """Live rows of the source when the copy began."""
+    found: int
+    """Number of them that an earlier run had copied."""
+    overtaken: int
+    """Number of them that the source evicted or reset before they could be read; they are missing."""
+    evicted: int
+    """Number of them, the oldest, that did not fit into their servers' shares of the capacity and were evicted."""

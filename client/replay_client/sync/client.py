@@ -497,6 +497,10 @@ class ReplayClient:
         """
         return self._fleet.move(shard_id, checked_address(address))
 
+    def server_uids(self) -> set[bytes]:
+        """Return the ids that the reachable servers drew when they started; internal, for `replay copy`."""
+        return self._fleet.server_uids()
+
     def keep_alive(self, needed: object) -> None:
         """Hold a reference to an object for as long as this client or a table, writer or sampler of it exists."""
         self._link.connection.kept_alive.append(needed)

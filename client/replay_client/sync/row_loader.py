@@ -44,8 +44,10 @@ _FIRST_PRIORITY: Final = 1.0
 class RowLoader:
     """See the module. For use in one thread."""
 
-    def __init__(self, table: TableDescription, insert: Insert, *, priorities: bool) -> None:
-        """Created by `Table.loader`."""
+    def __init__(
+        self, table: TableDescription, insert: Insert, *, priorities: bool, keep_streams: bool = False
+    ) -> None:
+        """Created by `Table.loader`; ``keep_streams`` is as for `StepLinks`."""
         self.inserted = 0
         """Number of rows inserted so far."""
         self.first_key: int | None = None
@@ -57,7 +59,7 @@ class RowLoader:
         self._table = table
         self._insert = insert
         self._has_priorities = priorities
-        self._links = None if table.steps is None else StepLinks(table.steps.window)
+        self._links = None if table.steps is None else StepLinks(table.steps.window, keep_streams=keep_streams)
         self._largest = 0.0
 
     def insert(self, rows: Rows) -> None:

@@ -14,7 +14,7 @@ import logging
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Literal, get_args
 
 import numpy as np
@@ -27,13 +27,12 @@ from replay_client.batch import Rows
 from replay_client.draws import checked_count
 from replay_client.errors import InvalidArgumentError
 from replay_client.results.description import TableDescription
+from replay_client.sync.progress import Advance, progress_bar
 
 log = logging.getLogger(__name__)
 
 RowOrder = Literal["key", "episode"]
 """Order in which `Table.rows` returns rows."""
-Advance = Callable[[int], object]
-"""Advances a progress bar by a number of rows."""
 
 
 class RowPlan:
@@ -217,16 +216,3 @@ def _runs(rows: Rows) -> Iterator[Rows]:
     ends = (streams[1:] != streams[:-1]) | (episodes[1:] != episodes[:-1])
     for places in np.split(order, np.flatnonzero(ends) + 1):
         yield selected_rows(rows, places)
-
-
-@contextmanager
-def progress_bar(title: str, total: int) -> Iterator[Advance]:
-    """Show a progress bar on standard error (needs the extra ``cli``); yields a function that advances it."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    text = TextColumn("[bold]{task.description}")
-    console = Console(stderr=True)
-    with Progress(text, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console) as progress:
-        task = progress.add_task(title, total=total)
-        yield lambda count: progress.advance(task, count)

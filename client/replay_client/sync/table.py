@@ -35,6 +35,7 @@ from replay_client._rows.columns import BatchOrKeys
 from replay_client._transport.call import Call, Operation, run
 from replay_client._transport.connection import Connection
 from replay_client._transport.data_path import DataPath
+from replay_client._transport.insert_ids import InsertId
 from replay_client._transport.local_calls import is_local
 from replay_client._transport.long_waits import LongWait
 from replay_client._transport.server_link import ServerLink
@@ -46,7 +47,7 @@ from replay_client.results.description import TableDescription
 from replay_client.results.inspection import Inspection
 from replay_client.results.stats import TableStats
 from replay_client.results.transfers import Exported, Loaded
-from replay_client.sync.row_loader import RowLoader
+from replay_client.sync.row_loader import Insert, RowLoader
 from replay_client.sync.row_reader import RowOrder, RowReader
 from replay_client.sync.sampler import Sampler
 from replay_client.sync.writer import Writer
@@ -353,14 +354,28 @@ class Table(TableHandle):
             InvalidArgumentError: the time limit is invalid.
         """
         wait_s = time_limit("timeout_s", timeout_s, self._connection.timeout_s)
+        return RowLoader(self._description, partial(self.insert_part, wait_s=wait_s), priorities=priorities)
 
-        def insert(
-            columns: Mapping[str, Array], given: NDArray[np.float64] | None, runs: replay_pb2.Runs
-        ) -> NDArray[np.int64]:
-            self._connection.check_usable()
-            return self._run(self._operations.insert_part(columns, given, runs, wait_s))
+    def insert_part(
+        self,
+        columns: Mapping[str, Array],
+        priorities: NDArray[np.float64] | None,
+        runs: replay_pb2.Runs,
+        *,
+        wait_s: float = 0.0,
+        insert_id: InsertId | None = None,
+    ) -> NDArray[np.int64]:
+        """Insert checked rows in one request, and return their keys; internal. Users call `loader`."""
+        self._connection.check_usable()
+        return self._run(self._operations.insert_part(columns, priorities, runs, wait_s, insert_id))
 
-        return RowLoader(self._description, insert, priorities=priorities)
+    def copy_loader(self, insert_into: Callable[[Table], Insert]) -> RowLoader:
+        """Create a loader whose rows keep the numbers of their streams; internal, for `replay_client.sync.copying`.
+
+        Args:
+            insert_into: returns what inserts rows into a table; called for each shard.
+        """
+        return RowLoader(self._description, insert_into(self), priorities=True, keep_streams=True)
 
     def writer(
         self,

@@ -1,7 +1,7 @@
 """Inserts rows that were read from a table into a table on several servers; see `replay_client.sync.row_loader`.
 
-Each episode goes to the shard that is emptiest when the episode begins. In a table without steps, groups of 256
-consecutive rows are treated like episodes.
+Each episode goes to the shard that has the most room when the episode begins. In a table without steps, groups of up
+to 256 consecutive rows are treated like episodes; they fill each shard before any of them evicts rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from replay_client.sync.row_loader import RowLoader, check_loadable
 from replay_client.sync.shards.servers.member import Member
 
 _PART_ROWS: Final = 256
-"""Number of consecutive rows that go to the same shard, in a table without steps."""
+"""Most consecutive rows that go to the same shard, in a table without steps."""
 
 
 class ShardedLoader(RowLoader):
@@ -29,6 +29,7 @@ class ShardedLoader(RowLoader):
     def __init__(
         self,
         loaders: Sequence[tuple[Member, RowLoader]],
+        rooms: Sequence[int],
         *,
         priorities: bool,
         heard: Callable[[Member, int], None],
@@ -37,6 +38,7 @@ class ShardedLoader(RowLoader):
 
         Args:
             loaders: the shards that get rows, at least one, each with a loader.
+            rooms: number of rows that each of them can get before it evicts rows.
             priorities: whether rows keep their priorities.
             heard: called after each insert, with the shard and the number of rows ever inserted into it.
         """
@@ -47,7 +49,7 @@ class ShardedLoader(RowLoader):
         self._first = loaders[0][0].table
         self._has_priorities = priorities
         self._heard = heard
-        self._given = np.array([member.table.describe().size for member, _ in loaders])  # rows in or on the way to each
+        self._rooms = np.array(rooms)  # of each shard, without what is on the way to it
         self._episodes: dict[int, tuple[int, int]] = {}  # by stream: its episode, and the place of its loader
 
     def insert(self, rows: Rows) -> None:
@@ -76,9 +78,14 @@ class ShardedLoader(RowLoader):
     def _by_part(self, row_count: int) -> NDArray[np.intp]:
         """Choose a loader for each row, int64[n]."""
         where = np.empty(row_count, np.intp)
-        for first in range(0, row_count, _PART_ROWS):
-            part = where[first : first + _PART_ROWS]
-            part[:] = self._choose(len(part))
+        first = 0
+        while first < row_count:
+            place = self._roomiest()
+            room = int(self._rooms[place])
+            part = where[first : first + (min(room, _PART_ROWS) if room > 0 else _PART_ROWS)]
+            part[:] = place
+            self._rooms[place] -= len(part)
+            first += len(part)
         return where
 
     def _by_episode(self, rows: Rows) -> NDArray[np.intp]:
@@ -87,17 +94,15 @@ class ShardedLoader(RowLoader):
         for stream, episode, mine in _episodes(rows):
             known = self._episodes.get(stream)
             if known is None or known[0] != episode:
-                self._episodes[stream] = episode, self._choose(0)
+                self._episodes[stream] = episode, self._roomiest()
             place = self._episodes[stream][1]
             where[mine] = place
-            self._given[place] += len(mine)
+            self._rooms[place] -= len(mine)
         return where
 
-    def _choose(self, row_count: int) -> int:
-        """Choose the loader of the emptiest shard for some rows."""
-        place = int(np.argmin(self._given))
-        self._given[place] += row_count
-        return place
+    def _roomiest(self) -> int:
+        """Return the place of the loader whose shard has the most room."""
+        return int(np.argmax(self._rooms))
 
 
 def keys_refused(where: str) -> InvalidArgumentError:

@@ -47,7 +47,7 @@ from replay_client.results.inspection import Inspection
 from replay_client.results.shards import ShardMap
 from replay_client.results.stats import TableStats
 from replay_client.results.transfers import Loaded
-from replay_client.sync.row_loader import RowLoader
+from replay_client.sync.row_loader import Insert, RowLoader
 from replay_client.sync.row_reader import RowOrder, RowReader
 from replay_client.sync.sampler import Sampler
 from replay_client.sync.shards.drawing.ranked_sampler import RankedSampler
@@ -303,7 +303,14 @@ class ShardedTable(Table):
             (member, member.table.loader(priorities=priorities, timeout_s=timeout_s))
             for member in list(filter(self._is_there, self._active())) or self._active()
         ]
-        return ShardedLoader(loaders, priorities=priorities, heard=self._heard)
+        rooms = [member.description.capacity - member.table.describe().size for member, _ in loaders]
+        return ShardedLoader(loaders, rooms, priorities=priorities, heard=self._heard)
+
+    def copy_loader(self, insert_into: Callable[[Table], Insert]) -> RowLoader:
+        """Create a loader for a copy; see `Table.copy_loader`. It chooses the same shards whenever a copy goes on."""
+        loaders = [(member, member.table.copy_loader(insert_into)) for member in self._active()]
+        rooms = [member.description.capacity for member, _ in loaders]
+        return ShardedLoader(loaders, rooms, priorities=True, heard=self._heard)
 
     def writer(
         self,

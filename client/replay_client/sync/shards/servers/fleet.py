@@ -224,6 +224,14 @@ class Fleet:
             raise InvalidArgumentError.of_field("shard", expected, str(shard_id))
         return current
 
+    def server_uids(self) -> set[bytes]:
+        """Return the ids of the reachable servers, which each drew when it started.
+
+        Raises:
+            ServerUnavailableError: no server is reachable.
+        """
+        return {server.server_uid for server in self._ask().values()}
+
     def _ask(self, addresses: Sequence[str] = (), *, at_once: bool = False) -> dict[str, ServerShards]:
         """Ask servers for their maps, and return the answers of the reachable ones by address.
 

@@ -120,7 +120,7 @@ class Roster:
         shards = self._fleet.current()
         if shards is None or shards.version < self._map.version:
             return
-        if shards.uid != self._map.uid:  # other servers at these addresses, such as those of a resharded checkpoint
+        if shards.uid != self._map.uid:  # another service at these addresses
             return
         refuse_clash(("this client", self._map), ("a server", shards))
         if shards.version == self._map.version and not self._is_incomplete:
