@@ -130,7 +130,7 @@ def test_servers_start_with_these_flags(
     assert settings.insecure == ("tokens" not in values)
     assert (settings.data_dir is None) == (values.get("server", {}).get("storage") == "memory")
     mounts = {mount["mountPath"] for mount in container(manifests, "StatefulSet", "exp-replay")["volumeMounts"]}
-    files = (settings.tokens, settings.tls_cert, settings.tls_key, settings.tls_client_ca, settings.tls_ca)
+    files = (settings.tokens, settings.tls_cert, settings.tls_key, settings.tls_client_ca)
     stored = settings.data_dir or settings.memory_dir
     for path in (stored, *(file for file in files if file is not None)):
         assert any(path.is_relative_to(mount) for mount in mounts)

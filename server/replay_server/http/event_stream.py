@@ -13,7 +13,6 @@ from replay_server.auth.caller import Caller
 from replay_server.errors import RequestError
 from replay_server.http.feed import Feed
 from replay_server.http.serving import Connection, connection_of
-from replay_server.http.shards.service_view import ServiceView
 
 LONGEST_S: Final = 600.0
 """Maximum duration of a stream. Afterwards, the page reconnects, and its browser presents its certificate again."""
@@ -25,18 +24,16 @@ _START: Final = {"type": "http.response.start", "status": 200, "headers": [(b"co
 class EventStream(Response):
     """Sends each new frame, without queueing. Slow pages miss frames; pages that stop reading are disconnected."""
 
-    def __init__(self, feed: Feed, caller: Caller, token: str | None, longest_s: float = LONGEST_S) -> None:
+    def __init__(self, feed: Feed, caller: Caller, longest_s: float = LONGEST_S) -> None:
         """Stream what the caller may see, for up to ``longest_s`` seconds.
 
         Args:
             feed: makes the frames.
             caller: the reader.
-            token: the reader's token; None: this server requires none.
             longest_s: maximum duration in seconds.
         """
         self._feed = feed
         self._caller = caller
-        self._token = token
         self._longest_s = longest_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,23 +41,23 @@ class EventStream(Response):
         connection = connection_of(scope)
         connection.keep_open()
         try:
-            with self._feed.one_more(self._token) as service:
+            with self._feed.one_more():
                 await send(_START)
                 with suppress(RequestError):  # the token is no longer valid
-                    await self._send_frames(service, connection, send)
+                    await self._send_frames(connection, send)
                 await _send_body(send, b"", more=False)
         except TimeoutError:
             connection.abort()
             await connection.lost
 
-    async def _send_frames(self, service: ServiceView, connection: Connection, send: Send) -> None:
+    async def _send_frames(self, connection: Connection, send: Send) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._longest_s
         while not connection.lost.done() and loop.time() < deadline:
             frame = self._feed.next_frame
             await asyncio.wait((frame, connection.lost), return_when=asyncio.FIRST_COMPLETED)
-            if frame.done() and service.is_ready:
-                event = frame.result().event_for(self._caller, service)
+            if frame.done():
+                event = frame.result().event_for(self._caller)
                 await _send_body(send, event, more=True)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 from uuid import uuid4
@@ -18,6 +18,7 @@ from replay_server.auth.caller import Caller
 from replay_server.checkpoint.store import Checkpoint, Checkpoints
 from replay_server.http.histograms import REFRESH_S, distributions_of
 from replay_server.http.history import Counts, History, Meter
+from replay_server.http.other_servers import place_of
 from replay_server.http.page_figures import (
     checkpoint_figures,
     client_figures,
@@ -25,12 +26,8 @@ from replay_server.http.page_figures import (
     table_figures,
     to_json,
 )
-from replay_server.http.shards.channels import Channels, PeerTls
-from replay_server.http.shards.service_view import ServiceView
-from replay_server.http.shards.service_views import ServiceViews
 from replay_server.http.snapshot import View
 from replay_server.rpc.handlers.stats import table_stats
-from replay_server.table.figures.clients import Client
 from replay_server.table.table import Table
 
 PERIOD_S: Final = 1.0
@@ -52,29 +49,20 @@ class Frame:
         self._server = server
         self._tables = tables  # JSON by name
         self._checkpoints = checkpoints
-        self._events: dict[tuple[ServiceView | None, bool, tuple[str, ...]], bytes] = {}
+        self._events: dict[tuple[bool, tuple[str, ...]], bytes] = {}
 
-    def event_for(self, caller: Caller, service: ServiceView) -> bytes:
-        """Return the event for a reader. Readers with the same token get the same bytes object.
-
-        If there is only one server, or none has answered, the event shows the tables of this server, and readers with
-        the same rights get the same bytes object.
+    def event_for(self, caller: Caller) -> bytes:
+        """Return the event for a reader. Readers with the same rights get the same bytes object.
 
         Raises:
             RequestError: UNAUTHENTICATED or PERMISSION_DENIED, as for Stats.
         """
         caller.check(Right.READ)
-        tables = self._tables if service.tables is None else service.tables
-        names = tuple(name for name in tables if caller.may(Right.READ, name))
-        key = service if service.servers else None, caller.may_on_all(Right.ADMIN), names
+        names = tuple(name for name in self._tables if caller.may(Right.READ, name))
+        key = caller.may_on_all(Right.ADMIN), names
         if key not in self._events:
-            head = {
-                **self._server,
-                "servers": service.servers,
-                "problems": service.problems,
-                "checkpoints": self._checkpoints if key[1] else None,
-            }
-            shown = ",".join(tables[name] for name in names)
+            head = {**self._server, "checkpoints": self._checkpoints if key[0] else None}
+            shown = ",".join(self._tables[name] for name in names)
             self._events[key] = f'data: {to_json(head)[:-1]},"tables":[{shown}]}}\n\n'.encode()
         return self._events[key]
 
@@ -82,22 +70,11 @@ class Frame:
 class Feed:
     """Makes frames and keeps the history."""
 
-    def __init__(self, view: View, checkpoints: Checkpoints | None, tls: PeerTls | None = None) -> None:
-        """Show a server, and the service that it is part of.
-
-        Args:
-            view: the server.
-            checkpoints: its checkpoints; None if they are disabled.
-            tls: files for connections to other servers; None: no TLS.
-
-        Raises:
-            UnusableFileError: one of these files cannot be used.
-        """
+    def __init__(self, view: View, checkpoints: Checkpoints | None) -> None:
+        """Show a server and its checkpoints; None if these are disabled."""
         self.pages = 0
         """Number of open pages."""
         self._view = view
-        self._channels = Channels(tls)
-        self._services = ServiceViews(view.catalog.shards, self._channels)
         self._meter = Meter()
         self._history = History()
         self._store = checkpoints
@@ -117,36 +94,28 @@ class Feed:
         return self._next
 
     @contextmanager
-    def one_more(self, token: str | None) -> Iterator[ServiceView]:
-        """Count a page as open inside the block, and yield what the holder of its token may see of the service."""
+    def one_more(self) -> Iterator[None]:
+        """Count a page as open inside the block."""
         self.pages += 1
         try:
-            with self._services.page(token) as service:
-                yield service
+            yield
         finally:
             self.pages -= 1
 
-    def history_of(self, name: str, token: str | None) -> dict[str, list[float]]:
+    def history_of(self, name: str) -> dict[str, list[float]]:
         """Return the rates of a table over the last ten minutes; see `History.points`.
 
         Raises:
             RequestError: TABLE_NOT_FOUND.
         """
-        service = self._services.of(token)
-        points = None if service is None else service.points(name)
-        return points or self._history.points(self._view.catalog.find(name).uid)
+        return self._history.points(self._view.catalog.find(name).uid)
 
     async def go_on(self) -> None:
         """Record the history, make a frame if pages are open, and wait until the next one is due."""
         began = time.monotonic()
         self._record()
-        self._services.ask()
         spent_s = await self._publish() if self.pages else 0.0
         await asyncio.sleep(max(PERIOD_S, _REST * spent_s) - (time.monotonic() - began))
-
-    async def close(self) -> None:
-        """Disconnect from other servers."""
-        await self._channels.close()
 
     def _record(self) -> None:
         """Record the rates of all tables since the last call, and let their clients record their counts."""
@@ -160,19 +129,13 @@ class Feed:
     async def _publish(self) -> float:
         """Make a frame; return its CPU time in seconds. After each table, other calls can run."""
         self._list_checkpoints()
-        spent_s, services = 0.0, self._services.open()
-        tables: dict[str, str] = {}
-        for service in services:
-            spent_s += await service.update(self._clients_of)
-        if any(service.tables is None for service in services):
-            tables, own_s = await self._own_tables()
-            spent_s += own_s
+        tables, spent_s = await self._tables()
         began = time.thread_time()
         self._next.set_result(Frame(self._server(), tables, self._checkpoints))
         self._next = asyncio.get_running_loop().create_future()
         return spent_s + time.thread_time() - began
 
-    async def _own_tables(self) -> tuple[dict[str, str], float]:
+    async def _tables(self) -> tuple[dict[str, str], float]:
         """Return the JSON of this server's tables by name, and the CPU time in seconds."""
         spent_s, tables = 0.0, {}
         made: dict[bytes, tuple[float, dict[str, Any]]] = {}
@@ -183,7 +146,6 @@ class Feed:
                 {
                     **table_figures(table_stats(table, self._view.catalog.waits(table))),
                     "points": self._history.points(table.uid, 1),
-                    "shards": [],
                     **client_figures(table.figures.clients),
                     **made[table.uid][1],
                 }
@@ -191,10 +153,6 @@ class Feed:
             spent_s += time.thread_time() - began
         self._distributions = made
         return tables, spent_s
-
-    def _clients_of(self, name: str) -> Iterable[Client]:
-        table = self._view.catalog.get(name)
-        return () if table is None else table.figures.clients
 
     def _distribution(self, table: Table) -> tuple[float, dict[str, Any]]:
         now = time.monotonic()
@@ -215,6 +173,7 @@ class Feed:
             "cpu_s": times.user + times.system,
             "resident_bytes": memory.rss,
             "storage": self._view.storage()._asdict(),
+            "place": place_of(self._view.catalog.shards.to_proto(), self._view.port),
             "methods": [method_figures(name, endpoint) for name, endpoint in self._view.endpoints().items()],
         }
 

@@ -68,10 +68,10 @@ class LivePage:
         caller.check(Right.READ)
         if self._feed.pages >= MOST_PAGES:
             raise HTTPException(503, f"expected at most {MOST_PAGES} open pages; close some, or try again later")
-        return EventStream(self._feed, caller, self._readers.token_of(request), self._longest_s)
+        return EventStream(self._feed, caller, self._longest_s)
 
     async def _history(self, request: Request) -> Response:
         name = request.query_params.get("table", "")
         self._readers.identify(request).check(Right.READ, name)
-        points = self._feed.history_of(name, self._readers.token_of(request))
+        points = self._feed.history_of(name)
         return Response(to_json(points), headers=_HEADERS, media_type="application/json")

@@ -49,10 +49,6 @@ class Readers:
             raise HTTPException(421, f"expected localhost or an IP address as the host, got {host!r}")
         return self._authenticator.caller_of(_metadata(request))
 
-    def token_of(self, request: Request) -> str | None:
-        """Return the token of a reader who has been identified; None if this server requires no token."""
-        return self._authenticator.token_of(_metadata(request))
-
 
 def _metadata(request: Request) -> list[tuple[str, str]]:
     return [(name, _bearer(value)) for name, value in request.headers.items()]

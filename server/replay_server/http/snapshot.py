@@ -130,6 +130,11 @@ class View:
             loops=self.background.loops,
         )
 
+    @property
+    def port(self) -> int:
+        """The server's port for gRPC."""
+        return self._connections.port
+
     def of_table(self, table: Table) -> TableSnapshot:
         """Read the figures of one table."""
         return _read(table, tuple(self.catalog.waits(table)))

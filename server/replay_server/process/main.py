@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import uvloop
 from replay_proto.access.certificates import RENEWAL_S, ServerCertificates
@@ -44,9 +44,6 @@ from replay_server.rpc.local_socket.listener import SOCKET_NAME
 from replay_server.storage.permissions import GROUP_UMASK, UMASK, keep_private, share_with_group
 from replay_server.storage.restored_tables import settle
 from replay_server.storage.root import Root
-
-if TYPE_CHECKING:  # see `_http`
-    from replay_server.http.shards.channels import PeerTls
 
 T = TypeVar("T")
 
@@ -269,7 +266,7 @@ async def _http(
     from replay_server.http.routes import Routes
     from replay_server.http.serving import HttpServer
 
-    feed = Feed(view, checkpoints, _peer_tls(settings))
+    feed = Feed(view, checkpoints)
     readers = Readers(authenticator, on_this_host=settings.tokens is None and is_loopback(settings.http_host))
     page = LivePage(feed, readers, min(LONGEST_S, settings.max_connection_s))
     context = None if certificates is None else certificates.ssl_context()
@@ -282,15 +279,6 @@ async def _http(
         yield
     finally:
         await served.stop()
-        await feed.close()
-
-
-def _peer_tls(settings: ServerSettings) -> PeerTls | None:
-    from replay_server.http.shards.channels import PeerTls
-
-    if settings.tls_cert is None or settings.tls_key is None:
-        return None
-    return PeerTls(settings.tls_ca, settings.tls_cert, settings.tls_key)
 
 
 def _certificates(settings: ServerSettings) -> ServerCertificates | None:

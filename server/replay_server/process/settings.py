@@ -197,8 +197,6 @@ class ServerSettings(Settings):
     """private key of the certificate, PEM, unencrypted"""
     tls_client_ca: Annotated[Path | None, ACCESS] = None
     """CA that must have signed clients' certificates, PEM; without it, clients need none"""
-    tls_ca: Annotated[Path | None, ACCESS] = None
-    """CA of the other servers of a service, PEM, whose figures the live page shows; default: public CAs"""
     max_connection_s: Annotated[float, ACCESS] = Field(3600.0, ge=2, le=MAX_CONNECTION_S)
     """with tls_client_ca: seconds until a connection is closed and its client must show its certificate again"""
     tokens: Annotated[Path | None, ACCESS] = None
@@ -241,8 +239,6 @@ class ServerSettings(Settings):
             raise ValueError("expected tls_cert and tls_key together, got one of them")
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise ValueError("expected tls_cert and tls_key with tls_client_ca, got none")
-        if self.tls_ca is not None and self.tls_cert is None:
-            raise ValueError("expected tls_cert and tls_key with tls_ca, got none")
         return self
 
     @property

@@ -169,25 +169,19 @@ def test_rates_are_recorded_and_a_dropped_table_disappears(caller: Caller, seen:
 
 
 @wire_only
-def test_servers_that_share_tables_are_listed_and_this_one_is_shown_until_another_answers(
+def test_servers_that_share_tables_are_named_as_soon_as_the_map_is_known(
     start_server: Callable[..., ServerProcess], call: Callable[[ServerProcess], Caller]
 ) -> None:
     server = start_server(*FLAGS)
     states = (replay_pb2.SHARD_STATE_ACTIVE, replay_pb2.SHARD_STATE_DRAINING, replay_pb2.SHARD_STATE_LOST)
     shards = [replay_pb2.Shard(id=number, address=f"h{number}:1", state=state) for number, state in enumerate(states)]
     with events(server) as stream:
-        assert next(iter(stream))["servers"] == []
-        call(server).create("own").insert(range(5))
+        assert stream.next()["place"] is None
         shard_map = replay_pb2.ShardMap(uid=bytes(16), version=1, shards=shards)
         call(server).stub.SetShards(replay_pb2.SetShardsRequest(map=shard_map))
-        figures = next(figures for figures in stream if figures["servers"])
-    listed = [(each["id"], each["address"], each["state"]) for each in figures["servers"]]
-    assert listed == [(0, "h0:1", "away"), (1, "h1:1", "away")]
-    assert [sentence.partition(" has been away for ")[0] for sentence in figures["problems"]] == [
-        "shard 0 at h0:1",
-        "shard 1 at h1:1",
-    ]
-    assert [(table["name"], table["rows"], table["shards"]) for table in figures["tables"]] == [("own", 5, [])]
+        place = next(figures["place"] for figures in stream if figures["place"])
+    others = [{"shard": 0, "address": "h0:1"}, {"shard": 1, "address": "h1:1"}]
+    assert place == {"shard": None, "servers": 2, "others": others}
 
 
 @wire_only

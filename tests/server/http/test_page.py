@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 from replay_client import ReplayClient
 
 from tests.support.access import token_entry
 from tests.support.caller import Caller, LearnStream, WriteStream, make_draw, make_update
-from tests.support.deadlines import wait_until
 from tests.support.events import events
 from tests.support.flow import rate_limiter
 from tests.support.http_port import FLAGS, http_port
@@ -342,110 +340,17 @@ def test_the_page_fits_and_follows_the_color_scheme(
     assert (brightness < 150) == (scheme == "dark")
 
 
-def shard_lines(page: Page) -> list[list[str]]:
-    """The lines of the shards of the first table."""
-    lines: list[list[str]] = page.page.eval_on_selector_all(
-        "details:first-child [data-part=shards] tbody tr",
-        "rows => rows.map(row => [...row.children].map(cell => cell.textContent))",
-    )
-    return lines
-
-
-def test_every_server_shows_the_whole_table_and_its_shards(start_server: StartServer, open_page: OpenPage) -> None:
-    servers = start_service(start_server)
-    with ReplayClient(addresses(servers)) as client:
-        table = filled(client)
-        batch = table.sample(300, beta=0.4)
-        table.update_priorities(batch, batch["x"] % 7 + 1.0)
-        stats = client.stats().tables["t"]
-        for server in servers:
-            page = open_page(server)
-            page.wait_for_fact("rows", "600")
-            for name, count in (("inserted", 600), ("drawn", 300), ("updated", stats.updated)):
-                assert page.text(f"[data-fact={name}]") == str(count)
-            assert page.text("summary span") == "600 of 3,000 rows, sum_tree"
-            assert page.page.locator("details").count() == 1
-            assert [line[:4] for line in shard_lines(page)] == [
-                [str(number), each.address, "active", str(ROWS[number])] for number, each in enumerate(servers)
-            ]
-            assert sum(float(line[4].removesuffix(" %")) for line in shard_lines(page)) == pytest.approx(100, abs=0.5)
-            assert page.text("[data-part=priorities] figcaption").endswith(", estimated")
-            assert page.page.locator("[data-part=priorities] .bars div").count() == 32
-        table.insert({"x": np.arange(50)})
-        page.wait_for_fact("rows", "650")
-
-
-def test_a_killed_server_is_named_until_it_is_back(
-    start_server: StartServer, open_page: OpenPage, tmp_path: Path
-) -> None:
-    folders = iter(range(len(ROWS)))
-    servers = start_service(lambda *flags: start_server(*flags, "--data-dir", str(tmp_path / f"data-{next(folders)}")))
-    with ReplayClient(addresses(servers)) as client:
-        table = filled(client)
-        page = open_page(servers[0])
-        page.wait_for_fact("rows", "600")
-        assert page.page.locator("#problems li").count() == 0
-        servers[2].kill()
-        page.wait_for_fact("rows", "300")
-        (problem,) = page.page.locator("#problems li").all_inner_texts()
-        assert problem.startswith(f"shard 2 at {servers[2].address} has been away for ")
-        assert page.text("[data-part=waits] li") == "64 % of the mass is away"  # 900 of 1400
-        assert shard_lines(page)[2] == ["2", servers[2].address, "away", *5 * [UNKNOWN]]
-        table.sample(100, beta=0.4)
-        page.wait_for_fact("drawn", "100")
-        assert not page.page.evaluate("document.body.classList.contains('stale')")
-        servers[2].restart()
-        page.wait_for_fact("rows", "600")
-        assert page.page.locator("#problems li, [data-part=waits] li").count() == 0
-        assert shard_lines(page)[2][2:4] == ["active", "300"]
-
-
-def test_rows_of_a_lost_server_are_counted(start_server: StartServer, open_page: OpenPage) -> None:
-    servers = start_service(start_server)
-    with ReplayClient(addresses(servers)) as client:
-        table = filled(client)
-        with table.sampler(8, beta=0.4) as sampler:
-            next(sampler)
-            servers[1].kill()  # the learner reports what it knew
-            wait_until(lambda: next(sampler) is not None and bool(client.stats().tables["t"].reports), "a report")
-        client.mark_shard(1, state="lost")
-    page = open_page(servers[0])
-    page.wait_for_fact("lost with servers", "200")
-    assert shard_lines(page)[1][2:4] == ["lost", "200"]
-
-
-def test_a_token_for_one_table_sees_the_shards_of_that_table(
-    start_server: StartServer, open_page: OpenPage, tmp_path: Path
-) -> None:
-    owner, reader = "owner-" + "x" * 20, "reader-" + "x" * 20
-    tokens = tmp_path / "tokens.toml"
-    entries = token_entry("owner", owner, ("read", "write", "admin")), token_entry("reader", reader, ["read"], ["mine"])
-    tokens.write_text("".join(entries))
-    servers = start_service(start_server, "--tokens", str(tokens))
-    with ReplayClient(addresses(servers), token=owner) as client:
-        for name in ("other", "mine"):
-            filled(client, name)
-    for token, names in ((owner, ["mine", "other"]), (reader, ["mine"])):
-        page = open_page(servers[1], http_credentials={"username": "me", "password": token})
-        page.wait_for_fact("rows", "600")
-        assert page.page.locator("summary h2").all_inner_texts() == names
-        assert len(shard_lines(page)) == 3
-        assert token not in page.page.content()
-
-
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_shards_fit(start_server: StartServer, open_page: OpenPage, width: int, scheme: str) -> None:
+def test_a_server_of_several_says_which_it_is_and_links_to_the_others(
+    start_server: StartServer, open_page: OpenPage, width: int
+) -> None:
     servers = start_service(start_server)
     with ReplayClient(addresses(servers)) as client:
         filled(client)
-    servers[2].kill()
-    page = open_page(servers[0], width=width, color_scheme=scheme)
-    page.wait("() => document.querySelector('[data-part=shards] .away')")
+    page = open_page(servers[1], width=width)
+    page.wait_for_fact("rows", str(ROWS[1]))
+    others = [f"shard {number} at {servers[number].address}" for number in (0, 2)]
+    assert page.text("#place") == f"This page shows shard 1 of 3. The others: {', '.join(others)}"
+    links = page.page.eval_on_selector_all("#place a", "all => all.map(each => each.href)")
+    assert links == 2 * [page.page.url]  # here, all servers have the same host
     assert page.page.evaluate("document.documentElement.scrollWidth") <= width
-    cells = page.page.eval_on_selector_all(
-        "[data-part=shards] td", "all => all.map(each => [each.scrollWidth - each.clientWidth, each.clientHeight])"
-    )
-    assert all(hidden <= 0 for hidden, _ in cells)
-    # An address or a number takes one line.
-    assert max(height for _, height in cells) < 40

@@ -37,17 +37,6 @@ function list(element, sentences) {
   );
 }
 
-/** A figure as text; a dash if it is unknown. */
-const known = (value, text) => (value === null ? "–" : text(value));
-
-/** Mark lines of servers that are away. */
-function markAway(element) {
-  for (const row of element.querySelectorAll("tbody tr")) row.classList.toggle("away", row.children[2].textContent === "away");
-}
-
-/** The first cells of a line about a server. */
-const serverCells = ({ id, address, state }) => [String(id), address, state];
-
 /** Request the rates of a table over the last ten minutes; null if the server refuses. */
 async function pointsOf(table) {
   const reply = await fetch(`history?table=${encodeURIComponent(table)}`);
@@ -107,7 +96,6 @@ class Card {
     this.showDistributions();
     this.showLimiter();
     this.showClients();
-    this.showShards();
   }
 
   /** Show the rates at the cursor or, if there is none, those of the last minute. */
@@ -121,7 +109,7 @@ class Card {
   }
 
   showFacts() {
-    const { rows, drawable, inserted, drawn, updated, stale, bytes, unsynced, failed_syncs, lost, steps, shards } = this.figures;
+    const { rows, drawable, inserted, drawn, updated, stale, bytes, unsynced, failed_syncs, lost, steps } = this.figures;
     const facts = [["rows", format.count(rows)]];
     if (drawable !== rows) facts.push(["drawable", format.count(drawable)]);
     if (steps) facts.push(["wait for later steps", format.count(steps.pending)], ["broken", format.count(steps.broken)]);
@@ -129,7 +117,7 @@ class Card {
     facts.push(["stale updates", format.count(stale)], ["reserved", format.bytes(bytes)]);
     if (unsynced) facts.push(["not synced", format.count(unsynced)]);
     if (failed_syncs) facts.push(["failed syncs", format.count(failed_syncs)]);
-    if (lost) facts.push([shards.length ? "lost with servers" : "lost to power losses", format.count(lost)]);
+    if (lost) facts.push(["lost to power losses", format.count(lost)]);
     this.part("facts").replaceChildren(
       ...facts.flatMap(([name, value]) => {
         const [term, data] = [document.createElement("dt"), document.createElement("dd")];
@@ -142,19 +130,18 @@ class Card {
   }
 
   showDistributions() {
-    const { priorities, ages_s: ages, shards } = this.figures;
-    const how = shards.length ? ", estimated" : "";
+    const { priorities, ages_s: ages } = this.figures;
     showHistogram(this.part("priorities"), priorities, format.priority);
     showHistogram(this.part("ages"), ages, format.duration);
     if (priorities) {
       const { least, median, most, zeros } = priorities;
       const [low, middle, high] = [least, median, most].map(format.priority);
       const none = zeros ? `, ${format.percent(zeros)} are 0` : "";
-      this.setText("priorities", least === most ? `all ${low}` : `${low} to ${high}, median ${middle}${none}${how}`);
+      this.setText("priorities", least === most ? `all ${low}` : `${low} to ${high}, median ${middle}${none}`);
     }
     if (ages) {
       const median = format.duration(ages.median);
-      this.setText("ages", ages.low === ages.high ? `all about ${median}` : `median ${median}${how}`);
+      this.setText("ages", ages.low === ages.high ? `all about ${median}` : `median ${median}`);
     }
   }
 
@@ -174,10 +161,9 @@ class Card {
   }
 
   showClients() {
-    const { clients, other_clients: others, shards } = this.figures;
+    const { clients, other_clients: others } = this.figures;
     this.part("clients").hidden = !clients.length;
-    const notes = [...(shards.length ? ["of this server"] : []), ...(others ? [`and ${format.count(others)} more`] : [])];
-    this.setText("clients", notes.join(", "));
+    this.setText("clients", others ? `and ${format.count(others)} more` : "");
     const rows = clients.map((client) => [
       client.caller,
       `${format.count(client.streams)} ${client.role}${client.streams === 1 ? "" : "s"}`,
@@ -185,19 +171,6 @@ class Card {
       client.role === "learner" ? format.number(client.updates_per_s) : "",
     ]);
     fill(this.part("clients").querySelector("tbody"), rows);
-  }
-
-  showShards() {
-    const shards = this.figures.shards;
-    this.part("shards").hidden = !shards.length;
-    const rows = shards.map((shard) => [
-      ...serverCells(shard),
-      known(shard.rows, format.count),
-      known(shard.mass, format.percent),
-      ...["inserted_per_s", "drawn_per_s", "updated_per_s"].map((name) => known(shard[name], format.number)),
-    ]);
-    fill(this.part("shards").querySelector("tbody"), rows);
-    markAway(this.part("shards"));
   }
 }
 
@@ -258,16 +231,31 @@ function showCalls(methods) {
   fill(byId("calls").querySelector("tbody"), rows, "td", ["", "", "", "", "wide", "wide", ""]);
 }
 
-function showServers(servers) {
-  byId("servers").hidden = !servers.length;
-  const rows = servers.map((server) => [
-    ...serverCells(server),
-    known(server.uptime_s, format.duration),
-    known(server.resident_bytes, format.bytes),
-    known(server.version, String),
-  ]);
-  fill(byId("servers").querySelector("tbody"), rows, "td", ["", "", "", "", "", "wide"]);
-  markAway(byId("servers"));
+/** The page of another server: at its host in the shard map, and at the port of this page. */
+function pageOf(address) {
+  const page = new URL("/", location.href);
+  page.hostname = address.slice(0, address.lastIndexOf(":"));
+  return page.href;
+}
+
+/** Say which shard of a service this server is, and link to the pages of the others. */
+function showPlace(place) {
+  byId("place").hidden = !place;
+  if (!place) return;
+  const shown = JSON.stringify(place);
+  if (byId("place").dataset.shown === shown) return; // so that a link keeps the focus
+  byId("place").dataset.shown = shown;
+  const which = place.shard === null ? "one shard" : `shard ${place.shard}`;
+  const links = place.others.map(({ shard, address }) => {
+    const link = document.createElement("a");
+    link.href = pageOf(address);
+    link.textContent = `shard ${shard} at ${address}`;
+    return link;
+  });
+  byId("place").replaceChildren(
+    `This page shows ${which} of ${place.servers}. The others: `,
+    ...links.flatMap((link, i) => (i ? [", ", link] : [link])),
+  );
 }
 
 function showCheckpoints(checkpoints, now) {
@@ -299,8 +287,7 @@ function show(server) {
   showServer(server);
   showTables(server.tables);
   showCalls(server.methods);
-  list(byId("problems"), server.problems);
-  showServers(server.servers);
+  showPlace(server.place);
   showCheckpoints(server.checkpoints, server.at);
 }
 

@@ -1,1 +1,0 @@
-"""Tables on several servers, as one reader of the live page may see them."""
