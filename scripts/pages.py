@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -257,7 +257,7 @@ def namespaces() -> list[str]:
     return ["unshare", *user, "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
 
 
-def run_pages(pages: Sequence[Path], kind: type[Page] = Page) -> int:
+def run_pages(pages: Iterable[Path], kind: type[Page] = Page) -> int:
     """Run pages in the namespaces of this process; return 1 if a block failed, otherwise 0."""
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     with tempfile.TemporaryDirectory(prefix="docs-") as name:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 
 from tests.support.caller import DATA_PATHS, WIRE, CalledTable, Caller
+from tests.support.order import in_shares
 from tests.support.server_process import ServerProcess
 from tests.support.warm_program import close_warm_programs, join_run
 
@@ -38,6 +39,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_configure() -> None:
     """Let all workers of pytest-xdist share the processes that fork programs."""
     join_run()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the tests into an order in which several workers are done soonest."""
+    if worker := getattr(config, "workerinput", None):
+        items[:] = in_shares(items, worker["workercount"])
 
 
 def pytest_sessionfinish() -> None:

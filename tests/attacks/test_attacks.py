@@ -35,6 +35,7 @@ def test_an_attack_has_no_effect(arena: Arena, kind: type[Attack]) -> None:
     assert not (faults := faults_of(kind, arena)), "\n".join(faults)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ON_THEIR_OWN, ids=lambda kind: kind.__name__)
 def test_an_attack_on_a_server_of_its_own_has_no_effect(kind: type[Attack]) -> None:
     arena = open_arena(kind.setup, is_brief=True)
@@ -45,6 +46,7 @@ def test_an_attack_on_a_server_of_its_own_has_no_effect(kind: type[Attack]) -> N
     assert not faults, "\n".join(faults)
 
 
+@pytest.mark.slow
 def test_attacks_on_a_learner_have_no_effect() -> None:
     """Attack the same learner repeatedly, because it takes long to start. It keeps training meanwhile."""
     arena = open_arena(Setup(has_learner=True), is_brief=True)

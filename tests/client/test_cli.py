@@ -387,8 +387,8 @@ def test_figures_go_into_a_pipe_line_by_line_also_while_the_server_is_away(
         first = [lines.readline() for _ in range(3)]
         assert all("piped 12 of 1,000 rows" in line for line in first)
         server.kill()
-        away = [line for line in itertools.islice(iter(lines.readline, ""), 20) if "server away for" in line]
-        assert len(away) > 10
+        shown = (line for line in iter(lines.readline, "") if "server away for" in line)
+        away = list(itertools.islice(shown, 3))
         seconds = [float(line.partition("server away for ")[2].partition(" s")[0]) for line in away]
         assert seconds == sorted(seconds)
         assert seconds[-1] > seconds[0]

@@ -47,6 +47,7 @@ def lines_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_the_cliffwalk_goes_on_where_it_was_broken_off(server: ServerProcess, tmp_path: Path) -> None:
     flags = ["--states", "2,4", "--seeds", "2", "--server", server.address, "--out", str(tmp_path)]
     assert main(flags) == 0
@@ -140,6 +141,7 @@ def test_the_tables_of_the_experiments_fit_80_characters() -> None:
         assert len(lines) == 3 + len(found[representation][Method.UNIFORM])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_learning_curves_are_trained_in_parallel_and_only_once(tmp_path: Path) -> None:
     """The runs use the server that the comparison starts, with its token."""
@@ -162,6 +164,7 @@ def test_learning_curves_are_trained_in_parallel_and_only_once(tmp_path: Path) -
     assert path.read_text() == before
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_comparison_that_is_stopped_keeps_no_half_runs(server: ServerProcess, tmp_path: Path) -> None:
     settings = CompareSettings(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from replay_server.rpc.requests import _ARRAYS
 
 from tests.faults.extreme_numbers import run
@@ -28,5 +29,6 @@ def test_fields_are_found_however_deep_they_are() -> None:
     assert "Insert.rows" not in names
 
 
+@pytest.mark.slow
 def test_no_number_in_any_field_fails_a_call_or_the_next_start(tmp_path: Path) -> None:
     print(run(tmp_path, examples(1)))

@@ -21,6 +21,7 @@ CALLS = 25
 """The kernel counts CPU time in steps of 10 ms, which is as long as one call takes."""
 
 
+@pytest.mark.slow
 def test_no_message_breaks_a_server(tmp_path: Path) -> None:
     fuzzer = MessageFuzzer(tmp_path, seed=5)
     try:

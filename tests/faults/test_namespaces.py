@@ -64,6 +64,7 @@ def at_clients(link: Link, server: ServerProcess, program: str) -> subprocess.Po
     )
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_or_doubled_whatever_the_network_does(
     link: Link, start_server: Callable[..., ServerProcess], tmp_path: Path
 ) -> None:

@@ -30,6 +30,8 @@ from tests.support.wire_runs import step_runs
 StartServer = Callable[..., ServerProcess]
 POWER = ("--durability", "power", "--sync-every", "0.1")
 VERIFIED = "are valid after a power loss"
+ROWS = 3000
+"""Inserted before the machine goes down."""
 CAPACITY = 30_000
 """Several times the rows inserted between syncs, or during a copy of the files on a busy machine."""
 
@@ -75,18 +77,23 @@ def test_a_server_whose_machine_went_down_serves_whole_rows_only(
         name, shape = created.name, window_shape(created)
     writers: list[Writer] = [StreamWriter(0, seed, shape), StreamWriter(1, seed, shape), CallWriter(2, seed, shape)]
 
-    found_live: list[replay_pb2.TableDescription] = []
+    live = replay_pb2.TableDescription()
 
     def copy_while_running() -> None:
         """Copy files one by one during inserts, so they are usually inconsistent."""
-        time.sleep(1.0)
+        nonlocal live
         with Caller(server.address) as caller:
-            found_live.append(caller.table(name).describe())
-        shutil.copytree(data, left, ignore=shutil.ignore_patterns(SOCKET_NAME))
+            table = caller.table(name)
+            wait_until(lambda: table.describe().inserted > ROWS, "there are rows")
+            live = table.describe()
+            shutil.copytree(data, left, ignore=shutil.ignore_patterns(SOCKET_NAME))
+            while table.describe().inserted - live.inserted > CAPACITY // 2:  # the copy took too long
+                shutil.rmtree(left)
+                live = table.describe()
+                shutil.copytree(data, left, ignore=shutil.ignore_patterns(SOCKET_NAME))
 
     load(server, name, writers, copy_while_running)
     pages = random.Random(seed)
-    (live,) = found_live
     for column in pages.sample(range(4), 2):
         # The newer half of the rows is live in the copy, too.
         key = pages.randrange(live.inserted - live.size // 2, live.inserted)

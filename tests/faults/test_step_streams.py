@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.faults.step_streams import run
 from tests.support.examples import examples
 
 
+@pytest.mark.slow
 def test_what_is_drawn_is_what_the_documentation_says(tmp_path: Path) -> None:
     print(run(tmp_path, examples(40)))

@@ -15,6 +15,7 @@ from tests.support.examples import examples
 POINTS = 5
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="the library that lets calls fail needs gcc")
 def test_whatever_call_fails_requests_are_refused_and_no_acknowledged_row_is_lost(tmp_path: Path) -> None:
     calls = FailingCalls(tmp_path)

@@ -15,6 +15,7 @@ from tests.support.server_process import ServerProcess
 KILLS = 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("item", [None, ITEM], ids=["rows", "steps"])
 def test_kills_at_any_moment_lose_nothing_double_nothing_and_tear_nothing(
     start_server: Callable[..., ServerProcess], tmp_path: Path, item: Item | None

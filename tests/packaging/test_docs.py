@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from scripts.pages import PAGES, blocks_of, namespaces
 from scripts.try_docs import NO_NAMESPACE
 from tests.packaging.project import ROOT
+from tests.support.deadlines import PATIENCE_S
 
 SLOW = {"security.md", "trainer.md"}
 """Pages that train, which only `make try-docs` runs. `test_own_loop` also runs the program on the trainer's page."""
@@ -25,23 +27,66 @@ def is_namespace_allowed() -> bool:
     return subprocess.run([*namespaces(), "true"], capture_output=True, check=False).returncode == 0
 
 
-def run_pages(*pages: Path, module: str = "scripts.pages") -> subprocess.CompletedProcess[str]:
-    """Run pages with a module, or skip the test if this machine does not support it."""
+def command_of(module: str, *arguments: str) -> list[str]:
+    """A command that runs a module in a network of its own; skips the test if this machine does not support it."""
     if not is_namespace_allowed():
         pytest.skip("no network of its own can be made here")
-    command = [*namespaces(), sys.executable, "-m", module, *map(str, pages)]
+    return [*namespaces(), sys.executable, "-m", module, *arguments]
+
+
+def run_pages(*pages: Path) -> subprocess.CompletedProcess[str]:
+    """Run pages like a user."""
+    command = command_of("scripts.pages", *map(str, pages))
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
 
 
-def test_pages_run_as_they_are_printed(tmp_path: Path) -> None:
-    """The last page fails on purpose, to show that the failure of a forked command is noticed."""
+class ForkedPages:
+    """Runs one page after another in a process that forks their programs; see `tests.support.forked_pages`."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+
+    def run(self, page: Path) -> tuple[int, str]:
+        """Run a page; return how many of its blocks did what the page says, and what is wrong with the next one."""
+        if self._process is None:
+            command = command_of("tests.support.forked_pages")
+            pipe = subprocess.PIPE
+            self._process = subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(page, file=self._process.stdin, flush=True)
+        count = 0
+        while (line := self._process.stdout.readline()).strip():
+            count += 1
+        return count, "" if line else self.close()
+
+    def close(self) -> str:
+        """End the process, and return its errors."""
+        if self._process is None:
+            return ""
+        _, errors = self._process.communicate(timeout=PATIENCE_S)
+        self._process = None
+        return errors
+
+
+@pytest.fixture(scope="module")
+def forked() -> Iterator[ForkedPages]:
+    pages = ForkedPages()
+    yield pages
+    pages.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in SLOW], ids=lambda page: page.name)
+def test_a_page_runs_as_it_is_printed(forked: ForkedPages, page: Path) -> None:
+    assert forked.run(page) == (len(blocks_of(page)), "")
+
+
+def test_the_failure_of_a_forked_command_is_noticed(forked: ForkedPages, tmp_path: Path) -> None:
     failing = tmp_path / "failing.md"
     failing.write_text(FAILING)
-    pages = [page for page in PAGES if page.name not in SLOW]
-    done = run_pages(*pages, failing, module="tests.support.forked_pages")
-    assert f"{failing}:1: expected the exit status 0, got 1" in done.stderr.splitlines()[0], done.stderr
-    assert done.returncode == 1
-    assert len(done.stdout.splitlines()) == sum(len(blocks_of(page)) for page in pages)
+    count, wrong = forked.run(failing)
+    assert (count, wrong.splitlines()[0]) == (0, f"{failing}:1: expected the exit status 0, got 1; it printed")
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name in SLOW], ids=lambda page: page.name)

@@ -44,5 +44,6 @@ def test_importing_the_client_loads_no_library_of_an_extra() -> None:
 
 @pytest.mark.timed
 def test_importing_the_client_takes_no_longer_than_a_moment() -> None:
-    program = "import time; began = time.perf_counter(); import replay_client; print(time.perf_counter() - began)"
+    # CPU time, which hardly depends on what else the machine does.
+    program = "import time; began = time.process_time(); import replay_client; print(time.process_time() - began)"
     assert min(float(shown_by(program)[0]) for _ in range(STARTS)) <= LIMIT_S

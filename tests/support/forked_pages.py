@@ -1,7 +1,8 @@
-"""Runs pages of the documentation with forked programs: `python -m tests.support.forked_pages PAGE ...`.
+"""Runs the pages of the documentation that are named on its standard input, with forked programs.
 
 Starting each block in a fresh process, as `scripts.pages` does, would import torch and the server's modules dozens of
-times. Here, a process imports them once, and forks for each block that needs no shell.
+times. Here, a process imports them once, and forks for each block that needs no shell. An empty line follows what is
+said about each page. The first block that fails ends the run.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import chdir
 from pathlib import Path
 from types import ModuleType
@@ -114,10 +115,16 @@ def _run_commands(mains: dict[str, Callable[[], None]], commands: list[list[str]
             sys.exit(status)
 
 
+def _named() -> Iterator[Path]:
+    for line in sys.stdin:
+        yield Path(line.rstrip("\n"))
+        print(flush=True)
+
+
 if __name__ == "__main__":
     os.environ.update(environment())  # programs can only be forked with the variables of this process
     begin_run()  # with a network of its own
     try:
-        sys.exit(run_pages([Path(page).resolve() for page in sys.argv[1:]], ForkedPage))
+        sys.exit(run_pages(_named(), ForkedPage))
     finally:
         close_warm_programs()

@@ -46,12 +46,13 @@ def damage_pages(path: Path, random_pages: random.Random, pages: int) -> None:
 
 
 def damage_page(path: Path, random_pages: random.Random, offset: int) -> None:
-    """Overwrite the page with this byte with zeros or another page's content, or with ones if that changes nothing."""
+    """Overwrite the page with this byte with zeros or another page's content, or with ones: the byte changes."""
     content = path.read_bytes()
     start = offset // PAGE_BYTES * PAGE_BYTES
     page = content[start : start + PAGE_BYTES]
     other = random_pages.randrange(len(content) - len(page) + 1) // PAGE_BYTES * PAGE_BYTES
     fillings = [bytes(len(page)), content[other : other + len(page)]]
     random_pages.shuffle(fillings)
-    filling = next(each for each in (*fillings, b"\xff" * len(page)) if each != page)
+    byte = offset - start
+    filling = next(each for each in (*fillings, b"\xff" * len(page)) if each[byte] != page[byte])
     path.write_bytes(content[:start] + filling + content[start + len(page) :])

@@ -87,6 +87,7 @@ def processes_of(pid: int) -> list[psutil.Process]:
     return [process, *process.children(recursive=True)]
 
 
+@pytest.mark.slow
 def test_server_and_learner_of_a_run_serve_nobody_but_its_owner(tmp_path: Path) -> None:
     values = {**SHORT_RUN, "steps": 10_000_000, "runs_dir": tmp_path, "name": "run", "actors": 1}
     run = tmp_path / "run"

@@ -195,6 +195,7 @@ def lines_of(process: subprocess.Popen[str]) -> queue.Queue[str]:
     return lines
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
 def test_a_run_that_is_stopped_or_killed_and_moved_keeps_buffer_and_replay_ratio_when_it_is_resumed(
     tmp_path: Path, end: signal.Signals

@@ -114,7 +114,7 @@ def test_an_error_names_when_the_certificate_of_the_client_expired(start_server:
     server = start_server(*tls_flags(authority.certify("server"), authority.ca))
     expired = authority.certify("me", "me", until=ended)
     assert expiry_of(expired.cert) == ended
-    with ReplayClient(server.address, tls=authority.tls(expired), wait_for_server_s=0.1) as client:
+    with ReplayClient(server.address, tls=authority.tls(expired), wait_for_server_s=1.0) as client:
         with pytest.raises((ServerUnavailableError, DeadlineExceededError)) as error:
             client.tables()
         assert f"the certificate of this client, {expired.cert}, expired at 2026-01-02 03:04:05 UTC" in str(error.value)

@@ -60,7 +60,7 @@ def drop_without(away: ServerProcess, client: ReplayClient) -> None:
 def test_rows_of_a_table_that_was_dropped_elsewhere_do_not_come_back(
     servers: list[ServerProcess], reach: Reach, away: int
 ) -> None:
-    client = reach(servers, timeout_s=1.0, wait_for_server_s=0.1)
+    client = reach(servers, timeout_s=1.0)
     table = make(client)
     fill(table)
     servers[away].kill()
@@ -81,7 +81,7 @@ def test_rows_of_a_table_that_was_dropped_elsewhere_do_not_come_back(
 
 
 def test_a_shard_of_a_dropped_table_is_no_part_of_a_newer_one(servers: list[ServerProcess], reach: Reach) -> None:
-    client = reach(servers, timeout_s=1.0, wait_for_server_s=0.1)
+    client = reach(servers, timeout_s=1.0)
     table = make(client)
     fill(table)
     like = shards_of(table)[0].describe()
@@ -120,7 +120,7 @@ def test_a_table_whose_first_shard_was_lost_gets_a_new_one(servers: list[ServerP
 def test_a_table_of_one_server_is_marked_when_it_gets_more_shards(servers: list[ServerProcess], reach: Reach) -> None:
     with ReplayClient(servers[1].address) as alone:
         uid = alone.create_table("t", columns=COLUMNS, capacity=3000).uid
-    client = reach(servers, timeout_s=1.0, wait_for_server_s=0.1)
+    client = reach(servers, timeout_s=1.0)
     fill(client.table("t"))
     marks = [shard.describe() for shard in shards_of(client.table("t")).values()]
     assert [(each.whole_uid, each.whole_shards) for each in marks] == [(uid, (1,)), (b"", ()), (uid, (1,))]

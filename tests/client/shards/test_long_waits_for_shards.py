@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -20,14 +21,19 @@ ROWS = {"number": np.arange(8), "obs": np.zeros((8, 3), np.float32)}
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wait is long after 0.2 s."""
-    monkeypatch.setattr(long_waits, "WARN_AFTER_S", 0.2)
+    """A wait is long after a time in which even a busy server knows of it."""
+    monkeypatch.setattr(long_waits, "WARN_AFTER_S", 0.5)
 
 
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    """The lines about long waits so far."""
-    return lambda: [record.getMessage() for record in caplog.records if record.name == long_waits.__name__]
+    """The lines about long waits for rows or room so far; on a busy machine, other calls may take long, too."""
+
+    def lines() -> list[str]:
+        found = [record.getMessage() for record in caplog.records if record.name == long_waits.__name__]
+        return [line for line in found if " for an answer of the server" not in line and " for the answer" not in line]
+
+    return lines
 
 
 @pytest.fixture
@@ -48,7 +54,7 @@ def test_a_sampler_of_an_empty_table_says_so(table_of: Callable[..., Table], sai
         table.insert(ROWS)
         waiting.join()
     (line,) = said()
-    assert line.startswith("a sampler of table 't' waits: table 't': waited 0 s for rows: 0 of 1 rows")
+    assert re.match(r"a sampler of table 't' waits: table 't': waited \d+ s for rows: 0 of 1 rows", line)
 
 
 def test_a_writer_says_what_its_rows_wait_for(table_of: Callable[..., Table], said: Callable[[], list[str]]) -> None:

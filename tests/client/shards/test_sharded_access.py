@@ -170,4 +170,4 @@ def test_a_server_with_another_certificate_than_the_others_is_named(
     servers[1].restart()
     named = f"shard 1 at {servers[1].address}.*REPLAY_TLS_CA does not trust"
     with pytest.raises(ServerUnavailableError, match=named):
-        make(enter(EVERYTHING, timeout_s=1, wait_for_server_s=0.1), "new")
+        make(enter(EVERYTHING, timeout_s=2, wait_for_server_s=1.0), "new")

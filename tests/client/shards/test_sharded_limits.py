@@ -108,7 +108,7 @@ def test_no_more_samples_are_drawn_than_all_shards_together_allow(servers: list[
     table = make(reach(servers), min_size=30, samples_per_insert=2.0, error_buffer=30.0)
     for shard in shards_of(table).values():
         shard.insert(rows(np.arange(10)))
-    with table.sampler(4, beta=0.4, timeout_s=0.05, prefetch=3) as sampler:
+    with table.sampler(4, beta=0.4, timeout_s=1.0, prefetch=3) as sampler:
         for _ in range(7):
             next(sampler)
         with pytest.raises(DeadlineExceededError, match="have 2, need 4") as refused:

@@ -62,7 +62,7 @@ def test_statistics_before_the_first_table_change_nothing(servers: list[ServerPr
 def test_a_server_that_is_away_is_named(servers: list[ServerProcess], reach: Reach) -> None:
     filled(reach(servers))
     servers[1].kill()
-    client = reach(servers[2:], wait_for_server_s=0.1)
+    client = reach(servers[2:], wait_for_server_s=1.0)
     stats = client.stats()
     assert stats.shards_away == (1,)
     assert list(stats.servers) == [0, 2]

@@ -227,7 +227,7 @@ def test_a_server_that_was_away_gets_the_map_later(servers: list[ServerProcess],
     stopped = psutil.Process(servers[1].pid)
     stopped.suspend()
     try:
-        with ReplayClient(servers[0].address, wait_for_server_s=0.1, timeout_s=0.5) as other:
+        with ReplayClient(servers[0].address, wait_for_server_s=1.0, timeout_s=2.0) as other:
             assert other.mark_shard(0, state="draining").version == 2
     finally:
         stopped.resume()

@@ -137,7 +137,7 @@ def test_a_table_is_created_nowhere_if_a_server_has_another_of_its_name(
 
 
 def test_a_table_is_created_nowhere_if_a_server_is_away(servers: list[ServerProcess], reach: Reach) -> None:
-    client = reach(servers, timeout_s=1.0, wait_for_server_s=0.1)
+    client = reach(servers, timeout_s=1.0)
     client.set_shards([server.address for server in servers])
     servers[2].kill()
     with pytest.raises(ServerUnavailableError, match=f"shard 2 at {servers[2].address}"):

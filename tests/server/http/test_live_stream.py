@@ -212,7 +212,7 @@ def test_a_stream_outlives_the_time_limit_and_a_flood_of_connections(
 def test_a_page_that_does_not_read_is_disconnected_and_delays_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_stream, "SLOW_S", 0.2)
+    monkeypatch.setattr(event_stream, "SLOW_S", 1.0)
     monkeypatch.setattr(feed, "PERIOD_S", 0.01)
     # Frames so large that buffers are soon full.
     monkeypatch.setattr(Feed, "_server", lambda _: {"filler": "x" * 500_000})
