@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import numpy as np
@@ -16,10 +18,14 @@ from replay_client._learning.one_caller import OneCaller
 from replay_client._learning.tensors import Computed, Device, DeviceCopies, MixedTensorBatch, TensorBatch
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._transport.time_limits import left_s
+from replay_client._transport.unclosed import FINISH_S, Lease
 from replay_client.aio.mixed_sampler import MixedSampler
 from replay_client.aio.sampler import Sampler
 from replay_client.draws import Prefetch
-from replay_client.errors import ClosedError, DeadlineExceededError
+from replay_client.errors import ClosedError, DeadlineExceededError, ReplayError
+from replay_client.sync.tensors import LOST
+
+log = logging.getLogger(__name__)
 
 _Made = tuple[TensorBatch, torch.cuda.Event | None]
 
@@ -39,10 +45,8 @@ class TensorSampler:
         """Device of the batches."""
         self._sampler = sampler
         self._one_caller = OneCaller("sampler")
-        self._updates: deque[tuple[Any, NDArray[np.float64] | Computed]] = deque()
-        self._fetching: asyncio.Task[_Made] | None = None
-        self._held = 0  # batches received from the sampler and not returned: 0 or 1
-        self._is_closed = False
+        self._ahead = _Ahead(sampler, self._copies)
+        self._lease = Lease(self._ahead)
 
     @property
     def beta(self) -> float:
@@ -65,7 +69,7 @@ class TensorSampler:
     @property
     def in_flight(self) -> int:
         """Batches requested but not yet returned, including the one on its way to the device."""
-        return self._sampler.in_flight + self._held
+        return self._sampler.in_flight + self._ahead.held
 
     @property
     def updated(self) -> int:
@@ -91,53 +95,33 @@ class TensorSampler:
             ReplayError: as for `Sampler`.
         """
         with self._one_caller:
-            self._check_usable()
-            if self._fetching is None:
-                self._begin()
-            fetching = self._fetching
-            assert fetching is not None
-            await asyncio.wait((fetching,))  # if this is canceled, the next call returns the batch
-            self._check_usable()
-            self._fetching = None
-            made = fetching.result()
-            self._held = 0
-            self._begin()
-            return self._copies.usable(*made)
+            return self._copies.usable(*await self._ahead.take())
 
     async def update_priorities(self, batch_or_keys: BatchOrKeys | MixedKeys, priorities: ArrayLike) -> None:
         """Update priorities; see `replay_client.torch.TensorSampler.update_priorities`."""
-        self._check_usable()
+        self._ahead.check()
         keys = self._sampler.keys_of(batch_or_keys)  # type: ignore[arg-type]  # it refuses keys of the other kind
-        self._updates.append((keys, self._copies.taken(priorities, len(keys))))
+        self._ahead.updates.append((keys, self._copies.taken(priorities, len(keys))))
 
     async def flush(self, *, timeout_s: float | None = None) -> None:
         """Wait until all updates are acknowledged; see `replay_client.Sampler.flush`."""
         with self._one_caller:
-            self._check_usable()
-            deadline = self._sampler.deadline(timeout_s)
-            if self._fetching is not None:
-                await asyncio.wait((self._fetching,), timeout=left_s(deadline))
-                if not self._fetching.done():
-                    raise DeadlineExceededError("a batch requested earlier did not arrive in time")
-            await self._hand_over()
-            await self._sampler.flush(timeout_s=max(0.0, deadline - time.monotonic()))
+            self._ahead.check()
+            await self._ahead.flush(self._sampler.deadline(timeout_s))
 
     async def close(self, *, timeout_s: float | None = None) -> None:
         """Flush and close. Idempotent; see `replay_client.Sampler.close`."""
-        if self._is_closed:
+        if self._ahead.is_closed:
             return
         try:
-            if self._updates or self._sampler.unacknowledged:
+            if self._ahead.unacknowledged:
                 await self.flush(timeout_s=timeout_s)
         finally:
             self.cancel()
 
     def cancel(self) -> None:
         """Close without a flush: unacknowledged updates may be lost."""
-        self._is_closed = True
-        self._sampler.cancel()
-        if self._fetching is not None:
-            self._fetching.cancel()
+        self._ahead.cancel()
 
     async def __aenter__(self) -> TensorSampler:
         return self
@@ -149,32 +133,113 @@ class TensorSampler:
         else:
             self.cancel()
 
-    def _begin(self) -> None:
+
+class _Ahead:
+    """Fetches batches ahead of a learner, in a task; ends if nobody closes the `TensorSampler`; see `Work`."""
+
+    def __init__(self, sampler: Sampler | MixedSampler, copies: DeviceCopies) -> None:
+        self._sampler = sampler
+        self._copies = copies
+        self._fetching: asyncio.Task[_Made] | None = None
+        self._finisher: asyncio.Task[None] | None = None
+        self.updates: deque[tuple[Any, NDArray[np.float64] | Computed]] = deque()
+        """Updates for the next request: keys and priorities."""
+        self.held = 0
+        """Batches received from the sampler and not taken: 0 or 1."""
+        self.is_closed = False
+        """Whether the sampler was closed."""
+
+    @property
+    def title(self) -> str:
+        """See `Work`."""
+        return f"sampler for device {self._copies.device}: {self._sampler!r}"
+
+    @property
+    def is_done(self) -> bool:
+        """See `Work`. Without a task, only the sampler is left, which has a lease of its own."""
+        return self.is_closed or self._fetching is None
+
+    @property
+    def unacknowledged(self) -> int:
+        """Number of messages with unacknowledged updates; each update that was not handed over counts, too."""
+        return len(self.updates) + self._sampler.unacknowledged
+
+    def check(self) -> None:
+        """Raise `ClosedError` if the sampler was closed."""
+        if self.is_closed:
+            raise ClosedError("this sampler is closed")
+
+    async def take(self) -> _Made:
+        """Wait for the next batch, and for `DeviceCopies.usable` to make it usable; begin to fetch the one after it."""
+        self.check()
+        fetching = self._fetching or self._begin()
+        await asyncio.wait((fetching,))  # if this is canceled, the next call returns the batch
+        self.check()
+        self._fetching = None
+        made = fetching.result()
+        self.held = 0
+        self._begin()
+        return made
+
+    async def flush(self, deadline: float) -> None:
+        """See `Sampler.flush`."""
+        if self._fetching is not None:
+            await asyncio.wait((self._fetching,), timeout=left_s(deadline))
+            if not self._fetching.done():
+                raise DeadlineExceededError("a batch requested earlier did not arrive in time")
+        await self._hand_over()
+        await self._sampler.flush(timeout_s=max(0.0, deadline - time.monotonic()))
+
+    def cancel(self) -> None:
+        """Close without a flush."""
+        self.is_closed = True
+        self._sampler.cancel()
+        if self._fetching is not None:
+            self._fetching.cancel()
+
+    def dropped(self) -> None:
+        """See `Work`."""
+        assert self._fetching is not None
+        with suppress(RuntimeError):  # the loop is closed
+            self._fetching.get_loop().call_soon_threadsafe(self._finish_soon)
+
+    def _finish_soon(self) -> None:
+        self._finisher = asyncio.create_task(self._finish(), name="replay-finishes")
+
+    async def _finish(self) -> None:
+        try:
+            if self.unacknowledged:
+                await self.flush(time.monotonic() + FINISH_S)
+        except ReplayError as error:
+            log.debug("the updates of the %s were not acknowledged: %s", self.title, error)
+        finally:
+            if left := self.unacknowledged:
+                log.warning(LOST, left, self.title)
+            self.cancel()
+
+    def _begin(self) -> asyncio.Task[_Made]:
         """Begin to fetch the next batch."""
         self._fetching = asyncio.create_task(self._fetch(), name="replay-to-device")
         self._fetching.add_done_callback(_retrieve)
+        return self._fetching
 
     async def _fetch(self) -> _Made:
         await self._hand_over()
         batch = await anext(self._sampler)
-        self._held = 1
-        if self.device.type == "cpu":
+        self.held = 1
+        if self._copies.device.type == "cpu":
             return self._copies.to_device(batch)  # without a copy
         return await asyncio.to_thread(self._copies.to_device, batch)
 
     async def _hand_over(self) -> None:
-        while self._updates:
-            keys, priorities = self._updates[0]
+        while self.updates:
+            keys, priorities = self.updates[0]
             if isinstance(priorities, Computed):
                 values = await asyncio.to_thread(self._copies.fetched, priorities)
             else:
                 values = priorities
-            self._updates.popleft()
+            self.updates.popleft()
             await self._sampler.update_priorities(keys, values)
-
-    def _check_usable(self) -> None:
-        if self._is_closed:
-            raise ClosedError("this sampler is closed")
 
 
 class MixedTensorSampler(TensorSampler):

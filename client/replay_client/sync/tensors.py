@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import os
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from typing import Any, Final, NoReturn
 
 import numpy as np
@@ -17,13 +20,18 @@ from replay_client._learning.one_caller import OneCaller
 from replay_client._learning.tensors import Computed, Device, DeviceCopies, MixedTensorBatch, TensorBatch
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._transport.time_limits import left_s
+from replay_client._transport.unclosed import Lease, finish_at_exit, finish_in_thread
 from replay_client.draws import Prefetch
-from replay_client.errors import ClosedError, DeadlineExceededError
+from replay_client.errors import ClosedError, DeadlineExceededError, ReplayError
 from replay_client.sync.mixed_sampler import MixedSampler
 from replay_client.sync.sampler import Sampler
 
+log = logging.getLogger(__name__)
+
 _AHEAD: Final = 1
 """Batches prefetched to the device. One is enough to hide the copy; more would delay updates further."""
+LOST: Final = "%d messages of updates may be lost: nobody closed the %s"
+"""Logged when an unclosed sampler ends."""
 
 
 class TensorSampler:
@@ -41,15 +49,8 @@ class TensorSampler:
         """Device of the batches."""
         self._sampler = sampler
         self._one_caller = OneCaller("sampler")
-        self._changed = threading.Condition()
-        self._ready: deque[tuple[TensorBatch, torch.cuda.Event | None]] = deque()
-        self._updates: deque[tuple[Any, NDArray[np.float64] | Computed]] = deque()
-        self._moving = 0  # batches being copied to the device: 0 or 1
-        self._error: Exception | None = None
-        self._thread: threading.Thread | None = None
-        self._is_fetching = False
-        self._is_paused = False
-        self._is_closed = False
+        self._ahead = _Ahead(sampler, self._copies)
+        self._lease = Lease(self._ahead)
 
     @property
     def beta(self) -> float:
@@ -72,8 +73,7 @@ class TensorSampler:
     @property
     def in_flight(self) -> int:
         """Batches requested but not yet returned, including those on the device."""
-        with self._changed:
-            return self._sampler.in_flight + self._moving + len(self._ready)
+        return self._ahead.in_flight
 
     @property
     def updated(self) -> int:
@@ -98,14 +98,7 @@ class TensorSampler:
             ReplayError: as for `Sampler`.
         """
         with self._one_caller:
-            self._start()
-            with self._changed:
-                while not self._ready:
-                    self._check()
-                    self._changed.wait()
-                made = self._ready.popleft()
-                self._changed.notify_all()
-            return self._copies.usable(*made)
+            return self._copies.usable(*self._ahead.take())
 
     def update_priorities(self, batch_or_keys: BatchOrKeys | MixedKeys, priorities: ArrayLike) -> None:
         """Update priorities; see `Sampler.update_priorities`.
@@ -120,28 +113,22 @@ class TensorSampler:
             ReplayError: an earlier request was refused.
         """
         keys = self._sampler.keys_of(batch_or_keys)  # type: ignore[arg-type]  # it refuses keys of the other kind
-        update = keys, self._copies.taken(priorities, len(keys))
-        with self._changed:
-            self._check()
-            self._updates.append(update)
+        self._ahead.update(keys, self._copies.taken(priorities, len(keys)))
 
     def flush(self, *, timeout_s: float | None = None) -> None:
         """Wait until all updates are acknowledged; see `Sampler.flush`."""
         with self._one_caller:
-            deadline = self._sampler.deadline(timeout_s)
-            self._pause(deadline)
-            self._hand_over()
-            self._sampler.flush(timeout_s=max(0.0, deadline - time.monotonic()))
+            self._ahead.flush(self._sampler.deadline(timeout_s))
 
     def close(self, *, timeout_s: float | None = None) -> None:
         """Flush and close; see `Sampler.close`."""
-        if self._is_closed:
+        if self._ahead.is_closed:
             return
         try:
-            if self._updates or self._sampler.unacknowledged:
+            if self._ahead.unacknowledged:
                 self.flush(timeout_s=timeout_s)
         finally:
-            self._cancel()
+            self._ahead.cancel()
 
     def __enter__(self) -> TensorSampler:
         return self
@@ -151,14 +138,102 @@ class TensorSampler:
         if error is None:
             self.close()
         else:
-            self._cancel()
+            self._ahead.cancel()
 
-    def _cancel(self) -> None:
-        """Close without a flush, even while the thread waits."""
-        self._is_closed = True
+
+class _Ahead:
+    """Fetches batches ahead of a learner, in a thread; ends if nobody closes the `TensorSampler`; see `Work`."""
+
+    def __init__(self, sampler: Sampler | MixedSampler, copies: DeviceCopies) -> None:
+        self._sampler = sampler
+        self._copies = copies
+        self._changed = threading.Condition()
+        self._ready: deque[tuple[TensorBatch, torch.cuda.Event | None]] = deque()
+        self._updates: deque[tuple[Any, NDArray[np.float64] | Computed]] = deque()
+        self._moving = 0  # batches being copied to the device: 0 or 1
+        self._error: Exception | None = None
+        self._thread: threading.Thread | None = None
+        self._is_fetching = False
+        self._is_paused = False
+        self._owner = os.getpid()
+        self.is_closed = False
+        """Whether the sampler was closed."""
+        finish_at_exit(self)
+
+    @property
+    def title(self) -> str:
+        """See `Work`."""
+        return f"sampler for device {self._copies.device}: {self._sampler!r}"
+
+    @property
+    def is_done(self) -> bool:
+        """See `Work`. Without a thread and updates, only the sampler is left, which has a lease of its own."""
+        return self.is_closed or self._owner != os.getpid() or not (self._is_fetching or self._updates)
+
+    @property
+    def in_flight(self) -> int:
+        """Batches requested but not yet taken."""
+        with self._changed:
+            return self._sampler.in_flight + self._moving + len(self._ready)
+
+    @property
+    def unacknowledged(self) -> int:
+        """Number of messages with unacknowledged updates; each update that was not handed over counts, too."""
+        return len(self._updates) + self._sampler.unacknowledged
+
+    def take(self) -> tuple[TensorBatch, torch.cuda.Event | None]:
+        """Wait for the next batch, and for `DeviceCopies.usable` to make it usable."""
+        self._start()
+        with self._changed:
+            while not self._ready:
+                self._check()
+                self._changed.wait()
+            made = self._ready.popleft()
+            self._changed.notify_all()
+        return made
+
+    def update(self, keys: Any, priorities: NDArray[np.float64] | Computed) -> None:
+        """Keep an update for the next request."""
+        with self._changed:
+            self._check()
+            self._updates.append((keys, priorities))
+
+    def flush(self, deadline: float) -> None:
+        """See `Sampler.flush`."""
+        self._pause(deadline)
+        self._hand_over()
+        self._sampler.flush(timeout_s=max(0.0, deadline - time.monotonic()))
+
+    def cancel(self, deadline: float = math.inf) -> None:
+        """Close without a flush, even while the thread waits, and wait for its end until the deadline."""
+        self.is_closed = True
         self._sampler.cancel(is_waited_for=True)
-        self._pause(math.inf)
+        with suppress(DeadlineExceededError):
+            self._pause(deadline)
         self._sampler.cancel()
+
+    def dropped(self) -> None:
+        """See `Work`."""
+        finish_in_thread(self)
+
+    def deliver(self, deadline: float) -> None:
+        """See `Work`."""
+        try:
+            if self.unacknowledged:
+                self.flush(deadline)
+        except ReplayError as error:
+            log.debug("the updates of the %s were not acknowledged: %s", self.title, error)
+
+    def finish(self, deadline: float) -> None:
+        """See `Work`."""
+        if self.is_done:
+            return
+        try:
+            self.deliver(deadline)
+        finally:
+            if left := self.unacknowledged:
+                log.warning(LOST, left, self.title)
+            self.cancel(deadline)
 
     def _start(self) -> None:
         with self._changed:
@@ -187,7 +262,7 @@ class TensorSampler:
             self._thread.join()
 
     def _check(self) -> None:
-        if self._is_closed:
+        if self.is_closed:
             raise ClosedError("this sampler is closed")
         error, self._error = self._error, None
         if error is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 
 import pytest
@@ -12,6 +13,7 @@ from replay_client.aio.tensors import MixedTensorSampler
 
 from tests.client.conftest import COLUMNS
 from tests.client.numbered import rows
+from tests.support.deadlines import PATIENCE_S
 from tests.support.far_tensor import FarTensor
 from tests.support.server_process import ServerProcess
 
@@ -80,3 +82,30 @@ def test_rows_of_several_tables_come_as_tensors(server: ServerProcess) -> None:
                 await table.drop()
 
     asyncio.run(main())
+
+
+def test_a_sampler_that_is_forgotten_sends_its_updates_and_ends(server: ServerProcess) -> None:
+    async def main() -> None:
+        async with aio.ReplayClient(server.address) as client:
+            queue = await client.create_table("queue", columns=COLUMNS, capacity=100, backend="fifo")
+            table = await client.create_table("priorities", columns=COLUMNS, capacity=100)
+            for each in (queue, table):
+                await each.insert(rows(range(4)))
+            waiting = queue.sampler(4, device="cpu", timeout_s=math.inf)
+            sampler = table.sampler(4, beta=0.4, device="cpu")
+            await anext(waiting)
+            await sampler.update_priorities(await anext(sampler), [7.0] * 4)
+            while not (await queue.stats()).waits:
+                await asyncio.sleep(0.01)
+            with pytest.warns(ResourceWarning, match="unclosed sampler for device cpu: .* of table 'queue'"):
+                del waiting
+            with pytest.warns(ResourceWarning, match="unclosed sampler for device cpu: .* of table 'priorities'"):
+                del sampler
+            while (await queue.stats()).waits or (await table.stats()).largest_priority != 7.0:
+                await asyncio.sleep(0.01)
+            while "replay-to-device" in {task.get_name() for task in asyncio.all_tasks()}:
+                await asyncio.sleep(0.01)
+            await queue.drop()
+            await table.drop()
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))

@@ -144,7 +144,7 @@ class StillComputed(FarTensor):
     def cpu(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Wait until the sampler is being closed."""
         StillComputed.is_awaited = True
-        wait_until(lambda: self.sampler._is_paused, "the sampler is being closed")
+        wait_until(lambda: self.sampler._ahead._is_paused, "the sampler is being closed")
         return self.as_subclass(torch.Tensor)
 
 
@@ -153,7 +153,7 @@ def test_an_update_that_a_device_still_computes_is_sent_at_the_end(table: Table)
     with table.sampler(8, beta=0.4, prefetch=1, device="cpu") as sampler:
         StillComputed.sampler, StillComputed.is_awaited = sampler, False
         keys = next(sampler).row_keys
-        wait_until(lambda: bool(sampler._ready), "the thread has fetched the next batch")
+        wait_until(lambda: bool(sampler._ahead._ready), "the thread has fetched the next batch")
         sampler.update_priorities(keys, StillComputed.of(torch.full((8,), 0.25)))
         next(sampler)
         wait_until(lambda: StillComputed.is_awaited, "the thread waits for the priorities")

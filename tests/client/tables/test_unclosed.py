@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import subprocess
 import sys
 import threading
@@ -115,21 +116,35 @@ def test_rows_that_cannot_be_delivered_any_more_are_counted_in_a_warning(
     assert "2 rows of table 'lost' are lost: their writer was not closed" in caplog.text
 
 
-def test_a_sampler_that_is_forgotten_sends_its_updates_and_ends(table: Table) -> None:
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_a_sampler_that_is_forgotten_sends_its_updates_and_ends(table: Table, device: str | None) -> None:
     table.insert(rows(range(10)))
-    sampler = table.sampler(4, beta=0.4)
+    sampler = table.sampler(4, beta=0.4, device=device)
     batch = next(sampler)
     sampler.update_priorities(batch, [7.0] * 4)
     forgotten = weakref.ref(sampler)
-    with pytest.warns(ResourceWarning, match=rf"unclosed sampler of table '{table.name}'"):
+    with pytest.warns(ResourceWarning, match=rf"unclosed sampler .*of table '{table.name}'"):
         del sampler
     assert forgotten() is None
     wait_until(lambda: table.stats().largest_priority == 7.0, "its updates arrive")
     wait_until(lambda: not threads(), "its threads end")
 
 
+def test_a_sampler_for_a_device_that_is_forgotten_while_it_waits_ends(new_table: Callable[..., Table]) -> None:
+    table = new_table(capacity=10, backend="fifo")
+    table.insert(rows(range(4)))
+    sampler = table.sampler(4, device="cpu", timeout_s=math.inf)
+    next(sampler)
+    wait_until(lambda: bool(table.stats().waits), "its thread waits for rows")
+    with pytest.warns(ResourceWarning):
+        del sampler
+    wait_until(lambda: not threads(), "its threads end")
+    wait_until(lambda: not table.stats().waits, "the server knows")
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
 def test_writers_and_samplers_that_are_forgotten_keep_nothing_alive(
-    server: ServerProcess, table: Table, data_path: str
+    server: ServerProcess, table: Table, data_path: str, device: str | None
 ) -> None:
     client = ReplayClient(server.address, **ways(data_path))
     needed = [Event(), Event()]  # any objects
@@ -137,7 +152,7 @@ def test_writers_and_samplers_that_are_forgotten_keep_nothing_alive(
         client.keep_alive(each)
     freed = [weakref.ref(each) for each in needed]
     opened = client.table(table.name)
-    writer, sampler = opened.writer(), opened.sampler(1, beta=0.4)
+    writer, sampler = opened.writer(), opened.sampler(1, beta=0.4, device=device)
     writer.append(**row(1))
     writer.flush()
     next(sampler)
@@ -151,6 +166,6 @@ def test_writers_and_samplers_that_are_forgotten_keep_nothing_alive(
 
 @wire_only
 def test_what_never_began_is_no_reason_for_a_warning(table: Table, recwarn: pytest.WarningsRecorder) -> None:
-    writer, sampler = table.writer(), table.sampler(4, beta=0.4)
-    del writer, sampler
+    writer, samplers = table.writer(), [table.sampler(4, beta=0.4, device=device) for device in (None, "cpu")]
+    del writer, samplers
     assert not [warning for warning in recwarn if warning.category is ResourceWarning]
