@@ -399,9 +399,11 @@ class ReplayClient:
             ResourceExhaustedError: the disk is full. Earlier checkpoints are kept.
             InvalidArgumentError: for an invalid series name.
         """
-        links = self._all_links()
-        if links is None:
+        # Each part names its shard, so there must be a map.
+        shards = self._fleet.find() if self._has_several else self._fleet.current()
+        if shards is None:
             return self._run(operations.checkpoint(tables, series=series, keep=keep, timeout_s=timeout_s))
+        links = self._fleet.links_of(shards)
         return write_parts(links, tables, series=series, keep=keep, timeout_s=timeout_s)
 
     def checkpoints(self) -> list[Checkpoint]:

@@ -59,6 +59,14 @@ def test_all_parts_are_written_listed_verified_and_restored(
     assert (after.priorities == before.priorities).all()
 
 
+def test_the_first_call_of_a_service_may_be_a_checkpoint(copied: list[ServerProcess], reach: Reach) -> None:
+    client = reach(copied)
+    made = client.checkpoint()
+    assert list(made.parts) == [0, 1, 2]
+    assert made.shards == client.shards() is not None
+    assert [each.name for each in client.checkpoints()] == [made.name]
+
+
 def test_a_missing_part_is_refused_unless_that_is_wanted(copied: list[ServerProcess], reach: Reach) -> None:
     client = reach(copied)
     client.create_table("t", columns=COLUMNS, capacity=3000).insert(rows(np.arange(9)))

@@ -205,9 +205,12 @@ def test_an_empty_table_has_nothing_to_draw_until_any_shard_has(table: Table) ->
         next(sampler)
 
 
-def test_full_shards_that_are_too_small_for_a_window_say_so(servers: list[ServerProcess], reach: Reach) -> None:
+@pytest.mark.parametrize("limit", [{}, {"min_size": 3}])
+def test_full_shards_that_are_too_small_for_a_window_say_so(
+    servers: list[ServerProcess], reach: Reach, limit: dict[str, Any]
+) -> None:
     table = reach(servers).create_table(
-        "crowded", columns={"x": Column("int64")}, capacity=3000, steps=Sequences(20), backend="uniform"
+        "crowded", columns={"x": Column("int64")}, capacity=3000, steps=Sequences(20), backend="uniform", **limit
     )
     with table.writer(streams=192) as writer:
         for step in range(32):

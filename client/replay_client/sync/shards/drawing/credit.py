@@ -31,7 +31,12 @@ class Credit:
     @property
     def held(self) -> int:
         """Samples that were granted but not spent."""
-        return self._balance + sum(stream.charged for stream in self._streams.values())
+        return self._balance + sum(stream.charged for stream in list(self._streams.values()))
+
+    @property
+    def drawable(self) -> int:
+        """Rows that can be drawn from all shards together."""
+        return sum(stream.state.drawable for stream in list(self._streams.values()))
 
     @property
     def due(self) -> int:
@@ -51,6 +56,10 @@ class Credit:
         """Whether the granted samples suffice for this many rows. Without a ratio, they always do."""
         return self.held >= rows or self._limit.samples_per_insert is None
 
+    def allows(self, rows: int) -> bool:
+        """Whether the table has enough rows, and the granted samples suffice for this many."""
+        return self.drawable >= self._least and self.has(rows)
+
     def charge(self, rows: int, *, whole: bool) -> bool:
         """Charge the samples that are still missing for ``rows`` rows, as far as the shards' last states allow.
 
@@ -63,7 +72,7 @@ class Credit:
             False if the table has too few rows.
         """
         limit, needed = self._limit, rows - self.held - self.due
-        if self._drawable < limit.min_size * len(self._streams):
+        if self.drawable < self._least:
             return False
         if limit.samples_per_insert is None or needed <= 0:
             return whole
@@ -96,9 +105,8 @@ class Credit:
 
     def refusal(self, rows: int, waited_s: float, wait_s: float) -> ReplayError:
         """Return the error to raise for a batch that was not allowed in time."""
-        least = self._limit.min_size * len(self._streams)
-        if self._drawable < least:
-            waited_for, have, needed, reason = "rows", self._drawable, least, "it has too few rows to draw"
+        if self.drawable < self._least:
+            waited_for, have, needed, reason = "rows", self.drawable, self._least, "it has too few rows to draw"
         else:
             waited_for, have, needed = "samples", self.held, rows
             reason = "its rate limiters allow no more draws until rows are inserted"
@@ -108,13 +116,14 @@ class Credit:
             message = f"{where}: waited {waited_s:.3g} s for {waited_for}: have {have}, need {needed}; {reason}"
             return DeadlineExceededError(message, reason="WAITED_TOO_LONG", metadata=metadata)
         message = f"{where}: {reason}: have {have}, need {needed}; retry later, or set a timeout to wait"
-        if not self._drawable:
+        if not self.drawable:
             return TableEmptyError(message, reason="TABLE_EMPTY", metadata=metadata)
         return LimitedError(message, reason="LIMITED", metadata=metadata)
 
     @property
-    def _drawable(self) -> int:
-        return sum(stream.state.drawable for stream in self._streams.values())
+    def _least(self) -> int:
+        """Rows that the whole table must have."""
+        return self._limit.min_size * len(self._streams)
 
     @property
     def _differences(self) -> dict[int, float]:

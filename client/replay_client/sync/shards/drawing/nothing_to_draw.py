@@ -14,7 +14,13 @@ from replay_client.sync.shards.servers.member import Member
 
 
 def nothing_to_draw(name: str, waited_s: float, wait_s: float, members: Sequence[Member]) -> ReplayError:
-    """Return the error of a draw that found nothing.
+    """Return the error of a draw that found nothing, from a table without a rate limiter; see `too_small`."""
+    message = f"table {name!r} has no rows to draw; insert some, or pass timeout_s to wait for some"
+    return too_small(name, waited_s, wait_s, members) or _error(message, name, waited_s, wait_s, "rows", 0, 1)
+
+
+def too_small(name: str, waited_s: float, wait_s: float, members: Sequence[Member]) -> ReplayError | None:
+    """Return the error of a draw that found nothing, if that needs something else than rows, as a larger capacity.
 
     Args:
         name: the table.
@@ -24,21 +30,26 @@ def nothing_to_draw(name: str, waited_s: float, wait_s: float, members: Sequence
     """
     refusal = _hopeless(members)
     if refusal is None:
-        waited_for, have, needed = "rows", "0", "1"
-        message = f"table {name!r} has no rows to draw; insert some, or pass timeout_s to wait for some"
-    else:
-        waited_for, have, needed = (refusal.metadata[field] for field in ("waited_for", "have", "needed"))
-        message = refusal.message
-    fields = {"table": name, "waited_for": waited_for, "have": have, "needed": needed}
+        return None
+    said = refusal.metadata
+    return _error(refusal.message, name, waited_s, wait_s, said["waited_for"], int(said["have"]), int(said["needed"]))
+
+
+def _error(
+    message: str, name: str, waited_s: float, wait_s: float, waited_for: str, have: int, needed: int
+) -> ReplayError:
+    fields = {"table": name, "waited_for": waited_for, "have": str(have), "needed": str(needed)}
     if not wait_s:
         return TableEmptyError(message, reason="TABLE_EMPTY", metadata=fields)
-    message = waited_text(name, round(waited_s, 1), waited_for, int(have), int(needed))
+    message = waited_text(name, round(waited_s, 1), waited_for, have, needed)
     return DeadlineExceededError(message, reason="WAITED_TOO_LONG", metadata=fields)
 
 
 def _hopeless(members: Sequence[Member]) -> TableEmptyError | None:
-    """Return the refusal of a shard that needs something else than rows, such as a larger capacity."""
+    """Return the refusal of a shard that needs something else than rows; only shards of tables of steps do."""
     for member in members:
+        if member.description.steps is None:
+            continue
         try:
             member.link.connection.ask(_draw_one(member), timeout_s=ASK_S)
         except TableEmptyError as refusal:

@@ -44,7 +44,7 @@ from replay_client.results.stats import ShardReport
 from replay_client.sync.sampler import Sampler
 from replay_client.sync.shards.drawing.away import AwayShard
 from replay_client.sync.shards.drawing.credit import Credit
-from replay_client.sync.shards.drawing.nothing_to_draw import nothing_to_draw
+from replay_client.sync.shards.drawing.nothing_to_draw import nothing_to_draw, too_small
 from replay_client.sync.shards.drawing.shard_stream import ShardStream
 from replay_client.sync.shards.servers.member import Member
 from replay_client.sync.shards.servers.roster import AWAY_LOOK_S, Roster
@@ -240,14 +240,8 @@ class ShardedSampler(Sampler):
         with self._one_caller:
             self._check_usable()
             deadline = self.deadline(timeout_s)
-            self._distribute()
-            for shard_id, stream in list(self._streams.items()):
-                if stream.has_kept:
-                    stream.ask_for(None)
-                while shard_id in self._streams and stream.unacknowledged:
-                    if time.monotonic() >= deadline:
-                        raise DeadlineExceededError(f"updates of table {self._name!r} were not acknowledged in time")
-                    self._receive_from(shard_id, deadline)
+            with LongWait(f"a flush of a sampler of table {self._name!r}", self._explain_flush):
+                self._flush(deadline)
 
     def cancel(self, *, is_waited_for: bool = False) -> None:
         """Close without a flush; see `Sampler.cancel`."""
@@ -260,16 +254,44 @@ class ShardedSampler(Sampler):
         for away in list(self._away.values()):
             away.end()
 
+    def _flush(self, deadline: float) -> None:
+        self._distribute()
+        for shard_id, stream in list(self._streams.items()):
+            if stream.has_kept:
+                stream.ask_for(None)
+            while shard_id in self._streams and stream.unacknowledged:
+                if time.monotonic() >= deadline:
+                    raise DeadlineExceededError(f"updates of table {self._name!r} were not acknowledged in time")
+                self._receive_from(shard_id, deadline)
+
     def _explain(self, waited_s: float) -> str:
         away = ", ".join(str(away.member) for away in list(self._away.values()))
         because = f"; these are away: {away}" if away else ""
-        streams = list(self._streams.values())
-        if streams and not any(stream.state.drawable for stream in streams):  # no server knows of this wait
-            return nothing_to_draw(self._name, waited_s, math.inf, list(self._present())).message + because
+        if self._streams and not self._is_allowed:  # no server knows of this wait
+            return self._refusal(waited_s, math.inf).message + because
         for member in self._present():
             found = member.link.connection.first_wait(self._name, FOR_DRAWS)
             return explained(self._name, waited_s, found) + because
         return f"none of the servers of table {self._name!r} can be reached{because}"
+
+    def _explain_flush(self, waited_s: float) -> str:
+        late = [self._members[shard_id] for shard_id, stream in list(self._streams.items()) if stream.unacknowledged]
+        return f"waited {waited_s:g} s for answers of {', '.join(map(str, late))}; this ends when they answer again"
+
+    @property
+    def _is_allowed(self) -> bool:
+        """Whether there are rows to draw, and the rate limiters allow a batch."""
+        if self._credit is not None:
+            return self._credit.allows(self._draw.batch_size)
+        return any(stream.state.drawable for stream in list(self._streams.values()))
+
+    def _refusal(self, waited_s: float, wait_s: float) -> ReplayError:
+        """Return the error of a batch that was not allowed in time. Any thread may call this."""
+        shown = (self._name, waited_s, wait_s, list(self._present()))
+        if self._credit is None:
+            return nothing_to_draw(*shown)
+        found = None if self._credit.drawable else too_small(*shown)
+        return found or self._credit.refusal(self._draw.batch_size, waited_s, wait_s)
 
     def _present(self) -> Iterator[Member]:
         """Yield the shards whose servers are there. Any thread may call this."""
@@ -337,7 +359,7 @@ class ShardedSampler(Sampler):
         """Return whether the rate limiters allow another batch. If no batch is in flight, block until they do.
 
         Raises:
-            ReplayError: the draw's time limit expired while blocked; see `Credit.refusal`.
+            ReplayError: the draw's time limit expired while blocked; see `_refusal`.
         """
         if self._credit is None or self._credit.charge(self._draw.batch_size * (self.in_flight + 1), whole=True):
             return True
@@ -362,7 +384,7 @@ class ShardedSampler(Sampler):
         """Wait until the rate limiters allow a batch.
 
         Raises:
-            ReplayError: see `Credit.refusal`.
+            ReplayError: see `_refusal`.
         """
         rows, began = self._draw.batch_size, time.monotonic()
         for attempt in itertools.count():
@@ -377,7 +399,7 @@ class ShardedSampler(Sampler):
                 continue
             if waited_s >= self._draw.wait_s:
                 self._refresh()
-                refusal = credit.refusal(rows, waited_s, self._draw.wait_s)
+                refusal = self._refusal(waited_s, self._draw.wait_s)
                 credit.give_back(credit.held)
                 self._refresh()
                 raise refusal
@@ -462,7 +484,7 @@ class ShardedSampler(Sampler):
                 return {shard_id: chance for shard_id, chance in zip(self._streams, chances, strict=True) if chance > 0}
             waited_s = time.monotonic() - began
             if is_fresh and waited_s >= self._draw.wait_s:
-                raise nothing_to_draw(self._name, waited_s, self._draw.wait_s, list(self._present()))
+                raise self._refusal(waited_s, self._draw.wait_s)
             if is_fresh:
                 time.sleep(_POLL_S)
             is_fresh = True
