@@ -169,14 +169,15 @@ class LocalServer:
         return Path(f"/proc/{os.getpid()}/fd/{file.fileno()}")
 
     def _wait_for_address(self, already_logged: int) -> str:
-        with LongWait("the start of a local server", self._explain_start):
-            return self._awaited_address(already_logged)
+        wait = LongWait("the start of a local server", self._explain_start)
+        with wait:
+            return self._awaited_address(already_logged, wait)
 
     def _explain_start(self, waited_s: float) -> str:
         last = log_tail(self._log_path).strip().rpartition("\n")[2]
         return f"waited {waited_s:g} of {START_TIMEOUT_S:g} s; the last line of its log: {last or 'none yet'}"
 
-    def _awaited_address(self, already_logged: int) -> str:
+    def _awaited_address(self, already_logged: int, wait: LongWait) -> str:
         output = self._process.stdout
         assert output is not None
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -190,7 +191,8 @@ class LocalServer:
                         f"the end of its log:\n{log_tail(self._log_path)}"
                     )
                 is_ready = bool(select.select([output], [], [], _LOOK_S)[0])
-                _relay_progress(server_log.readlines())
+                if _relay_progress(server_log.readlines()):
+                    wait.heard()
         line = output.readline().strip()
         if not line.startswith(READY_PREFIX):
             self.close()
@@ -220,8 +222,13 @@ def _end(process: subprocess.Popen[str], owner: int) -> None:
         stop(process, STOP_TIMEOUT_S)
 
 
-def _relay_progress(lines: Sequence[str]) -> None:
-    """Log the progress of compilation at the first start as warnings, which appear even without a logging config."""
-    for line in lines:
-        if found := _PROGRESS.search(line):
-            log.warning("replay server: %s", found[0])
+def _relay_progress(lines: Sequence[str]) -> bool:
+    """Log the progress of compilation at the first start as warnings, which appear even without a logging config.
+
+    Returns:
+        Whether there was any.
+    """
+    found = [match[0] for match in map(_PROGRESS.search, lines) if match]
+    for line in found:
+        log.warning("replay server: %s", line)
+    return bool(found)

@@ -40,7 +40,7 @@ _IDLE_LOOKS: Final = 40
 class LongWait:
     """See the module."""
 
-    __slots__ = ("began", "explain", "is_told", "what")
+    __slots__ = ("began", "explain", "heard_at", "is_told", "what")
 
     def __init__(self, what: str, explain: Callable[[float], str]) -> None:
         """``explain`` gets the seconds waited so far, and runs in another thread; ``what`` begins the line."""
@@ -48,7 +48,7 @@ class LongWait:
         self.explain = explain
 
     def __enter__(self) -> None:
-        self.began = time.monotonic()
+        self.began = self.heard_at = time.monotonic()
         self.is_told = False
         _waits[id(self)] = self
         if _watch.thread is None:
@@ -56,6 +56,10 @@ class LongWait:
 
     def __exit__(self, *_: object) -> None:
         _waits.pop(id(self), None)
+
+    def heard(self) -> None:
+        """Put the line off, because another line of the log has just said how far the wait is."""
+        self.heard_at = time.monotonic()
 
     def tell(self) -> None:
         """Log the wait."""
@@ -88,7 +92,7 @@ class _Watch:
 
     def _look(self) -> None:
         for wait in list(_waits.values()):
-            if not wait.is_told and time.monotonic() - wait.began >= WARN_AFTER_S:
+            if not wait.is_told and time.monotonic() - wait.heard_at >= WARN_AFTER_S:
                 wait.tell()
 
     def _ends(self) -> bool:

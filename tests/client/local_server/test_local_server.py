@@ -220,3 +220,29 @@ def test_a_start_that_takes_long_says_how_far_it_is(
     (said,) = [record.getMessage() for record in caplog.records if record.name == long_waits.__name__]
     expected = "the start of a local server waits: waited 0 of 0.5 s; the last line of its log: one of two tables"
     assert said == expected
+
+
+def test_a_start_that_says_how_far_it_is_is_no_silent_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(long_waits, "WARN_AFTER_S", 1.0)
+    monkeypatch.setattr(local_server, "_LOOK_S", 0.01)
+    script = """
+for number in $(seq 50); do
+    echo "compiling kernels: $number of 50" >>"$0"
+    sleep 0.03
+done
+echo "replay-server listening on 127.0.0.1:1"
+"""
+
+    def start(_: str, __: list[str], log_path: Path, **options: Any) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            ["sh", "-c", script, log_path], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
+        )
+
+    monkeypatch.setattr(local_server, "start_module", start)
+    path = tmp_path / "server.log"
+    path.touch()
+    LocalServer(log_path=path).close()
+    assert len([record for record in caplog.records if record.name == local_server.__name__]) == 50
+    assert not [record for record in caplog.records if record.name == long_waits.__name__]
