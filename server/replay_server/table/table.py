@@ -398,15 +398,16 @@ class Table:
     def hand_out(self, batches: Sequence[DrawnBatch], *, is_counted: bool = False) -> None:
         """Count the batches of one `draw_at` as handed out, and release rows that were delivered for the last time.
 
-        If ``is_counted``, they replace batches that were counted as handed out, but could not be used.
+        If ``is_counted``, they replace batches that were counted as handed out, each row as drawn, but could not be
+        used.
         """
         keys = np.concatenate([batch.keys for batch in batches]) if len(batches) > 1 else batches[0].keys
-        if not is_counted:
-            self.figures.handed_out(len(keys))
         # Rows may have been evicted while the batches were copied in a worker thread.
         oldest = self.oldest
         are_live = batches[0].inserted - batches[0].size == oldest
-        self.figures.drawn(keys if are_live else self.live_keys(keys))
+        if not is_counted:
+            self.figures.handed_out(len(keys))
+            self.figures.drawn(keys if are_live else self.live_keys(keys))
         self.draws.hand_out(len(keys))
         self._forget(oldest, self.oldest)
 

@@ -98,11 +98,12 @@ def test_a_learner_copies_rows_too(table: CalledTable) -> None:
 
 
 def test_a_request_that_stands_in_for_one_that_was_overtaken_is_counted(table: CalledTable) -> None:
-    table.insert(range(5))
+    table.insert([0])
     assert sample(table, owner_id=owner_of(table)).rows == b""
     assert len(sample(table, owner_id=owner_of(table), overtaken=True).rows) == 20 * WHOLE.row_bytes
     stats = table.stats()
     assert (stats.sampled, stats.overtaken, stats.sampled_same_host) == (20, 1, 20)
+    assert [(bar.at_least, bar.at_most) for bar in stats.times_sampled] == [(16, 31)]  # 20 times
 
 
 def test_a_learner_s_batch_that_was_overtaken_counts_once(table: CalledTable) -> None:
