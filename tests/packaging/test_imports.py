@@ -51,7 +51,7 @@ ONLY_IN = {
     ("replay_client", "matplotlib"): {"cli"},
     ("replay_client", "plotext"): {"cli"},
     ("replay_client", "textual"): {"cli"},
-    ("replay_client", "rich"): {"cli", "sync/row_reader.py"},
+    ("replay_client", "rich"): {"cli", "sync/progress.py"},
     ("replay_client", "cyclopts"): {"cli"},
 }
 """Modules or direct subfolders that may import a library, by package and library."""
