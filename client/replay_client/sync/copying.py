@@ -5,10 +5,10 @@
         done = copy.run()
 
 A copy needs no state of its own, because the destination knows how far it is. All requests of a copy, and the order of
-their rows, follow from the range of keys that the source has. Each shard of the destination gets them from one writer,
-whose id is computed from that range and from the uids of both tables. A copy that was interrupted computes the same
-requests again, skips those whose rows are there, and repeats the last of them: its server recognizes it only if
-it is from the same writer and has the same keys. If not, the source has changed since, or someone else has inserted.
+their rows, follow from the range of keys that the source has. Each shard of the destination gets its rows from one
+writer, whose id is computed from that range and from the uids of both tables. A copy that was interrupted computes the
+same requests again, and skips those whose rows are there. The last of these must be the last insert of that writer: if
+not, the source has changed since, or someone else has inserted rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,13 @@ from replay_client._shards.keys import live_keys, shard_ids
 from replay_client._transport.insert_ids import WRITER_ID_BYTES, InsertId
 from replay_client._writing.links import mixed
 from replay_client.batch import Rows
-from replay_client.errors import InvalidArgumentError, TableExistsError, TableNotFoundError, WriterError
+from replay_client.errors import (
+    InvalidArgumentError,
+    SequenceGapError,
+    TableExistsError,
+    TableNotFoundError,
+    WriterError,
+)
 from replay_client.results.description import FIFO
 from replay_client.results.transfers import Copied
 from replay_client.sync.client import ReplayClient
@@ -75,11 +81,7 @@ class TableCopy:
     """The copy of one table. For use in one thread."""
 
     def __init__(self, source: Table, destination: Table, rows_at_once: int) -> None:
-        """See `prepared`.
-
-        Raises:
-            TableExistsError: the destination has more rows than the source.
-        """
+        """See `prepared`."""
         self.name = source.name
         self._source = source
         self._order = _Order(source, rows_at_once)
@@ -96,8 +98,6 @@ class TableCopy:
         """Rows to copy: those that were live when the copy began."""
         self.found = sum(landing.found for landing in self._landings)
         """Rows that an earlier run has copied."""
-        if self.found > self.total:
-            raise self._landings[0].others(f"{self.found:,} rows, and the source {self.total:,}")
 
     def run(self, advance: Advance = lambda _: None) -> Copied:
         """Copy the rows that are not there yet; ``advance`` is called with numbers of rows.
@@ -129,7 +129,7 @@ class TableCopy:
             rows = replace(rows, columns=blank)
         if rows.steps is None:
             return rows
-        # Each server has a stream's episodes of its own, in order. Other servers have others, perhaps at the same time.
+        # Each shard has a stream's episodes in order. If they are from a copy, others may have episodes of this stream.
         return replace(rows, streams=rows.streams ^ mixed(shard_ids(rows.row_keys).astype(np.uint64)))
 
 
@@ -188,15 +188,33 @@ class _Landing:
         keys = np.arange(first, self.rows)
         if self.rows < self.found:
             return keys
-        if first < self.found < self.rows:
-            raise self.others(f"{self.found:,} rows, which this copy does not insert together")
+        if first < self.found:
+            self._check_last(columns, priorities, runs)
+            return keys
         try:
             given = self._table.insert_part(columns, priorities, runs, insert_id=self._id)
         except WriterError:
-            raise self.others(f"{self.found:,} rows of other origin") from None
+            raise _foreign_rows(self._table, f"{first:,} rows") from None
         if not np.array_equal(given, keys):
-            raise self.others(f"{int(given[0]):,} rows before the next ones, instead of {first:,}")
+            raise _foreign_rows(self._table, f"{int(given[0]):,} rows before the next ones, instead of {first:,}")
         return keys
+
+    def _check_last(
+        self, columns: Mapping[str, Array], priorities: NDArray[np.float64] | None, runs: replay_pb2.Runs
+    ) -> None:
+        """Check that the writer's last insert is the current one.
+
+        The server refuses an insert that leaves out one of the writer's, and says which one is next.
+        """
+        after_next = InsertId(self._id.writer_id, self._id.sequence + 2)
+        try:
+            self._table.insert_part(columns, priorities, runs, insert_id=after_next)
+        except SequenceGapError as error:
+            if error.metadata["expected"] == str(self._id.sequence + 1):
+                return
+        except WriterError:
+            pass
+        raise _foreign_rows(self._table, f"{self.found:,} rows")
 
     def check_end(self) -> None:
         """Check that the shard has no more rows than were copied.
@@ -205,16 +223,17 @@ class _Landing:
             TableExistsError: it has more.
         """
         if self.rows < self.found:
-            raise self.others(f"{self.found:,} rows instead of {self.rows:,}")
+            raise _foreign_rows(self._table, f"{self.found:,} rows instead of {self.rows:,}")
 
-    def others(self, got: str) -> TableExistsError:
-        """Return the error for a shard with rows that this copy has not inserted; ``got`` says how that was noticed."""
-        name, expected = self._table.name, "only rows of this copy"
-        return TableExistsError(
-            f"table {name!r} at {self._table.address} has {got}: either somebody else has inserted rows there, or the "
-            "source has inserted or evicted rows since the copy began. Drop the table there, and copy it again",
-            metadata={"table": name, "field": "rows", "expected": expected, "got": got},
-        )
+
+def _foreign_rows(table: Table, got: str) -> TableExistsError:
+    """Return the error for a table with rows that a copy has not inserted; ``got`` says what was noticed."""
+    return TableExistsError(
+        f"table {table.name!r} at {table.address} has {got}, not only those of this copy: others have "
+        "inserted some, or the source has inserted or evicted rows since the copy began. Drop the table there, and "
+        "copy it again",
+        metadata={"table": table.name, "field": "rows", "expected": "only rows of this copy", "got": got},
+    )
 
 
 def _check(table: Table) -> None:

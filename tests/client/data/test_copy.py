@@ -26,7 +26,8 @@ from replay_client.cli.app import run
 from replay_client.sync.copying import prepared
 from replay_client.sync.progress import progress_lines
 
-from tests.support.access import ALL, WRITE, WRONG, write_usual_tokens
+from tests.client.shards.conftest import shards_of
+from tests.support.access import ALL, WRITE, WRONG, Authority, tls_flags, write_usual_tokens
 from tests.support.deadlines import wait_until
 from tests.support.formulas import probabilities
 from tests.support.server_process import ServerProcess
@@ -130,14 +131,18 @@ def rescore(table: Table) -> None:
         table.update_priorities(part.row_keys, random.gamma(1.0, 2.0, len(part.row_keys)))
 
 
-def assert_same(old: Table, new: Table) -> None:
-    """Check that all rows are the same and are drawn with the same probabilities."""
+def assert_same(old: Table, new: Table, *, one_to_one: bool = True) -> None:
+    """Check that all rows are the same and are drawn with the same probabilities.
+
+    ``one_to_one``: streams are still the same, though they may have other numbers.
+    """
     before, after = contents(old), contents(new)
     assert after.keys() == before.keys()
     for number, row in after.items():
         assert row[:3] == before[number][:3]
     pairs = {(before[number].stream, row.stream) for number, row in after.items()}
     assert len({stream for _, stream in pairs}) == len(pairs), "two streams became one"
+    assert len({stream for stream, _ in pairs}) == len(pairs) or not one_to_one, "a stream became two"
     described = new.describe()
     assert (described.capacity, described.parameters) == (old.describe().capacity, old.describe().parameters)
     drawable = {number: row.priority for number, row in after.items() if row.priority is not None}
@@ -166,6 +171,12 @@ def test_all_rows_are_drawn_as_before(
         number: row.stream for number, row in contents(plain).items()
     }
     assert_same(steps, destination["steps"])
+    for table in (plain, steps):
+        assert_in_order(table, destination[table.name])
+    if before == 1:
+        assert {row.stream for row in contents(destination["steps"]).values()} == {
+            row.stream for row in contents(steps).values()
+        }
     assert new.describe().rate_limit == plain.describe().rate_limit
     for name in ("plain", "steps"):  # once more, there is nothing to do
         assert run(["copy", source.address, destination.address, name, "--json"]) == 0
@@ -173,6 +184,33 @@ def test_all_rows_are_drawn_as_before(
         assert json.loads(capsys.readouterr().out) == [
             {"table": name, "rows": rows, "found": rows, "overtaken": 0, "evicted": 0}
         ]
+
+
+def assert_in_order(old: Table, new: Table) -> None:
+    """Check that each server has its rows in the order of their places in the old servers, to within 64 rows."""
+    place: dict[int, float] = {}
+    for keys in keys_by_shard(old).values():
+        place |= {number: (index // 64 * 64 + 0.5) / len(keys) for index, number in enumerate(keys)}
+    for numbers in keys_by_shard(new).values():
+        assert numbers == sorted(numbers, key=place.__getitem__)
+
+
+def keys_by_shard(table: Table) -> dict[int, list[int]]:
+    """Numbers of the rows of each shard, in the order of their keys."""
+    found: dict[int, list[int]] = {}
+    for part in table.rows():
+        for key, number in zip(part.row_keys.tolist(), part["number"].tolist(), strict=True):
+            found.setdefault(key >> 48, []).append(number)
+    return found
+
+
+def test_copies_can_be_copied(service: Services) -> None:
+    """A copy has episodes of one stream on several servers; a writer has not."""
+    first, second, third = service(1), service(3), service(1)
+    table = filled(first, "steps")
+    for source, destination in ((first, second), (second, third)):
+        prepared(source, destination, [])[0].run()
+    assert_same(table, third["t"], one_to_one=False)
 
 
 def test_a_full_table_fits_servers_that_share_its_capacity(service: Services) -> None:
@@ -258,23 +296,38 @@ def test_a_killed_command_goes_on(service: Services, capsys: pytest.CaptureFixtu
     np.testing.assert_array_equal(np.sort(numbers), np.arange(60_000))
 
 
-def test_rows_of_other_origin_are_refused(service: Services) -> None:
+@pytest.mark.parametrize("count", [30, 64, 100, 1500, 1501])
+def test_a_table_with_rows_of_other_origin_is_refused_and_stays_as_it_is(service: Services, count: int) -> None:
+    """A request of this copy has 64 rows, and all together 1500."""
     source, destination = service(1), service(1)
-    table = filled(source, "plain")
+    filled(source, "plain")
+    destination.create_table("t", **PLAIN).insert(rows(count))
+    with pytest.raises(TableExistsError, match=f"table 't' at 127.* has {count:,} rows.* not only those of this copy"):
+        prepared(source, destination, ["t"])[0].run()
+    assert destination["t"].describe().inserted == count
+
+
+def test_inserts_of_others_are_noticed_while_it_runs_and_when_it_goes_on(service: Services) -> None:
+    source, destination = service(1), service(1)
+    filled(source, "plain")
     (copy,) = prepared(source, destination, ["t"], rows_at_once=100)
-    with pytest.raises(TableExistsError, match=r"table 't' at 127.* has 200 rows before the next ones, instead of 100"):
+    with pytest.raises(TableExistsError, match="has 200 rows before the next ones, instead of 100"):
         copy.run(lambda _: destination["t"].insert(rows(100)))
-    for more, message in [(0, "264 rows of other origin"), (2000, "2,264 rows, and")]:
+    for more in (0, 1236):  # in the end, it has as many rows as the source
+        count = 264 + more
         if more:
             destination["t"].insert(rows(more))
-        with pytest.raises(TableExistsError, match=message):
+        with pytest.raises(TableExistsError, match=f"has {count:,} rows, not only those of this copy"):
             prepared(source, destination, ["t"], rows_at_once=100)[0].run()
-    destination["t"].drop()
-    table.insert(rows(1))
-    (copy,) = prepared(source, destination, ["t"])
-    destination["t"].insert(rows(1))
-    with pytest.raises(TableExistsError, match="rows"):
-        copy.run()
+        assert destination["t"].describe().inserted == count
+
+
+def test_a_shard_with_more_rows_than_it_gets_is_refused(service: Services) -> None:
+    source, destination = service(1), service(2)
+    filled(source, "plain")
+    shards_of(destination.create_table("t", **PLAIN))[0].insert(rows(800))
+    with pytest.raises(TableExistsError, match="has 800 rows instead of 7"):
+        prepared(source, destination, ["t"])[0].run()
 
 
 def rows(count: int) -> dict[str, Any]:
@@ -369,6 +422,24 @@ def test_what_is_wrong_is_said_in_one_line(
     monkeypatch.setenv("REPLAY_TOKEN", "none")
     assert run(["copy", one, closed, "mine-t"]) == 0
     assert capsys.readouterr().out == "copied 50 rows of table mine-t\n"
+
+
+def test_the_destination_may_have_tls_and_the_source_none(
+    service: Services,
+    start_server: Start,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source, authority = service(1), Authority(tmp_path / "ca")
+    closed = start_server(*tls_flags(authority.certify("server")))
+    source.create_table("t", columns=COLUMNS, capacity=100).insert(rows(50))
+    monkeypatch.setenv("REPLAY_DESTINATION_TLS_CA", str(authority.ca))
+    assert run(["copy", source.address, closed.address]) == 0
+    assert capsys.readouterr().out == "copied 50 rows of table t\n"
+    monkeypatch.setenv("REPLAY_DESTINATION_TLS_CA", "nothing")
+    assert run(["copy", source.address, closed.address]) == 1
+    assert capsys.readouterr().err.endswith(" (from REPLAY_DESTINATION_TLS_CA)\n")
 
 
 def test_progress_is_printed_in_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:

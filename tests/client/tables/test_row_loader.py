@@ -68,6 +68,23 @@ def test_missing_rows_break_the_windows_that_need_them(new_table: NewTable, kind
     np.testing.assert_array_equal(read.priorities[is_known], kept.priorities[is_known])
 
 
+def test_streams_that_keep_their_numbers_get_the_same_new_ones_after_missing_rows(new_table: NewTable) -> None:
+    source, *targets = (new_table(**STEPS["transitions"]) for _ in range(3))
+    write_episodes(source, streams=3, rows=200)
+    every = joined_rows(list(source.rows()))
+    kept = selected_rows(every, np.flatnonzero(np.arange(200) % 40 > 5))
+    for target, parts in zip(targets, (1, 5), strict=True):
+        loader = target.copy_loader(lambda table: table.insert_part)
+        for places in np.array_split(np.arange(kept.batch_size), parts):
+            loader.insert(selected_rows(kept, places))
+    one, other = (joined_rows(list(target.rows())) for target in targets)
+    np.testing.assert_array_equal(one.streams, other.streams)
+    assert len(set(one.streams.tolist())) > 3
+    assert set(every.streams.tolist()) <= set(one.streams.tolist())
+    assert source.steps is not None
+    assert set(np.flatnonzero(~np.isnan(one.priorities)).tolist()) == expected_drawable(kept, source.steps.window)
+
+
 def test_rows_in_the_order_of_episodes_are_a_copy_too(new_table: NewTable) -> None:
     source, target = new_table(**STEPS["transitions"]), new_table(**STEPS["transitions"])
     write_episodes(source, streams=4, rows=200)
