@@ -159,7 +159,7 @@ def test_a_writer_says_what_its_rows_wait_for(table_of: Callable[..., Table], sa
         for _ in range(20):
             writer.append_all(number=np.arange(2), obs=np.zeros((2, 3)))
         wait_until(lambda: bool(table.stats().waits), "rows wait on a server")
-        with pytest.raises(DeadlineExceededError, match=r"waited 1\.5 s for inserts") as refused:
+        with pytest.raises(DeadlineExceededError, match=r"waited [\d.]+ s for inserts") as refused:
             writer.flush(timeout_s=1.5)
         assert refused.value.metadata["waited_for"] == "inserts"
         assert any(line.startswith("a writer of table 't' on 2 servers waits: ") for line in said())
