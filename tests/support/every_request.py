@@ -98,9 +98,7 @@ class World:
                 "UpdatePriorities": self._update,
                 "Learn": self._learn,
             }
-            by_kind = [partial(made[method], kind) for kind in KINDS]
-            by_key = [partial(self._by_key, method, kind) for kind in ("plain", "rank", "transitions")]
-            return [*by_kind, *(by_key if method in ("Sample", "Learn") else ())]
+            return [partial(made[method], kind) for kind in KINDS]
         if method == "CreateTable":
             return [partial(self._create, config) for config in _configs()]
         others: dict[str, Callable[[], Message]] = {
@@ -163,14 +161,7 @@ class World:
         )
         if kind == "limited":
             request.charge, request.refund = 1, 1
-        if kind == "rank":
-            request.ranks.CopyFrom(replay_pb2.RankQuery(draws=2, priorities=float64([0.5, 1.0])))
         return request
-
-    def _by_key(self, method: str, kind: str) -> Message:
-        request: Any = self._sample(kind) if method == "Sample" else self._learn(kind)
-        request.draw.keys = self._keys(kind)
-        return request  # type: ignore[no-any-return]
 
     def _keys(self, kind: str) -> bytes:
         described = self.call("DescribeTable", replay_pb2.DescribeTableRequest(table=kind)).table

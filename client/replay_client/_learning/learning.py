@@ -174,15 +174,13 @@ class Learning:
         if together == 1:  # otherwise, updates wait for the next request
             self.send_updates()  # only after an error while batches were in flight
 
-    def ask_for(
-        self, draw: replay_pb2.Draw | None, ranks: replay_pb2.RankQuery | None = None, *, asked_for: Any = None
-    ) -> None:
+    def ask_for(self, draw: replay_pb2.Draw | None, *, asked_for: Any = None) -> None:
         """Add a request for the table's state.
 
-        If ``draw`` is given, the request also asks for one batch, which `prefetch` does not limit. If ``ranks`` is
-        given, it asks for those ranks, too. It carries the kept updates. ``asked_for`` becomes `Exchange.asked_for`.
+        If ``draw`` is given, the request also asks for one batch, which `prefetch` does not limit. It carries the kept
+        updates. ``asked_for`` becomes `Exchange.asked_for`.
         """
-        exchange = self._add(0 if draw is None else 1, draw, wants_state=True, ranks=ranks)
+        exchange = self._add(0 if draw is None else 1, draw, wants_state=True)
         exchange.asked_for = asked_for
 
     @property
@@ -252,7 +250,6 @@ class Learning:
         *,
         ahead: int = 0,
         wants_state: bool = False,
-        ranks: replay_pb2.RankQuery | None = None,
     ) -> Exchange:
         """Add a request for ``batches`` batches, with the kept updates.
 
@@ -272,8 +269,6 @@ class Learning:
             has_update = True
         if wants_state:
             request.wants_state = True
-        if ranks is not None:
-            request.ranks.CopyFrom(ranks)
         if batches:
             request.draw.CopyFrom(draw)
             request.batches = batches

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Final
+
 from replay_client.errors import InvalidArgumentError
-from replay_client.results.description import FIFO, TableDescription
+from replay_client.results.description import FIFO, RANK, TableDescription
+
+NOT_DIVIDED: Final[Mapping[str, str]] = {
+    FIFO: "a queue has one order",
+    RANK: 'the rank of a row depends on the rows of all servers; use one server, or "sum_tree"',
+}
+"""Why tables with these backends cannot be on several servers."""
 
 
-def check_not_queue(backend: str, what: str) -> None:
-    """Check that a table on several servers is not a queue; ``what`` names the table and the servers in the error.
+def check_backend(backend: str, what: str) -> None:
+    """Check the backend of a table on several servers; ``what`` names the table and the servers in the error.
 
     Raises:
-        InvalidArgumentError: the table is a queue.
+        InvalidArgumentError: it draws in an order that several servers do not have.
     """
-    if backend == FIFO:
-        expected = f"another one than {FIFO!r} for a table on several servers: a queue has one order"
+    if backend in NOT_DIVIDED:
+        expected = f"another one than {backend!r} for a table on several servers: {NOT_DIVIDED[backend]}"
         raise InvalidArgumentError.of_field("backend", expected, f"{backend!r} {what}")
 
 
@@ -21,9 +30,9 @@ def check_divisible(table: TableDescription, address: str) -> None:
     """Check that a table on one server can be extended by shards on other servers.
 
     Raises:
-        InvalidArgumentError: the table is a queue, or its rate limiter was created for one server only.
+        InvalidArgumentError: its backend works on one server only, or its rate limiter was created for one server only.
     """
-    check_not_queue(table.backend, f"of table {table.name!r} on {address}; drop it, or use other servers")
+    check_backend(table.backend, f"of table {table.name!r} on {address}; drop it, or use other servers")
     if table.rate_limit is not None and not table.whole_capacity:
         raise InvalidArgumentError.of_field(
             "rate_limiter",

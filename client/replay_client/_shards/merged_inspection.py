@@ -8,8 +8,6 @@ sorted by priority, and the rows that they represent are counted.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,13 +16,10 @@ from replay_proto.merged_stats import added_bars
 from replay_client._shards.keys import global_keys
 from replay_client._shards.mass import shard_chances
 from replay_client._shards.merged_description import merged_description
-from replay_client._shards.power_sums import power_sum
 from replay_client.results.inspection import Inspection, LargestRows
 from replay_client.results.stats import TimesSampled
 
 Floats = NDArray[np.float64]
-
-_RANKED: Final = "rank"
 
 
 def merged_inspection(shards: Mapping[int, Inspection], largest: int, away: Iterable[int] = ()) -> Inspection:
@@ -40,10 +35,6 @@ def merged_inspection(shards: Mapping[int, Inspection], largest: int, away: Iter
     chances = _chances(parts)
     ranks, priorities, probabilities = _by_rank(parts, chances)
     top = _largest(shards, chances, largest)
-    if table.backend == _RANKED and len(ranks):
-        alpha, count = table.parameters["alpha"], round(sum(float(part.rows.sum()) for part in parts))
-        probabilities = _of_ranks(ranks, alpha, count)
-        top = replace(top, probabilities=_of_ranks(np.arange(1, len(top.row_keys) + 1), alpha, count))
     return Inspection(
         table=table,
         looked_at=sum(part.looked_at for part in parts),
@@ -57,12 +48,6 @@ def merged_inspection(shards: Mapping[int, Inspection], largest: int, away: Iter
         is_mixed=len(parts) > 1,
         shards_away=tuple(away),
     )
-
-
-def _of_ranks(ranks: NDArray[np.int64], alpha: float, count: int) -> Floats:
-    """Return the probabilities of ranks in the whole table, float64[n] (Schaul et al. 2016, equation 1)."""
-    found: Floats = ranks.astype(np.float64) ** -alpha / power_sum(count, alpha)
-    return found
 
 
 def _chances(parts: Sequence[Inspection]) -> Floats:

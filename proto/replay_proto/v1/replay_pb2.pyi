@@ -1354,7 +1354,6 @@ class Draw(google.protobuf.message.Message):
     DRAW_MODE_FIELD_NUMBER: builtins.int
     WAIT_S_FIELD_NUMBER: builtins.int
     COLUMNS_FIELD_NUMBER: builtins.int
-    KEYS_FIELD_NUMBER: builtins.int
     CHARGED_APART_FIELD_NUMBER: builtins.int
     batch_size: builtins.int
     """Number of rows, at least 1; it may exceed the table's size."""
@@ -1367,11 +1366,6 @@ class Draw(google.protobuf.message.Message):
     wait_s: builtins.float
     """How long to wait, in seconds, if the table has no rows, or its rate limiter or queue does not allow the draw. 0: do
     not wait. Infinity: wait as long as the call or stream lasts.
-    """
-    keys: builtins.bytes
-    """int64[batch_size]: keys of the rows to return, instead of drawing any; see RankQuery. Rows that can no longer be
-    drawn are left out. The batch has no probabilities and weights. Such a request does not wait, and the rate limiter
-    does not count it. Not in a queue.
     """
     charged_apart: builtins.bool
     """If true, the rate limiter neither delays nor counts the draw, because `LearnRequest.charge` counts it, perhaps in
@@ -1392,11 +1386,10 @@ class Draw(google.protobuf.message.Message):
         draw_mode: global___DrawMode.ValueType = ...,
         wait_s: builtins.float = ...,
         columns: global___ColumnNames | None = ...,
-        keys: builtins.bytes = ...,
         charged_apart: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["columns", b"columns"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batch_size", b"batch_size", "beta", b"beta", "charged_apart", b"charged_apart", "columns", b"columns", "draw_mode", b"draw_mode", "keys", b"keys", "wait_s", b"wait_s", "weight_norm", b"weight_norm"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch_size", b"batch_size", "beta", b"beta", "charged_apart", b"charged_apart", "columns", b"columns", "draw_mode", b"draw_mode", "wait_s", b"wait_s", "weight_norm", b"weight_norm"]) -> None: ...
 
 global___Draw = Draw
 
@@ -1729,7 +1722,6 @@ class LearnRequest(google.protobuf.message.Message):
     SAME_HOST_FIELD_NUMBER: builtins.int
     AHEAD_FIELD_NUMBER: builtins.int
     WANTS_STATE_FIELD_NUMBER: builtins.int
-    RANKS_FIELD_NUMBER: builtins.int
     CHARGE_FIELD_NUMBER: builtins.int
     REFUND_FIELD_NUMBER: builtins.int
     table: builtins.str
@@ -1764,10 +1756,6 @@ class LearnRequest(google.protobuf.message.Message):
     def same_host(self) -> global___SameHost:
         """Lets a client on the server's host copy the rows itself."""
 
-    @property
-    def ranks(self) -> global___RankQuery:
-        """Questions about ranks, answered after the update and before the draw. Only with the backend "rank"."""
-
     def __init__(
         self,
         *,
@@ -1779,69 +1767,13 @@ class LearnRequest(google.protobuf.message.Message):
         same_host: global___SameHost | None = ...,
         ahead: builtins.int = ...,
         wants_state: builtins.bool = ...,
-        ranks: global___RankQuery | None = ...,
         charge: builtins.int = ...,
         refund: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["draw", b"draw", "ranks", b"ranks", "same_host", b"same_host", "update", b"update"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ahead", b"ahead", "batches", b"batches", "charge", b"charge", "draw", b"draw", "ranks", b"ranks", "refund", b"refund", "same_host", b"same_host", "table", b"table", "table_uid", b"table_uid", "update", b"update", "wants_state", b"wants_state"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["draw", b"draw", "same_host", b"same_host", "update", b"update"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["ahead", b"ahead", "batches", b"batches", "charge", b"charge", "draw", b"draw", "refund", b"refund", "same_host", b"same_host", "table", b"table", "table_uid", b"table_uid", "update", b"update", "wants_state", b"wants_state"]) -> None: ...
 
 global___LearnRequest = LearnRequest
-
-@typing.final
-class RankQuery(google.protobuf.message.Message):
-    """Questions about ranks, for clients that draw by rank from a table with several shards. A client draws rows by their
-    ranks r in each shard, counts the rows of the other shards that outrank them, which gives the ranks R in the whole
-    table, and accepts each row with the probability (r / R) ** alpha. It gets the accepted rows by `Draw.keys`.
-    """
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    DRAWS_FIELD_NUMBER: builtins.int
-    PRIORITIES_FIELD_NUMBER: builtins.int
-    draws: builtins.int
-    """Number of rows to draw independently of each other, without their values."""
-    priorities: builtins.bytes
-    """float64[n]: count the rows with larger priorities than these."""
-    def __init__(
-        self,
-        *,
-        draws: builtins.int = ...,
-        priorities: builtins.bytes = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["draws", b"draws", "priorities", b"priorities"]) -> None: ...
-
-global___RankQuery = RankQuery
-
-@typing.final
-class RankAnswer(google.protobuf.message.Message):
-    """Answers a RankQuery."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    KEYS_FIELD_NUMBER: builtins.int
-    RANKS_FIELD_NUMBER: builtins.int
-    PRIORITIES_FIELD_NUMBER: builtins.int
-    LARGER_FIELD_NUMBER: builtins.int
-    keys: builtins.bytes
-    """int64[draws]: keys of the drawn rows; empty if there are no rows to draw."""
-    ranks: builtins.bytes
-    """int64[draws]: their ranks in this table. Rank 1 has the largest priority; of equal priorities, the newest row's."""
-    priorities: builtins.bytes
-    """float64[draws]: their priorities."""
-    larger: builtins.bytes
-    """int64[n]: numbers of rows with larger priorities."""
-    def __init__(
-        self,
-        *,
-        keys: builtins.bytes = ...,
-        ranks: builtins.bytes = ...,
-        priorities: builtins.bytes = ...,
-        larger: builtins.bytes = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["keys", b"keys", "larger", b"larger", "priorities", b"priorities", "ranks", b"ranks"]) -> None: ...
-
-global___RankAnswer = RankAnswer
 
 @typing.final
 class LearnResponse(google.protobuf.message.Message):
@@ -1853,7 +1785,6 @@ class LearnResponse(google.protobuf.message.Message):
     BATCHES_FIELD_NUMBER: builtins.int
     TABLE_UID_FIELD_NUMBER: builtins.int
     STATE_FIELD_NUMBER: builtins.int
-    RANKS_FIELD_NUMBER: builtins.int
     CHARGED_FIELD_NUMBER: builtins.int
     ROWS_FIELD_NUMBER: builtins.int
     table_uid: builtins.bytes
@@ -1874,10 +1805,6 @@ class LearnResponse(google.protobuf.message.Message):
     def state(self) -> global___TableState:
         """State of the table after the update and the charge, and before the draw, if the request wants it."""
 
-    @property
-    def ranks(self) -> global___RankAnswer:
-        """Answers to its questions about ranks; absent if there were none."""
-
     def __init__(
         self,
         *,
@@ -1885,12 +1812,11 @@ class LearnResponse(google.protobuf.message.Message):
         batches: collections.abc.Iterable[global___Batch] | None = ...,
         table_uid: builtins.bytes = ...,
         state: global___TableState | None = ...,
-        ranks: global___RankAnswer | None = ...,
         charged: builtins.int = ...,
         rows: builtins.bytes = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["ranks", b"ranks", "state", b"state", "update", b"update"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batches", b"batches", "charged", b"charged", "ranks", b"ranks", "rows", b"rows", "state", b"state", "table_uid", b"table_uid", "update", b"update"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["state", b"state", "update", b"update"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["batches", b"batches", "charged", b"charged", "rows", b"rows", "state", b"state", "table_uid", b"table_uid", "update", b"update"]) -> None: ...
 
 global___LearnResponse = LearnResponse
 

@@ -85,8 +85,8 @@ def _write_piece(keys: Integers, new_priorities: Floats, priorities: Floats, ord
 @kernel
 def _draw(
     fractions: Floats, sums: PowerSums, order: rank_tree.RankTree, size: int, alpha: float
-) -> tuple[Integers, Floats, Integers]:
-    """Return keys, probabilities and ranks (from 0) of the rows at these fractions of the total mass."""
+) -> tuple[Integers, Floats]:
+    """Return the keys and probabilities of the rows at these fractions of the total mass."""
     batch = len(fractions)
     ranks = np.empty(batch, dtype=np.int64)
     find_ranks(sums, size, fractions, ranks)
@@ -94,7 +94,7 @@ def _draw(
     probabilities = np.empty(batch, dtype=np.float64)
     for i in range(batch):
         probabilities[i] = max(rank_mass(ranks[i] + 1, alpha) / total, LEAST_PROBABILITY)
-    return rank_tree.keys_of_ranks(order, ranks), probabilities, ranks
+    return rank_tree.keys_of_ranks(order, ranks), probabilities
 
 
 def warm_up_writing() -> None:
@@ -105,7 +105,6 @@ def warm_up_writing() -> None:
 def warm_up_drawing() -> None:
     """Compile or load the draw kernels. `warm_up_writing` uses none of them, so both can compile in parallel."""
     _draw(np.empty(0), power_sums(1, 1.0), rank_tree.allocate(1), 1, 1.0)
-    rank_tree.count_larger(rank_tree.allocate(1), np.empty(0))
 
 
 class RankIndex(PriorityIndex):
@@ -166,23 +165,7 @@ class RankIndex(PriorityIndex):
 
     def draw(self, fractions: Floats, live: LiveRows) -> Drawn:
         """Draw the rows at these fractions of the total mass."""
-        return Drawn(*self._drawn(fractions)[:2])
-
-    def draw_ranks(self, fractions: Floats) -> tuple[Integers, Integers]:
-        """Return the keys and the ranks, int64[n] each, of the rows at these fractions of the total mass.
-
-        Ranks start at 1.
-        """
-        keys, _, ranks = self._drawn(fractions)
-        return keys, ranks + 1
-
-    def count_larger(self, priorities: Floats) -> Integers:
-        """Return int64[n]: how many rows have a larger priority than each of these. priorities: float64[n], finite."""
-        return np.asarray(rank_tree.count_larger(self._order, as_kernel_input(priorities)))
-
-    def _drawn(self, fractions: Floats) -> tuple[Integers, Floats, Integers]:
-        """Return the keys, probabilities and ranks (from 0) of the rows at these fractions of the total mass."""
-        return _draw(as_kernel_input(fractions), self._sums, self._order, self._size, self._alpha)
+        return Drawn(*_draw(as_kernel_input(fractions), self._sums, self._order, self._size, self._alpha))
 
     def masses(self, priorities: Floats, ranks: Integers) -> Floats:
         """Return float64[n]: rank ** -alpha."""

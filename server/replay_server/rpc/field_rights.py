@@ -56,7 +56,7 @@ FIELDS: Final[Mapping[str, Mapping[str, Needed | None]]] = {
     "Insertion": _no_more("row_count priorities sequence runs wait_s"),
     "Runs": _no_more("row_counts streams episodes first_steps ends"),
     "SampleRequest": _no_more("table table_uid draw same_host"),
-    "Draw": _no_more("batch_size beta weight_norm draw_mode wait_s columns keys charged_apart"),
+    "Draw": _no_more("batch_size beta weight_norm draw_mode wait_s columns charged_apart"),
     "ColumnNames": _no_more("names"),
     "SameHost": _no_more("owner_id overtaken"),
     "ReadRequest": _no_more("table table_uid keys columns"),
@@ -68,11 +68,9 @@ FIELDS: Final[Mapping[str, Mapping[str, Needed | None]]] = {
     "LearnRequest": {
         **_no_more("table table_uid draw batches same_host ahead wants_state"),
         "update": _WRITE,
-        "ranks": Needed(Right.READ),  # tells keys and priorities
         "charge": _WRITE,  # when others may insert
         "refund": _WRITE,
     },
-    "RankQuery": _no_more("draws priorities"),
     "StatsRequest": {**_no_more("fractions"), "table": Needed(Right.READ)},
     "CheckpointRequest": {
         **_no_more("shard_id"),

@@ -67,17 +67,6 @@ class DrawnBatch(NamedTuple):
     """The windows of the drawn anchors; None unless the table is a table of steps."""
 
 
-class DrawnRanks(NamedTuple):
-    """Rows drawn by rank, without their values."""
-
-    keys: NDArray[np.int64]
-    """int64[n]: their keys."""
-    ranks: NDArray[np.int64]
-    """int64[n]: their ranks; rank 1 has the largest priority."""
-    priorities: NDArray[np.float64]
-    """float64[n]: their priorities."""
-
-
 def importance_weights(probabilities: NDArray[np.float64], reference: float, beta: float) -> NDArray[np.float32]:
     """Return importance-sampling weights, float32[batch]. A row with the probability ``reference`` has the weight 1.
 

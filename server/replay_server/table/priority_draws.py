@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay_server.backends.index import Drawn, LiveRows, PriorityIndex
-from replay_server.backends.rank import RankIndex
 from replay_server.storage.header import Header
 from replay_server.storage.table_config import TableConfig
 from replay_server.table.draws import Draw, DrawMode
@@ -32,15 +31,12 @@ class PriorityDraws:
         """The rate limiter; None if the table has no rate limit."""
         self.turn = nullcontext()
         """Held by a draw from choosing rows until handing them out. It does nothing: only queues need a lock."""
-        self.ranked: RankIndex | None = None
-        """The index, if it draws by rank."""
         self.replace_index(index)
         self._random = np.random.default_rng(config.seed)
 
     def replace_index(self, index: PriorityIndex) -> None:
         """Draw from another index from now on, because the table is being reset."""
         self._index = index
-        self.ranked = index if isinstance(index, RankIndex) else None
 
     def choose_points(self, draw: Draw, count: int) -> NDArray[np.float64]:
         """Return random points for all batches, as fractions of the mass: float64[count * batch_size] in [0, 1)."""
@@ -52,14 +48,6 @@ class PriorityDraws:
     def draw(self, points: NDArray[np.float64], live: LiveRows) -> Drawn:
         """Return the rows at these fractions of the mass. This changes no state; see `hand_out`."""
         return self._index.draw(points, live)
-
-    def draw_ranks(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Draw ``count`` rows by rank, independently. Return their keys and their ranks, int64[count] each.
-
-        There must be at least one drawable row.
-        """
-        assert self.ranked is not None
-        return self.ranked.draw_ranks(self._random.random(count))
 
     def smallest_probability(self, live: LiveRows) -> float:
         """Return the probability of the least probable row with non-zero mass; ``live`` has at least one row."""

@@ -29,7 +29,7 @@ from replay_server.storage.ranges import KEYS
 from replay_server.storage.runs import Runs
 from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import DamagedTableError, TableDirectory
-from replay_server.table.draws import Draw, DrawnBatch, DrawnRanks, WeightNorm, importance_weights
+from replay_server.table.draws import Draw, DrawnBatch, WeightNorm, importance_weights
 from replay_server.table.figures.table_figures import TableFigures
 from replay_server.table.figures.times_sampled import COUNT_BYTES, TimesSampled
 from replay_server.table.gates import Gate
@@ -360,40 +360,6 @@ class Table:
                 )
             )
         return batches
-
-    def rows_at(self, draw: Draw, keys: NDArray[np.int64]) -> DrawnBatch:
-        """Return the rows that the caller chose by their keys, int64[n], except those that cannot be drawn."""
-        live = self.live_keys(keys)
-        drawable = live[self.priorities(live) != DEAD_PRIORITY]
-        return DrawnBatch(
-            keys=drawable,
-            probabilities=np.empty(0),
-            weights=np.empty(0, np.float32),
-            beta=draw.beta,
-            size=self.size,
-            total_mass=self.total_mass,
-            smallest_probability=self.draws.smallest_probability(self.live) if self.drawable else 0.0,
-            inserted=self.inserted,
-            drawable=self.drawable,
-            windows=self._items.windows(drawable),
-        )
-
-    def draw_ranks(self, count: int) -> DrawnRanks:
-        """Draw ``count`` rows by rank, independently. The backend must be ``rank``.
-
-        If no row can be drawn, the result is empty.
-        """
-        assert isinstance(self.draws, PriorityDraws)
-        if not self.drawable:
-            return DrawnRanks(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
-        keys, ranks = self.draws.draw_ranks(count)
-        return DrawnRanks(keys, ranks, self.priorities(keys))
-
-    def count_larger(self, priorities: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return int64[n]: how many rows have a larger priority than each of these. The backend must be ``rank``."""
-        assert isinstance(self.draws, PriorityDraws)
-        assert self.draws.ranked is not None
-        return self.draws.ranked.count_larger(priorities)
 
     def hand_out(self, batches: Sequence[DrawnBatch], *, is_counted: bool = False) -> None:
         """Count the batches of one `draw_at` as handed out, and release rows that were delivered for the last time.

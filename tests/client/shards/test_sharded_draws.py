@@ -60,11 +60,7 @@ def table(servers: list[ServerProcess], reach: Reach) -> Table:
     return client.create_table("t", columns=COLUMNS, capacity=900, alpha=ALPHA, epsilon=0.0, seed=3)
 
 
-@pytest.mark.parametrize("backend", ["sum_tree", "rank"])
-def test_a_second_thread_is_refused_while_another_waits_and_may_close(
-    servers: list[ServerProcess], reach: Reach, backend: str
-) -> None:
-    table = reach(servers).create_table("t", columns=COLUMNS, capacity=900, backend=backend)
+def test_a_second_thread_is_refused_while_another_waits_and_may_close(table: Table) -> None:
     sampler = table.sampler(4, beta=0.4, timeout_s=PATIENCE_S)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(next, sampler)

@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 from replay_client import Column, Inspection, InvalidArgumentError, Next, ReplayClient, ShardedTable, Table, Transitions
 from replay_client._shards.keys import shard_ids
-from replay_client._shards.merged_inspection import merged_inspection
 
 from tests.client.shards.conftest import COLUMNS, shards_of
 from tests.client.shards.test_sharded_draws import rows
@@ -149,17 +148,3 @@ def assert_alike(found: Inspection, expected: Inspection) -> None:
     assert [(bar.at_least, bar.rows) for bar in found.times_sampled] == [
         (bar.at_least, bar.rows) for bar in expected.times_sampled
     ]
-
-
-def test_ranks_and_probabilities_of_the_rank_backend_are_those_of_the_whole(
-    start_server: Callable[..., ServerProcess], reach: Reach
-) -> None:
-    client, random = reach([start_server()]), np.random.default_rng(2)
-    priorities = random.exponential(1.0, 900)
-    tables = {
-        name: client.create_table(name, columns=COLUMNS, capacity=900, backend="rank", alpha=0.7) for name in "abw"
-    }
-    tables["w"].insert(rows(np.arange(900)), priorities=priorities)
-    for name, part in (("a", slice(0, 650)), ("b", slice(650, 900))):
-        tables[name].insert(rows(np.arange(900)[part]), priorities=priorities[part])
-    assert_alike(merged_inspection({0: tables["a"].inspect(), 1: tables["b"].inspect()}, 10), tables["w"].inspect())

@@ -16,6 +16,7 @@ from tests.support.server_process import ServerProcess
 Reach = Callable[..., ReplayClient]
 KINDS: list[tuple[str, dict[str, Any]]] = [
     ("backend", {"backend": "fifo"}),
+    ("backend", {"backend": "rank"}),
     ("rate_limiter", {"min_size": 5, "samples_per_insert": 1.0, "error_buffer": 20.0}),
 ]
 
@@ -70,7 +71,7 @@ def test_such_a_table_is_refused_if_there_are_several_servers_already(
 def test_what_is_refused_leaves_no_map(servers: list[ServerProcess], reach: Reach) -> None:
     client = reach(servers)
     limits = {"min_size": 5, "samples_per_insert": 4.0, "error_buffer": 10.0}
-    for config in ({"backend": "fifo"}, limits):
+    for config in ({"backend": "fifo"}, {"backend": "rank"}, limits):
         with pytest.raises(InvalidArgumentError, match=f"{servers[0].address}|3 servers"):
             client.create_table("t", columns=COLUMNS, capacity=1000, **config)
     assert all(is_untouched(server) for server in servers)

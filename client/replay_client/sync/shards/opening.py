@@ -8,9 +8,8 @@ from replay_proto.v1 import replay_pb2
 
 from replay_client._operations import server as operations
 from replay_client._operations.server import IfExists
-from replay_client._shards.dividing import check_not_queue
+from replay_client._shards.dividing import NOT_DIVIDED, check_backend
 from replay_client.errors import InvalidArgumentError
-from replay_client.results.description import FIFO
 from replay_client.results.shards import ShardMap
 from replay_client.sync.shards.servers.fleet import Fleet
 from replay_client.sync.shards.servers.members import (
@@ -35,7 +34,7 @@ def create_sharded(fleet: Fleet, config: replay_pb2.TableConfig, if_exists: IfEx
         InvalidArgumentError: the config is not possible on several servers, or they have different tables of this name.
         ReplayError: as for `ReplayClient.create_table`.
     """
-    if config.backend.name == FIFO or config.HasField("rate_limiter"):
+    if config.backend.name in NOT_DIVIDED or config.HasField("rate_limiter"):
         _check(map_of(fleet), config)  # first, so that a refused config does not create a map
     shards = fleet.find()
     of_shard = replay_pb2.TableConfig()
@@ -72,7 +71,7 @@ def open_sharded(fleet: Fleet, shards: ShardMap, name: str) -> ShardedTable:
 
 
 def _check(shards: ShardMap, config: replay_pb2.TableConfig) -> None:
-    check_not_queue(config.backend.name, "on " + ", ".join(shard.address for shard in shards.in_use))
+    check_backend(config.backend.name, "on " + ", ".join(shard.address for shard in shards.in_use))
     limiter = replay_pb2.RateLimiter()
     limiter.CopyFrom(config.rate_limiter)
     if config.HasField("rate_limiter"):

@@ -42,7 +42,7 @@ from replay_client.errors import (
     TableNotFoundError,
     TableReplacedError,
 )
-from replay_client.results.description import RANK, TableDescription
+from replay_client.results.description import TableDescription
 from replay_client.results.inspection import Inspection
 from replay_client.results.shards import ShardMap
 from replay_client.results.stats import TableStats
@@ -50,8 +50,6 @@ from replay_client.results.transfers import Loaded
 from replay_client.sync.row_loader import Insert, RowLoader
 from replay_client.sync.row_reader import RowOrder, RowReader
 from replay_client.sync.sampler import Sampler
-from replay_client.sync.shards.drawing.ranked_sampler import RankedSampler
-from replay_client.sync.shards.drawing.ranked_stream import RankedStream
 from replay_client.sync.shards.drawing.shard_stream import ShardStream
 from replay_client.sync.shards.drawing.sharded_sampler import AWAY_AFTER_S, ShardedSampler
 from replay_client.sync.shards.servers.asking import ASK_S, AWAY, ask_all, ask_each
@@ -344,7 +342,6 @@ class ShardedTable(Table):
         **draw: Any,
     ) -> ShardedSampler:
         """Create a sampler; see `Table.part_sampler`."""
-        by_rank = self.backend == RANK
         everywhere = self.batch_columns
         chosen = {name: column for name, column in everywhere.items() if names is None or name in names}
 
@@ -355,7 +352,7 @@ class ShardedTable(Table):
             stream = member.table.part_sampler(
                 names,
                 blank=memory,
-                kind=partial(RankedStream if by_rank else ShardStream, memory=memory),
+                kind=partial(ShardStream, memory=memory),
                 read_only=True,  # they are joined to batches
                 prefetch=1,
                 reconnect_timeout_s=AWAY_AFTER_S,
@@ -364,8 +361,7 @@ class ShardedTable(Table):
             assert isinstance(stream, ShardStream)
             return stream
 
-        sampler = partial(RankedSampler, alpha=self.parameters["alpha"]) if by_rank else ShardedSampler
-        return sampler(
+        return ShardedSampler(
             self._roster,
             open_stream,
             self._operations.draw(**draw, reader=self._operations.batch_reader(names)),

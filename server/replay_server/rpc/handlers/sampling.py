@@ -6,9 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 from google.protobuf.message import Message
-from numpy.typing import NDArray
 from replay_proto.errors import FieldError
 from replay_proto.framing import Carried, Framed
 from replay_proto.v1 import replay_pb2
@@ -32,7 +30,6 @@ from replay_server.storage.runs import ends_of, steps_of
 from replay_server.table.draws import Draw, DrawnBatch
 from replay_server.table.items.items import Windows
 from replay_server.table.limiter import LimiterGate
-from replay_server.table.priority_draws import PriorityDraws
 from replay_server.table.table import Table
 
 Reply = Callable[[Table, Sequence[DrawnBatch]], Message]
@@ -52,7 +49,6 @@ class _Wanted(NamedTuple):
     """The server whose files the client has found; empty: none."""
     is_overtaken: bool
     """Whether the client says that inserts overwrote rows of an earlier batch while it copied them."""
-    keys: NDArray[np.int64] | None
     is_gated: bool
     """Whether the table's gate decides when to draw, and counts the draw."""
     rows: int
@@ -134,16 +130,16 @@ class SamplingHandlers:
             self._check_size(table, wanted)
             if wanted.is_gated and not self._replaces_batch(table, wanted):
                 lease.admission.check_draw(wanted.rows, wanted.wait_s)
-        of_shards = message.HasField("ranks") or message.charge or message.refund
-        if of_shards:
-            self._check_shard_request(table, message)
+        is_charged = bool(message.charge or message.refund)
+        if is_charged:
+            _check_charge(table, message)
         response = replay_pb2.LearnResponse(table_uid=table.uid)
         if message.HasField("update"):
             fields.table_uid(uid, required=True)
             response.update.CopyFrom(await self._update(call, lease, message.update))
             client.updates += response.update.updated
-        if of_shards:
-            self._answer_shard_request(lease, message, response)
+        if is_charged:
+            response.charged = _charge(lease.admission, message.charge, message.refund)
         if message.wants_state:
             response.state.CopyFrom(self._state(lease.table))
         if wanted is None:
@@ -173,31 +169,7 @@ class SamplingHandlers:
         check_reply_size(wanted.carried(table), rows, bounds.max_rows_bytes, wanted.batches)
         bounds.check_rows(rows)
         if not wanted.is_gated and table.config.is_queue:
-            raise FieldError("draw", "neither keys nor charged_apart in a queue", "one of them")
-
-    def _check_shard_request(self, table: Table, message: replay_pb2.LearnRequest) -> None:
-        """Check the fields that clients send only if the table is divided among several servers."""
-        for field, samples in (("charge", message.charge), ("refund", message.refund)):
-            fields.at_least(field, 0, samples)
-            if samples and not (
-                isinstance(table.gate, LimiterGate) and table.gate.limit.samples_per_insert is not None
-            ):
-                raise FieldError(field, "0 for a table without samples_per_insert", str(samples))
-        query = message.ranks
-        if message.HasField("ranks") and not (isinstance(table.draws, PriorityDraws) and table.draws.ranked):
-            raise FieldError("ranks", "none for a table with another backend than rank", "questions about ranks")
-        fields.at_least("ranks.draws", 0, query.draws)
-        self._catalog.bounds.check_rows(query.draws + len(fields.numbers("ranks.priorities", query.priorities)))
-
-    def _answer_shard_request(
-        self, lease: Lease, message: replay_pb2.LearnRequest, response: replay_pb2.LearnResponse
-    ) -> None:
-        """Answer the part of the request that `_check_shard_request` has checked."""
-        if message.charge or message.refund:
-            response.charged = _charge(lease.admission, message.charge, message.refund)
-        if message.HasField("ranks"):
-            priorities = fields.numbers("ranks.priorities", message.ranks.priorities)
-            response.ranks.CopyFrom(_ranks(lease.table, message.ranks.draws, priorities))
+            raise FieldError("draw", "no charged_apart in a queue", "charged_apart")
 
     async def _update(self, call: Call, lease: Lease, update: replay_pb2.PriorityUpdate) -> replay_pb2.UpdateResult:
         keys = fields.keys(update.keys)
@@ -289,6 +261,14 @@ class SamplingHandlers:
         return answer
 
 
+def _check_charge(table: Table, message: replay_pb2.LearnRequest) -> None:
+    """Check the fields that clients send only if the table is divided among several servers."""
+    for field, samples in (("charge", message.charge), ("refund", message.refund)):
+        fields.at_least(field, 0, samples)
+        if samples and not (isinstance(table.gate, LimiterGate) and table.gate.limit.samples_per_insert is not None):
+            raise FieldError(field, "0 for a table without samples_per_insert", str(samples))
+
+
 def _charge(admission: Admission, samples: int, refunded: int) -> int:
     """Charge samples to the rate limiter, serve calls that may now proceed, and return how many were charged."""
     gate = admission.table.gate
@@ -304,32 +284,15 @@ def _wanted(
     asked, near = message.draw, message.same_host
     wait_s = fields.wait_s(asked.wait_s)
     draw = fields.draw(asked)
-    keys = fields.keys(asked.keys) if asked.keys else None
-    if keys is not None and (len(keys) != draw.batch_size or batches > 1):
-        raise FieldError(
-            "draw.keys", f"int64[{draw.batch_size}], and a single batch", f"{len(keys)}, {batches} batches"
-        )
-    is_gated = keys is None and not asked.charged_apart
+    is_gated = not asked.charged_apart
     rows = batches * draw.batch_size
-    return _Wanted(name, uid, draw, batches, wait_s, asked, near.owner_id, near.overtaken, keys, is_gated, rows)
+    return _Wanted(name, uid, draw, batches, wait_s, asked, near.owner_id, near.overtaken, is_gated, rows)
 
 
 def _drawing(table: Table, wanted: _Wanted) -> Callable[[], list[DrawnBatch]]:
     """Return a function that draws the batches: the same ones at each call, unless the table has changed."""
-    keys = wanted.keys
-    if keys is not None:
-        return lambda: [table.rows_at(wanted.draw, keys)]
     points = table.draws.choose_points(wanted.draw, wanted.batches)
     return lambda: table.draw_at(wanted.draw, points)
-
-
-def _ranks(table: Table, draws: int, priorities: NDArray[np.float64]) -> replay_pb2.RankAnswer:
-    answer = replay_pb2.RankAnswer(larger=table.count_larger(priorities).tobytes())
-    if draws:
-        drawn = table.draw_ranks(draws)
-        answer.keys, answer.ranks = drawn.keys.tobytes(), drawn.ranks.tobytes()
-        answer.priorities = drawn.priorities.tobytes()
-    return answer
 
 
 def _fields(batch: DrawnBatch) -> dict[str, Any]:

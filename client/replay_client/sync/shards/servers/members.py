@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from replay_proto.v1 import replay_pb2
 
 from replay_client._operations import server as operations
-from replay_client._shards.dividing import check_divisible, check_not_queue
+from replay_client._shards.dividing import check_backend, check_divisible
 from replay_client._transport.call import Operation
 from replay_client.errors import (
     InvalidArgumentError,
@@ -95,7 +95,7 @@ def opened(fleet: Fleet, shards: ShardMap, name: str, known: Mapping[int, Member
         raise next(iter(lacking.values()))
     members = {shard: known.get(shard.id) or member_of(fleet, shard, table) for shard, table in found.items()}
     for shard, table in found.items():
-        check_not_queue(table.backend, f"of table {name!r} at {shard.address}; drop it, and use one server")
+        check_backend(table.backend, f"of table {name!r} at {shard.address}; drop it, and use one server")
         if lacking:
             check_divisible(table, shard.address)
     config = config_of_shard(list(members.values()), list(lacking))

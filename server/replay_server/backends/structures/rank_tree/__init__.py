@@ -18,7 +18,6 @@ the way down. To find the place of a row, compare it with boundaries.
 from replay_server.backends.structures.rank_tree.building import fill, make_tree
 from replay_server.backends.structures.rank_tree.nodes import MOST_ROWS, RankTree, allocate
 from replay_server.backends.structures.rank_tree.reading import (
-    count_larger,
     keys_of_ranks,
     largest_priority,
     smallest_priority,
@@ -30,7 +29,6 @@ __all__ = [
     "MOST_ROWS",
     "RankTree",
     "allocate",
-    "count_larger",
     "fill",
     "keys_of_ranks",
     "largest_priority",

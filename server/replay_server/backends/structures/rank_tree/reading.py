@@ -1,11 +1,11 @@
-"""Finds rows by rank, and ranks by priority."""
+"""Finds rows by rank."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from replay_server.backends.structures.rank_tree.nodes import HEIGHT, ROOT, WIDTH, RankTree, child_for, place_of
-from replay_server.kernels.compile import Floats, Integers, kernel
+from replay_server.backends.structures.rank_tree.nodes import HEIGHT, ROOT, WIDTH, RankTree
+from replay_server.kernels.compile import Integers, kernel
 from replay_server.kernels.prefetch import touch
 
 
@@ -27,26 +27,6 @@ def keys_of_ranks(tree: RankTree, ranks: Integers) -> Integers:
     for i in range(len(nodes)):
         nodes[i] = tree.keys[nodes[i], left[i]]
     return nodes
-
-
-_NEWEST = np.iinfo(np.int64).max
-"""A key that outranks all other keys with the same priority."""
-
-
-@kernel
-def count_larger(tree: RankTree, priorities: Floats) -> Integers:
-    """Return int64[n]: how many rows have a larger priority than each of these. priorities: float64[n], finite."""
-    counts = np.zeros(len(priorities), dtype=np.int64)
-    nodes = np.full(len(priorities), tree.state[ROOT])
-    for _ in range(tree.state[HEIGHT]):
-        for i in range(len(nodes)):
-            at = child_for(tree, nodes[i], priorities[i], _NEWEST)
-            if at > 0:
-                counts[i] += tree.rows_up_to[nodes[i], at - 1]
-            nodes[i] = tree.children[nodes[i], at]
-    for i in range(len(nodes)):
-        counts[i] += place_of(tree, nodes[i], priorities[i], _NEWEST)
-    return counts
 
 
 def largest_priority(tree: RankTree) -> float:
