@@ -499,7 +499,7 @@ class ReplayClient:
         """
         return self._fleet.move(shard_id, checked_address(address))
 
-    def server_uids(self) -> set[bytes]:
+    def _server_uids(self) -> set[bytes]:
         """Return the ids that the reachable servers drew when they started; internal, for `replay copy`."""
         return self._fleet.server_uids()
 

@@ -65,7 +65,7 @@ def prepared(
         TableNotFoundError: the source does not have a table. Nothing was created.
         TableExistsError: the destination has a table of that name with another config or with other rows.
     """
-    if source.server_uids() & destination.server_uids():
+    if source._server_uids() & destination._server_uids():
         got = f"{source.address} and {destination.address}, which have a server in common"
         raise InvalidArgumentError.of_field("destination", "another service than the source", got)
     chosen = names or list(source)
@@ -92,7 +92,7 @@ class TableCopy:
             self._landings.append(_Landing(shard, plan))
             return self._landings[-1].insert
 
-        self._loader = destination.copy_loader(insert_into)
+        self._loader = destination._copy_loader(insert_into)
         self._overtaken = 0
         self.total = self._order.total
         """Rows to copy: those that were live when the copy began."""
@@ -192,7 +192,7 @@ class _Landing:
             self._check_last(columns, priorities, runs)
             return keys
         try:
-            given = self._table.insert_part(columns, priorities, runs, insert_id=self._id)
+            given = self._table._insert_checked(columns, priorities, runs, insert_id=self._id)
         except WriterError:
             raise _foreign_rows(self._table, f"{first:,} rows") from None
         if not np.array_equal(given, keys):
@@ -208,7 +208,7 @@ class _Landing:
         """
         after_next = InsertId(self._id.writer_id, self._id.sequence + 2)
         try:
-            self._table.insert_part(columns, priorities, runs, insert_id=after_next)
+            self._table._insert_checked(columns, priorities, runs, insert_id=after_next)
         except SequenceGapError as error:
             if error.metadata["expected"] == str(self._id.sequence + 1):
                 return

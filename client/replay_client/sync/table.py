@@ -354,9 +354,9 @@ class Table(TableHandle):
             InvalidArgumentError: the time limit is invalid.
         """
         wait_s = time_limit("timeout_s", timeout_s, self._connection.timeout_s)
-        return RowLoader(self._description, partial(self.insert_part, wait_s=wait_s), priorities=priorities)
+        return RowLoader(self._description, partial(self._insert_checked, wait_s=wait_s), priorities=priorities)
 
-    def insert_part(
+    def _insert_checked(
         self,
         columns: Mapping[str, Array],
         priorities: NDArray[np.float64] | None,
@@ -369,7 +369,7 @@ class Table(TableHandle):
         self._connection.check_usable()
         return self._run(self._operations.insert_part(columns, priorities, runs, wait_s, insert_id))
 
-    def copy_loader(self, insert_into: Callable[[Table], Insert]) -> RowLoader:
+    def _copy_loader(self, insert_into: Callable[[Table], Insert]) -> RowLoader:
         """Create a loader whose rows keep the numbers of their streams; internal, for `replay_client.sync.copying`.
 
         Args:

@@ -38,7 +38,6 @@ _ARRAYS: Final = {
     "replay.v1.PriorityUpdate.keys",
     "replay.v1.PriorityUpdate.priorities",
     "replay.v1.ReadRequest.keys",
-    "replay.v1.Draw.keys",
 }
 """Fields of requests that are arrays, with one number per row, run, key or queried priority."""
 _LENGTH_DELIMITED: Final = 2

@@ -91,7 +91,7 @@ class Story:
         self.columns, self.item = random_columns(rng)
         self.oracle = StepsOracle(self.columns, self.item)
         self.streams = int(rng.integers(1, 9))
-        self.backend = str(rng.choice(["uniform", "sum_tree", "rank"]))
+        self.backend = str(rng.choice(["uniform", "sum_tree"] if is_sharded else ["uniform", "sum_tree", "rank"]))
         window = self.oracle.most_rows
         self.capacity = int(
             rng.choice(np.array([window + rng.integers(0, 20), 3 * window + rng.integers(0, 60), 1000]))

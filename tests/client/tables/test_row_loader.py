@@ -74,7 +74,7 @@ def test_streams_that_keep_their_numbers_get_the_same_new_ones_after_missing_row
     every = joined_rows(list(source.rows()))
     kept = selected_rows(every, np.flatnonzero(np.arange(200) % 40 > 5))
     for target, parts in zip(targets, (1, 5), strict=True):
-        loader = target.copy_loader(lambda table: table.insert_part)
+        loader = target._copy_loader(lambda table: table._insert_checked)
         for places in np.array_split(np.arange(kept.batch_size), parts):
             loader.insert(selected_rows(kept, places))
     one, other = (joined_rows(list(target.rows())) for target in targets)

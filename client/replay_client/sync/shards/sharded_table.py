@@ -304,9 +304,9 @@ class ShardedTable(Table):
         rooms = [member.description.capacity - member.table.describe().size for member, _ in loaders]
         return ShardedLoader(loaders, rooms, priorities=priorities, heard=self._heard)
 
-    def copy_loader(self, insert_into: Callable[[Table], Insert]) -> RowLoader:
-        """Create a loader for a copy; see `Table.copy_loader`. It chooses the same shards whenever a copy goes on."""
-        loaders = [(member, member.table.copy_loader(insert_into)) for member in self._active()]
+    def _copy_loader(self, insert_into: Callable[[Table], Insert]) -> RowLoader:
+        """Create a loader for a copy; see `Table._copy_loader`. It chooses the same shards whenever a copy goes on."""
+        loaders = [(member, member.table._copy_loader(insert_into)) for member in self._active()]
         rooms = [member.description.capacity for member, _ in loaders]
         return ShardedLoader(loaders, rooms, priorities=True, heard=self._heard)
 
