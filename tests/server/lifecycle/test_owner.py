@@ -73,7 +73,9 @@ def test_an_archive_that_is_unpacked_over_a_directory_is_a_copy(start_server: St
     server = start_server("--data-dir", str(data), *POWER)
     with Caller(server.address) as caller:
         caller.create(capacity=100).insert(range(50))
-    subprocess.run(["tar", "-C", str(data), "--exclude", SOCKET_NAME, "-cf", str(archive), "."], check=True)
+    packing = ["tar", "-C", str(data), "--exclude", SOCKET_NAME, "-cf", str(archive), "."]
+    # 1: a file was written to meanwhile, as by a server that syncs.
+    assert subprocess.run(packing, check=False).returncode in (0, 1)
     server.kill()
     subprocess.run(["tar", "-C", str(data), "-xf", str(archive)], check=True)
     change_record(data, is_running=False)
