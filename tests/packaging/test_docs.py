@@ -82,6 +82,7 @@ def test_a_page_runs_as_it_is_printed(forked: ForkedPages, page: Path) -> None:
     assert forked.run(page) == (len(blocks_of(page)), "")
 
 
+@pytest.mark.slow
 def test_the_failure_of_a_forked_command_is_noticed(forked: ForkedPages, tmp_path: Path) -> None:
     failing = tmp_path / "failing.md"
     failing.write_text(FAILING)

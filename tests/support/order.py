@@ -11,25 +11,28 @@ from itertools import groupby, islice
 
 import pytest
 
+Tests = list[pytest.Item]
 
-def in_shares(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+
+def in_shares(items: Tests, workers: int) -> Tests:
     """Return the tests in order of the shares of so many workers, which `WorkStealingScheduling` gives them."""
-    slow: list[list[pytest.Item]] = [[] for _ in range(workers)]
+    slow: list[list[Tests]] = [[] for _ in range(workers)]
     marked = (item for item in items if item.get_closest_marker("slow"))
-    # The cases of one function stay together, because they share what they need.
-    for number, (_, cases) in enumerate(groupby(marked, key=lambda item: item.nodeid.partition("[")[0])):
-        slow[number % workers] += cases
+    # Those of one module stay together, because they share what it has started.
+    for number, (_, of_module) in enumerate(groupby(marked, key=lambda item: item.path)):
+        slow[number % workers].append(list(of_module))
     others = (item for item in items if not item.get_closest_marker("slow"))
-    ordered: list[pytest.Item] = []
+    ordered: Tests = []
     for worker in range(workers):
         share = (len(items) - len(ordered)) // (workers - worker)
-        ordered += _mixed(slow[worker], list(islice(others, max(0, share - len(slow[worker])))))
+        quick = share - sum(map(len, slow[worker]))
+        ordered += _mixed(slow[worker], list(islice(others, max(0, quick))))
     return ordered
 
 
-def _mixed(slow: list[pytest.Item], others: list[pytest.Item]) -> Iterator[pytest.Item]:
+def _mixed(slow: list[Tests], others: Tests) -> Iterator[pytest.Item]:
     step = len(others) // (2 * len(slow)) if slow else 0
-    for number, item in enumerate(slow):
-        yield item
+    for number, of_module in enumerate(slow):
+        yield from of_module
         yield from others[number * step : (number + 1) * step]
     yield from others[len(slow) * step :]

@@ -9,10 +9,10 @@ import pytest
 from replay_agent.processes.signals import StopRequest
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def hangup() -> Iterator[None]:
-    """Restores the handler of SIGHUP."""
-    before = signal.getsignal(signal.SIGHUP)
+    """Nohup may have begun the tests."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
 
@@ -27,7 +27,7 @@ def test_a_signal_asks_for_a_stop(number: signal.Signals) -> None:
     assert signal.getsignal(number) == before
 
 
-def test_a_hangup_that_is_ignored_remains_so(hangup: None) -> None:
+def test_a_hangup_that_is_ignored_remains_so() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with StopRequest() as stop:
         signal.raise_signal(signal.SIGHUP)
