@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from replay_client import Column, ReplayClient, Table, TableNotFoundError
+from replay_client._transport import long_waits
 
 from tests.support.caller import SAME_HOST
 from tests.support.server_process import ServerProcess
@@ -65,3 +66,20 @@ def new_table(client: ReplayClient) -> Iterator[Callable[..., Table]]:
 def table(new_table: Callable[..., Table]) -> Table:
     """An empty table of capacity 1000 on the shared server."""
     return new_table()
+
+
+@pytest.fixture
+def waits_are_soon_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wait is long after a time in which even a busy server knows of it."""
+    monkeypatch.setattr(long_waits, "WARN_AFTER_S", 0.5)
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """The lines about long waits for rows or room so far; on a busy machine, other calls may take long, too."""
+
+    def lines() -> list[str]:
+        found = [record.getMessage() for record in caplog.records if record.name == long_waits.__name__]
+        return [line for line in found if " for an answer of the server" not in line and " for the answer" not in line]
+
+    return lines

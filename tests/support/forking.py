@@ -131,7 +131,9 @@ def _become(request: dict[str, Any], streams: list[int]) -> None:
     os.environ.update(request["environment"])
     _customize()
     sys.argv = [sys.argv[1], *request["arguments"]]
+    # However the tests were begun, for example by nohup.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def _customize() -> None:

@@ -29,6 +29,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 from replay_server import errors
 from replay_server.auth.caller import Caller
 from replay_server.errors import Lack, RequestError
+from replay_server.flow.background import begin
 from replay_server.flow.budgets import Budget
 from replay_server.flow.waits import Wait
 from replay_server.table.table import NewRows, Table, WriterStamp
@@ -426,7 +427,7 @@ class Admission:
             self._running = None
             self.changed()
 
-        self._running = task = asyncio.create_task(work)
+        self._running = task = begin(work)
         task.add_done_callback(ended)
         return task
 

@@ -1,4 +1,4 @@
-"""Supervises what a server does again and again beside its calls, so that no failure ends it silently.
+"""Supervises what a server does beside its calls, so that no failure ends it silently.
 
     background = Background()
     background.repeat("live page", feed.make_frame)     # each round ends with its own pause
@@ -7,17 +7,23 @@
 
 A round that fails is logged and counted, and the next one begins after a pause, which grows while rounds keep failing.
 Metrics and `/readyz` show this.
+
+`begin` begins work of a call that may be canceled before the work has ended.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, TypeVar
+
+from replay_proto.errors import FieldError
 
 from replay_server.errors import RequestError
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +46,22 @@ class Loop:
     def keeps_failing(self) -> bool:
         """Whether the last rounds all failed."""
         return self.in_a_row >= _KEEPS_FAILING
+
+
+def begin(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Begin work that runs to its end, even if the call that waits for it with `asyncio.shield` is canceled.
+
+    Nobody may learn how the work ends, so an unexpected failure is logged here, too. A refusal concerns only the call.
+    """
+    task = asyncio.create_task(work)
+    task.add_done_callback(_log_failure)
+    return task
+
+
+def _log_failure(task: asyncio.Task[Any]) -> None:
+    error = None if task.cancelled() else task.exception()
+    if error is not None and not isinstance(error, RequestError | FieldError):
+        log.error("work that was begun for a call has failed", exc_info=error)
 
 
 class Background:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from replay_server.flow.background import begin
 from replay_server.flow.budgets import Budget
 
 T = TypeVar("T")
@@ -95,7 +96,7 @@ class OneByOne:
             await self._lines.wait(caller, self._go_on)
         self._is_free = False
         self._idle.clear()
-        task = asyncio.create_task(work())
+        task = begin(work())
         task.add_done_callback(self._go_on)
         return await asyncio.shield(task)
 

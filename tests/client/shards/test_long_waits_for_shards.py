@@ -13,30 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 from replay_client import DeadlineExceededError, LimitedError, ReplayClient, ReplayError, Table
-from replay_client._transport import long_waits
 
 from tests.client.shards.conftest import COLUMNS
 from tests.support.deadlines import PATIENCE_S, wait_until
 from tests.support.server_process import ServerProcess
 
+pytestmark = pytest.mark.usefixtures("waits_are_soon_long")
+
 ROWS: dict[str, Any] = {"number": np.arange(8), "obs": np.zeros((8, 3), np.float32)}
-
-
-@pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wait is long after a time in which even a busy server knows of it."""
-    monkeypatch.setattr(long_waits, "WARN_AFTER_S", 0.5)
-
-
-@pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    """The lines about long waits for rows or room so far; on a busy machine, other calls may take long, too."""
-
-    def lines() -> list[str]:
-        found = [record.getMessage() for record in caplog.records if record.name == long_waits.__name__]
-        return [line for line in found if " for an answer of the server" not in line and " for the answer" not in line]
-
-    return lines
 
 
 @pytest.fixture

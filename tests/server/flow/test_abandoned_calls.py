@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from replay_proto.schema import Column, Schema
 from replay_proto.v1 import replay_pb2
+from replay_server import errors
 from replay_server.catalog import Catalog
 from replay_server.errors import RequestError
 from replay_server.flow.budgets import Budget
@@ -86,6 +89,32 @@ def test_a_call_that_is_canceled_when_its_turn_has_come_passes_it_on() -> None:
         assert second.cancelled()
 
     asyncio.run(asyncio.wait_for(play(), 10))
+
+
+@pytest.mark.parametrize(
+    ("error", "logged"), [(errors.table_not_found("t"), 0), (MemoryError(), 1)], ids=["refused", "failed"]
+)
+def test_how_work_ends_that_nobody_waits_for_is_logged_unless_it_is_refused(
+    caplog: pytest.LogCaptureFixture, error: Exception, logged: int
+) -> None:
+    async def play() -> None:
+        works, goes_on = one_by_one(), asyncio.Event()
+
+        async def work() -> None:
+            await goes_on.wait()
+            raise error
+
+        call = asyncio.create_task(works.do("caller", work))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.wait([call])
+        goes_on.set()
+        await works.ended()
+
+    asyncio.run(asyncio.wait_for(play(), 10))
+    gc.collect()  # a task whose error nobody has seen says so when it is collected
+    assert len(caplog.records) == logged
 
 
 def test_so_many_may_wait() -> None:

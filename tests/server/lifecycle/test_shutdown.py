@@ -22,16 +22,10 @@ ALL_DATA_PATHS = True
 StartServer = Callable[..., ServerProcess]
 Call = Callable[[ServerProcess], Caller]
 WRITER = b"0123456789abcdef"
-HANGUP = pytest.param(
-    signal.SIGHUP,
-    marks=pytest.mark.skipif(
-        signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, reason="nohup began the tests: their servers ignore it, too"
-    ),
-)
 
 
 @wire_only
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, HANGUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_server_that_is_told_to_end_exits_with_0_and_leaves_nothing(
     start_server: StartServer, call: Call, tmp_path: Path, number: signal.Signals
 ) -> None:
