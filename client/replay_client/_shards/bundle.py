@@ -49,7 +49,7 @@ class Bundle:
         self._beta = draw.beta
         self._size = sum([state.size for state in states])
         self._drawable = sum([state.drawable for state in states])
-        self._total_mass = step.total_mass(states)
+        self._total_mass = sum([state.total_mass for state in states])
         self._inserted = sum([state.inserted for state in states])
 
     def take(self) -> Batch:

@@ -10,7 +10,7 @@ from replay_client.results.description import FIFO, RANK, TableDescription
 
 NOT_DIVIDED: Final[Mapping[str, str]] = {
     FIFO: "a queue has one order",
-    RANK: 'the rank of a row depends on the rows of all servers; use one server, or "sum_tree"',
+    RANK: 'the rank of a row depends on the rows of all servers; use one server or "sum_tree"',
 }
 """Why tables with these backends cannot be on several servers."""
 

@@ -108,7 +108,10 @@ class Step:
         rows = self._expected[shard_id].popleft()
         if batch.batch_size != rows.stop - rows.start:
             raise InternalServerError(f"the server sent {batch.batch_size} rows instead of {rows.stop - rows.start}")
-        self._add(shard_id, rows, batch)
+        if batch.columns is not self._lent.pop(shard_id, None):  # otherwise, its rows are in their place already
+            for name, column in self.columns.items():
+                np.copyto(column[rows], batch.columns[name])
+        self.parts.append(Part(shard_id, rows, batch))
         self.asked[shard_id] -= batch.batch_size
         if not self.asked[shard_id]:
             del self.asked[shard_id]
@@ -123,10 +126,6 @@ class Step:
         smallest = {**self.smallest, **of_parts}
         of_shards = [chance * smallest[shard_id] for shard_id, chance in self.chances.items()]
         return min([value for value in of_shards if value > 0], default=0.0)
-
-    def total_mass(self, states: Iterable[replay_pb2.TableState]) -> float:
-        """Return the mass of all rows, from the states of the shards."""
-        return sum(state.total_mass for state in states)
 
     def without(self, shard_id: int) -> list[slice]:
         """Discard a shard, and return the rows that must be drawn from the other shards instead.
@@ -161,13 +160,6 @@ class Step:
                 requests.append(RowRequest(shard_id, count))
                 start += count
         return requests
-
-    def _add(self, shard_id: int, rows: slice, batch: Batch) -> None:
-        """Add a part, and copy its rows to their place unless they are there already."""
-        if batch.columns is not self._lent.pop(shard_id, None):
-            for name, column in self.columns.items():
-                np.copyto(column[rows], batch.columns[name])
-        self.parts.append(Part(shard_id, rows, batch))
 
 
 class PartMemory:

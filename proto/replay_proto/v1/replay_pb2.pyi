@@ -841,7 +841,8 @@ class TableConfig(google.protobuf.message.Message):
     """If set, two tables with the same seed draw the same rows after the same operations in the same order."""
     whole_capacity: builtins.int
     """Capacity of the whole table of which this is a shard, as its creator gave it; 0: not a shard. If two configs have
-    the same one, their capacities may differ: a table is divided by the number of servers at the time.
+    the same one, their capacities may differ: a table is divided by the number of servers at the time. A shard of a
+    table with "rank" or "fifo" is refused by a server whose map has several shards in use.
     """
     whole_uid: builtins.bytes
     """Uid of the whole table of which this is a shard: that of the first shard, whose own config has none."""

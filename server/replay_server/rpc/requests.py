@@ -39,7 +39,7 @@ _ARRAYS: Final = {
     "replay.v1.PriorityUpdate.priorities",
     "replay.v1.ReadRequest.keys",
 }
-"""Fields of requests that are arrays, with one number per row, run, key or queried priority."""
+"""Fields of requests that are arrays, with one number per row, run or key."""
 _LENGTH_DELIMITED: Final = 2
 
 RequestReader = Callable[[Content, Caller, str], Framed[M]]

@@ -4,7 +4,8 @@
     kept.replace(new)
     kept.current
 
-Clients read the map from any server and use the newest version. The server itself never acts on it.
+Clients read the map from any server and use the newest version. The server itself
+only checks by it that a new table can be divided.
 """
 
 from __future__ import annotations

@@ -74,8 +74,9 @@ def test_clients_that_start_together_agree(servers: list[ServerProcess], reach: 
 
 def test_what_cannot_be_distributed_is_refused_by_name(servers: list[ServerProcess], reach: Reach) -> None:
     client = reach(servers)
-    for backend, why in (("fifo", "a queue has one order"), ("rank", "use one server, or .sum_tree.")):
-        with pytest.raises(InvalidArgumentError, match=rf"^backend.*{why}.*{servers[0].address}.*{servers[2].address}"):
+    for backend, why in (("fifo", "a queue has one order"), ("rank", "use one server or .sum_tree.")):
+        expected = rf"^backend.*{why}.*on 3 servers, {servers[0].address}.*{servers[2].address}"
+        with pytest.raises(InvalidArgumentError, match=expected):
             make(client, backend=backend)
     with pytest.raises(InvalidArgumentError, match=r"error_buffer.*on each of 3 servers"):
         make(client, min_size=5, samples_per_insert=4.0, error_buffer=10.0)

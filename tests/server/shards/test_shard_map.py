@@ -163,6 +163,21 @@ def test_clients_hear_of_the_map_where_they_open_tables_and_write(caller: Caller
     assert caller.stub.DescribeTable(replay_pb2.DescribeTableRequest(table="t")).shards == shard_map(1)
 
 
+@pytest.mark.parametrize("backend", ["rank", "fifo"])
+def test_a_shard_of_a_table_that_has_one_order_needs_one_server(caller: Caller, backend: str) -> None:
+    alone, shards = table_config("alone", backend=backend), [table_config("t", backend=backend) for _ in range(3)]
+    shards[0].whole_capacity, shards[1].whole_uid, shards[2].whole_shards[:] = 100, UID, [0]
+    replace(caller, shard_map(1), 0)
+    for shard_config in shards:
+        with refused("INVALID_FIELD", field="backend") as refusal:
+            caller.stub.CreateTable(replay_pb2.CreateTableRequest(config=shard_config, shards_version=1))
+        for part in (repr(backend), "on 2 servers", "use one server or 'sum_tree'"):
+            assert part in refusal.message
+    caller.stub.CreateTable(replay_pb2.CreateTableRequest(config=alone, shards_version=1))
+    replace(caller, shard_map(2, shard(0), shard(1, state=LOST)), 1)
+    caller.stub.CreateTable(replay_pb2.CreateTableRequest(config=shards[0], shards_version=2))
+
+
 def test_a_learner_gets_the_state_of_the_table_if_it_asks(caller: Caller) -> None:
     table = caller.create("t", capacity=10, backend="sum_tree", parameters={"alpha": 1.0, "epsilon": 0.0})
     replace(caller, shard_map(1), 0)

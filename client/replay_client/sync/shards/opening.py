@@ -71,7 +71,8 @@ def open_sharded(fleet: Fleet, shards: ShardMap, name: str) -> ShardedTable:
 
 
 def _check(shards: ShardMap, config: replay_pb2.TableConfig) -> None:
-    check_backend(config.backend.name, "on " + ", ".join(shard.address for shard in shards.in_use))
+    addresses = [shard.address for shard in shards.in_use]
+    check_backend(config.backend.name, f"on {len(addresses)} servers, {', '.join(addresses)}")
     limiter = replay_pb2.RateLimiter()
     limiter.CopyFrom(config.rate_limiter)
     if config.HasField("rate_limiter"):

@@ -5,15 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from replay_proto.access.tokens import Right
+from replay_proto.errors import FieldError
 from replay_proto.framing import Framed
 from replay_proto.v1 import replay_pb2
 
 from replay_server import errors
 from replay_server.auth.caller import Caller
+from replay_server.backends import RankIndex
 from replay_server.catalog import Catalog
 from replay_server.rpc.call import Call
 from replay_server.rpc.handlers import fields
-from replay_server.storage.table_config import TableConfig
+from replay_server.storage.table_config import QUEUE, TableConfig
 from replay_server.table.table import Table
 
 
@@ -49,6 +51,7 @@ class TableHandlers:
         self._catalog.bounds.check_columns(len(config.columns))  # before processing them
         if request.head.shards_version != self._catalog.shards.version:
             raise errors.shards_changed(self._catalog.shards.version, request.head.shards_version)
+        self._check_divisible(config)
         table, created = await self._catalog.create(
             TableConfig.from_proto(config), call.caller.grant(), client=call.caller.identity
         )
@@ -85,6 +88,19 @@ class TableHandlers:
         lease = self._catalog.lease(request.head.table, fields.table_uid(request.head.table_uid))
         removed = await self._catalog.reset(lease, call.caller)
         return replay_pb2.ResetTableResponse(removed=removed).SerializeToString()
+
+    def _check_divisible(self, config: replay_pb2.TableConfig) -> None:
+        """Refuse a shard of a table that cannot be on several servers, should a client not have done so.
+
+        Raises:
+            FieldError: the table draws in an order that depends on the rows of all servers.
+        """
+        shards, backend = self._catalog.shards.current, config.backend.name
+        servers = 0 if shards is None else len(shards.in_use)
+        is_shard = config.whole_capacity or config.whole_uid or config.whole_shards
+        if is_shard and servers > 1 and backend in (RankIndex.name, QUEUE):
+            expected = f"another one than {backend!r} for a table on {servers} servers; use one server or 'sum_tree'"
+            raise FieldError("backend", expected, repr(backend))
 
     def _describe(self, table: Table, caller: Caller) -> replay_pb2.TableDescription:
         """Describe a table; include the path of its files only if the caller may read the table and copy its rows."""

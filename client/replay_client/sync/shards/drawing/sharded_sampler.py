@@ -199,7 +199,7 @@ class ShardedSampler(Sampler):
                 self._request()
                 began_s = time.perf_counter()
                 while not self._left and self._steps and not self._steps[0].is_complete:
-                    self._pursue(self._steps[0])
+                    self._receive_from(next(iter(self._steps[0].asked)))
             if self._credit is not None:
                 self._settle(self._credit)
             self._prefetching.stepped(began_s, time.perf_counter())
@@ -430,10 +430,6 @@ class ShardedSampler(Sampler):
     def _end_credit(self, stream: ShardStream) -> None:
         if self._credit is not None:
             self._credit.ended(stream)
-
-    def _pursue(self, step: Step) -> None:
-        """Wait for one reply that a step needs."""
-        self._receive_from(next(iter(step.asked)))
 
     def _together(self) -> int:
         """Return how many batches to request in one message, so that those in flight still hide the time of a reply."""

@@ -95,7 +95,8 @@ def opened(fleet: Fleet, shards: ShardMap, name: str, known: Mapping[int, Member
         raise next(iter(lacking.values()))
     members = {shard: known.get(shard.id) or member_of(fleet, shard, table) for shard, table in found.items()}
     for shard, table in found.items():
-        check_backend(table.backend, f"of table {name!r} at {shard.address}; drop it, and use one server")
+        where = f"{shard.address}, one of {len(shards.in_use)} servers"
+        check_backend(table.backend, f"of table {name!r} at {where}; drop it, and use one server")
         if lacking:
             check_divisible(table, shard.address)
     config = config_of_shard(list(members.values()), list(lacking))
