@@ -13,7 +13,7 @@ import numpy as np
 
 from tests.attacks.attack import Setup, Target
 from tests.attacks.bystander import OFTEN_S, SLOWLY_S, Bystander, Listing, Routine, Sampling
-from tests.support.access import ADMIN, ALL, MINE, READ, WRITE, Authority, tls_flags, token_entry
+from tests.support.access import ADMIN, ALL, EVERYWHERE, MINE, READ, WRITE, Authority, tls_flags, token_entry
 from tests.support.caller import CalledTable, Caller
 from tests.support.deadlines import wait_until
 from tests.support.server_process import ServerProcess
@@ -86,6 +86,7 @@ class Arena:
             WRITE: token_entry("writer", WRITE, ["write"], tables),
             ADMIN: token_entry("administrator", ADMIN, ["admin"], tables),
             ALL: token_entry("all rights", ALL, ["read", "write", "admin"], tables),
+            EVERYWHERE: token_entry("everywhere", EVERYWHERE, ["admin"]),
         }
         new = self.tokens.with_suffix(".new")
         new.touch(mode=0o600)

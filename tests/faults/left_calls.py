@@ -27,11 +27,11 @@ from hyperframe.frame import DataFrame, RstStreamFrame
 from replay_proto.command_line import new_app, run_app
 from replay_proto.v1 import replay_pb2
 
-from tests.attacks.arena import OWNER, Arena
+from tests.attacks.arena import Arena
 from tests.attacks.attack import Setup, Target, bearer
 from tests.attacks.bystander import Record, all_of
 from tests.attacks.memory import MemoryWatch
-from tests.support.access import ADMIN, ALL, MINE, READ, WRITE
+from tests.support.access import ADMIN, ALL, EVERYWHERE, MINE, READ, WRITE
 from tests.support.caller import table_config
 from tests.support.http2 import GRPC_HEAD, Http2, RawFrames, header_block, opening
 from tests.support.refusals import code_of
@@ -130,7 +130,7 @@ def request_of(method: str) -> Message:
 
 def least_token(target: Target, method: str) -> tuple[str, str]:
     """Name and token with the fewest rights that reach an RPC. There must be no table yet, so that nothing is done."""
-    tokens = {"read": READ, "write": WRITE, "admin": ADMIN, "all": ALL, "owner": OWNER}
+    tokens = {"read": READ, "write": WRITE, "admin": ADMIN, "all": ALL, "every": EVERYWHERE}
     with target.channel() as channel:
         for name, token in tokens.items():
             stream: Any = channel.stream_stream(f"/{SERVICE.full_name}/{method}")

@@ -38,7 +38,7 @@ ALLOWED_MB = CONNECTIONS * STREAMS * MESSAGE_BYTES / BYTES_PER_MB / 2
 GIVEN_BACK_MB = 50.0
 GIVEN_BACK_S = 10.0
 SILENT_S = 10.0
-LARGEST, MORE_PARTS = 1 << 20, 12
+LARGEST, MORE_PARTS = 1 << 20, 30
 
 
 def withhold_last_bytes(server: ServerProcess, method: str, stack: ExitStack) -> int:

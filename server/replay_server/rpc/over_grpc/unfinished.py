@@ -16,11 +16,14 @@ connections that hold unfinished messages:
 - if nothing has arrived for `_SILENT_S`;
 - if their caller holds more than its share, and they neither receive bytes nor complete messages as an honest client on
   a busy server does, or the caller completes none at all;
-- if the caller holds far more than that, whatever they do.
+- if the caller holds `_FAR_MORE` times its share, whatever they do.
 
-In the last two cases, calls end until a single message could be held, beginning with the largest connections. Of a
-connection, half of the calls end, chosen at random, and more at the next look if that was not enough. So if an honest
-client looks odd for once, its other calls go on, and it makes progress.
+Calls end until the caller holds a single message in the second case, and one less than the limit in the third,
+beginning with the largest connections. Of a connection, half of the calls end, chosen at random, and more at the next
+look if that was not enough. So if an honest client looks odd for once, its other calls go on, and it makes progress.
+
+If a caller completes nothing and has `_MANY_CALLS` on a connection, the connection is closed instead: to end the calls
+one by one takes 0.1 ms for each, and more bytes would arrive than are freed.
 
 The count of a connection is not exact: headers, acknowledgements and pings arrive, too. `_ALLOWANCE_BYTES` and
 `_ALLOWANCE_BYTES_PER_S` are more than what they take. A connection that is shared by several callers is charged to the
@@ -47,11 +50,11 @@ from replay_server.rpc.over_grpc.sockets import OpenSocket, find_connections
 
 log = logging.getLogger(__name__)
 
-_LOOK_S: Final = 0.02
+_LOOK_S: Final = 0.01
 """Seconds between two looks at the server's memory, which take 10 us each."""
 _SOON_S: Final = 0.005
-"""Seconds between two looks while a caller that completes no messages holds an eighth of its share, and memory grows:
-on loopback, 12 MiB can arrive within `_LOOK_S`."""
+"""Seconds between two looks while a caller holds an eighth of its share: on loopback, 6 MiB can arrive within
+`_LOOK_S`."""
 _ALL_S: Final = 1.0
 """Seconds between two looks at all connections if memory does not grow; this takes 5 us for each connection."""
 _GROWTH_BYTES: Final = 4 << 20
@@ -65,8 +68,10 @@ _ENDLESS_S: Final = 0.05
 loop runs: while it is blocked, nobody's messages are completed."""
 _IDLE_S: Final = 0.1
 """Nor is any connection of a caller that holds more than its share and completes no message for so long."""
-_FAR_MORE: Final = 16
+_FAR_MORE: Final = 4
 """Factor of a caller's share that it never exceeds, whatever its connections do."""
+_MANY_CALLS: Final = 16
+"""More calls than an honest client has on a connection while it completes none of them."""
 _LEAST_BYTES: Final = 1 << 18
 """Connections that hold less are left alone."""
 _ALLOWANCE_BYTES: Final = 2048
@@ -169,6 +174,13 @@ class Connection:
         self.unfinished -= held
         return held
 
+    def cut(self) -> float:
+        """Close the connection, which ends all of its calls; return how many bytes they held."""
+        if self.socket is not None:
+            self.socket.shut_down()
+        held, self.unfinished = self.unfinished, 0.0
+        return held
+
 
 class Unfinished:
     """All connections, and what they hold."""
@@ -254,36 +266,50 @@ class Unfinished:
                 of_callers[connection.caller].append(connection)
         for caller, connections in of_callers.items():
             completes = self._awake_s - self._completed[caller] < _IDLE_S
-            if not completes and sum(connection.unfinished for connection in connections) > self._most / 8:
+            if sum(connection.unfinished for connection in connections) > self._most / 8:
                 self._pause_s = _SOON_S
-            self._end_beyond(caller, self._most, connections, now, self._is_odd if completes else _any)
-            self._end_beyond(caller, _FAR_MORE * self._most, connections, now, _any)
+            end = self._end_odd if completes else _end_quickly
+            self._end_beyond(caller, self._most, self._largest, connections, now, end)
+            far_more = _FAR_MORE * self._most
+            self._end_beyond(caller, far_more, far_more - self._largest, connections, now, _end_half)
 
-    def _is_odd(self, connection: Connection) -> bool:
-        """Whether no honest client on a busy server would look like this."""
+    def _end_odd(self, connection: Connection, refusal: RequestError) -> float:
+        """End calls of a connection if no honest client on a busy server would look like this."""
         is_endless = connection.unfinished > self._largest and self._awake_s - connection.completed >= _ENDLESS_S
-        return is_endless or connection.silent_s >= _STALLED_S
+        is_odd = is_endless or connection.silent_s >= _STALLED_S
+        return _end_half(connection, refusal) if is_odd else 0.0
 
     def _end_beyond(
-        self, caller: str, most: int, held: Iterable[Connection], now: float, may_end: Callable[[Connection], bool]
+        self,
+        caller: str,
+        most: int,
+        enough: int,
+        held: Iterable[Connection],
+        now: float,
+        end: Callable[[Connection, RequestError], float],
     ) -> None:
-        """If a caller holds more than so many bytes, end calls of its largest connections until one message fits."""
+        """If a caller holds more than ``most`` bytes, end calls of its largest connections until ``enough`` are left.
+
+        ``end`` may leave a connection alone, and returns how many bytes it has given up.
+        """
         largest_first = sorted(held, key=lambda connection: -connection.unfinished)
         total = sum(connection.unfinished for connection in largest_first)
         why = f"the caller has sent more than {most} bytes of messages that are not complete"
         if total <= most:
             return
-        if now - self._warned >= _WARN_S:
-            self._warned = now
-            log.warning("calls of a client end: %s", why, extra={"client": caller})
         for connection in largest_first:
-            if total <= self._largest:
+            if total <= enough:
                 return
-            if may_end(connection):
-                ended = connection.end(errors.message_unfinished(why), all_calls=False)
+            if ended := end(connection, errors.message_unfinished(why)):
                 total -= ended
                 self._gives_up(ended, now)
                 self._ended = now
+                self._warn(f"calls of a client end: {why}", caller, now)
+
+    def _warn(self, message: str, caller: str, now: float) -> None:
+        if now - self._warned >= _WARN_S:
+            self._warned = now
+            log.warning(message, extra={"client": caller})
 
     def _gives_up(self, size: float, now: float) -> None:
         self._given_up += size
@@ -300,8 +326,12 @@ class Unfinished:
             self._memory = _memory_bytes()
 
 
-def _any(_: Connection) -> bool:
-    return True
+def _end_half(connection: Connection, refusal: RequestError) -> float:
+    return connection.end(refusal, all_calls=False)
+
+
+def _end_quickly(connection: Connection, refusal: RequestError) -> float:
+    return connection.cut() if len(connection.readers) >= _MANY_CALLS else _end_half(connection, refusal)
 
 
 def _memory_bytes() -> int:
