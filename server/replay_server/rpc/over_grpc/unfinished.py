@@ -10,8 +10,8 @@ caller:
         message = await reader.read()
         connection.whole(len(message))
 
-`Unfinished.look` compares both, often while the server's memory grows, and rarely otherwise. It ends calls of
-connections that hold unfinished messages:
+While calls read messages, `Unfinished.look` compares both, often if the server's memory grows, and rarely otherwise. It
+ends calls of connections that hold unfinished messages:
 
 - if nothing has arrived for `_SILENT_S`;
 - if their caller holds more than its share, and they neither receive bytes nor complete messages as an honest client on
@@ -51,7 +51,7 @@ from replay_server.rpc.over_grpc.sockets import OpenSocket, find_connections
 log = logging.getLogger(__name__)
 
 _LOOK_S: Final = 0.01
-"""Seconds between two looks at the server's memory, which take 10 us each."""
+"""Seconds between two looks at the server's memory, which take 20 us each."""
 _SOON_S: Final = 0.005
 """Seconds between two looks while a caller holds an eighth of its share: on loopback, 6 MiB can arrive within
 `_LOOK_S`."""
@@ -85,7 +85,7 @@ _SEARCHES: Final = 3
 _WARN_S: Final = 10.0
 """Seconds between two warnings."""
 _GIVEN_BACK_BYTES: Final = 8 << 20
-"""If this many unfinished bytes have been given up, the freed memory is given back to the operating system."""
+"""If so many unfinished bytes have been given up, the freed memory is given back to the operating system."""
 
 
 class Ends(Protocol):
@@ -98,7 +98,9 @@ class Ends(Protocol):
 class Connection:
     """A connection of a caller, and the calls on it that read messages."""
 
-    def __init__(self, caller: str, now: float = 0.0) -> None:
+    def __init__(self, caller: str, now: float = 0.0, begins: Callable[[], None] = lambda: None) -> None:
+        """``begins`` is called when a call begins to read."""
+        self._begins = begins
         self.caller = caller
         """Identity of the last caller that used it."""
         self.readers: set[Ends] = set()
@@ -122,6 +124,11 @@ class Connection:
         """Whether its socket is not known yet, and may be found."""
         return self.socket is None and self.searches < _SEARCHES
 
+    @property
+    def may_hold_some(self) -> bool:
+        """Whether it may hold an unfinished message, or held one when it was last looked at."""
+        return bool(self.readers) or self.unfinished >= _LEAST_BYTES
+
     def whole(self, size: int) -> None:
         """Count a complete message."""
         self._expected += size + (size >> 8) + _ALLOWANCE_BYTES
@@ -135,6 +142,7 @@ class Connection:
     def reading(self, reader: Ends) -> Iterator[None]:
         """Register a call inside the block, in which it reads messages."""
         self.readers.add(reader)
+        self._begins()
         try:
             yield
         finally:
@@ -190,6 +198,7 @@ class Unfinished:
         self._largest = largest_bytes
         self._most = largest_bytes + largest_bytes // 2
         self._connections: dict[str, Connection] = {}
+        self._reads = asyncio.Event()  # set while a call may hold an unfinished message
         self._completed: dict[str, float] = {}  # when messages of each caller were last seen complete
         self._pause_s = _LOOK_S
         self._awake_s = 0.0  # the clock of the looks, which stands still while the event loop is blocked
@@ -203,13 +212,14 @@ class Unfinished:
         """Return the connection from an address, which this caller uses."""
         found = self._connections.get(peer)
         if found is None:
-            found = self._connections[peer] = Connection(caller, self._awake_s)
+            found = self._connections[peer] = Connection(caller, self._awake_s, self._reads.set)
         found.caller = caller
         self._completed.setdefault(caller, self._awake_s)
         return found
 
     async def look(self) -> None:
-        """Look once, after a pause; see the docstring of the module."""
+        """Look once, after a pause, and once calls read messages; see the docstring of the module."""
+        await self._reads.wait()
         await asyncio.sleep(self._pause_s)
         now, memory = time.monotonic(), _memory_bytes()
         self._awake_s += min(now - self._woke, _LOOK_S)
@@ -228,6 +238,8 @@ class Unfinished:
         self._looked = now
         self._end_some(now)
         self._give_back(now)
+        if not self._given_up and not any(connection.may_hold_some for connection in self._connections.values()):
+            self._reads.clear()
 
     async def _find_sockets(self) -> None:
         known = [peer for peer, connection in self._connections.items() if connection.is_sought]
@@ -318,11 +330,11 @@ class Unfinished:
 
     def _give_back(self, now: float) -> None:
         """Give memory back once nothing has been given up for a while: this blocks all threads for 0.3 ms per MB."""
-        if self._given_up >= _GIVEN_BACK_BYTES and now - self._gave_up >= _ALL_S:
-            self._given_up = 0.0
+        if self._given_up and now - self._gave_up >= _ALL_S:
             trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-            if trim is not None:
+            if trim is not None and self._given_up >= _GIVEN_BACK_BYTES:
                 trim(0)
+            self._given_up = 0.0
             self._memory = _memory_bytes()
 
 
