@@ -76,8 +76,8 @@ class SamplingHandlers:
         def reply(table: Table, drawn: Sequence[DrawnBatch]) -> Message:
             return replay_pb2.SampleResponse(batch=replay_pb2.Batch(**_fields(drawn[0])), table_uid=table.uid)
 
-        await self._admit(call, lease, wanted)
-        return await self._drawn(call, lease.admission, wanted, reply)
+        admission = await self._admitted(call, lease, wanted)
+        return await self._drawn(call, admission, wanted, reply)
 
     async def read(self, request: Framed[replay_pb2.ReadRequest], call: Call) -> bytes:
         """Return rows by key."""
@@ -128,7 +128,7 @@ class SamplingHandlers:
         client = call.stream.client(table, call.caller, "learner")
         if wanted is not None:
             self._check_size(table, wanted)
-            if wanted.is_gated and not self._replaces_batch(table, wanted):
+            if wanted.is_gated and not (wanted.is_overtaken and self._replaces_batch(table, wanted)):
                 lease.admission.check_draw(wanted.rows, wanted.wait_s)
         is_charged = bool(message.charge or message.refund)
         if is_charged:
@@ -152,13 +152,13 @@ class SamplingHandlers:
             return response
 
         try:
-            await self._admit(call, lease, wanted)
-            answer = await self._drawn(call, lease.admission, wanted, reply)
+            admission = await self._admitted(call, lease, wanted)
+            answer = await self._drawn(call, admission, wanted, reply)
         except BaseException:
             if response.charged and lease.is_unchanged:  # the caller does not learn what was charged
                 _charge(lease.admission, max(-response.charged, 0), max(response.charged, 0))
             raise
-        if not self._replaces_batch(table, wanted):
+        if not (wanted.is_overtaken and self._replaces_batch(table, wanted)):
             table.figures.asked_ahead(batches, ahead)
             client.rows += wanted.rows
         return answer
@@ -174,11 +174,12 @@ class SamplingHandlers:
     async def _update(self, call: Call, lease: Lease, update: replay_pb2.PriorityUpdate) -> replay_pb2.UpdateResult:
         keys = fields.keys(update.keys)
         self._catalog.bounds.check_rows(len(keys))
-        limit = lease.table.priority_limit
+        table = lease.table
+        limit = table.priority_limit
         priorities = fields.priorities(update.priorities, len(keys), limit)
         if len(keys) > LONG_ROWS and await self._catalog.long_calls.turn(call.caller.identity):
             call.caller.check_valid()
-        table = lease.table
+            table = lease.table
         if update.HasField("others_largest"):
             others = fields.priority("update.others_largest", update.others_largest, limit)
             table.others_largest_priority = others
@@ -205,15 +206,17 @@ class SamplingHandlers:
         return is_known and self._same_host and table.draws.copyable
 
     def _replaces_batch(self, table: Table, wanted: _Wanted) -> bool:
-        """Whether a draw replaces an already counted draw whose rows were overwritten while the client copied them."""
-        return wanted.is_overtaken and table.drawable > 0 and self._may_copy(table, wanted)
+        """Whether an overtaken draw is repeated: the earlier one, whose rows were overwritten, was counted."""
+        return table.drawable > 0 and self._may_copy(table, wanted)
 
-    async def _admit(self, call: Call, lease: Lease, wanted: _Wanted) -> None:
-        """Wait until the draws are allowed, without suspending if they already are."""
-        table = lease.table
-        is_free = table.gate is None and table.drawable
-        if wanted.is_gated and not is_free and not self._replaces_batch(table, wanted):
-            await lease.admission.draw(call.caller, wanted.rows, wanted.wait_s)
+    async def _admitted(self, call: Call, lease: Lease, wanted: _Wanted) -> Admission:
+        """Wait until the draws are allowed, without suspending if they already are, and return the table's lines."""
+        admission = lease.admission
+        table = admission.table
+        is_free = not wanted.is_gated or (table.gate is None and table.drawable)
+        if not is_free and not (wanted.is_overtaken and self._replaces_batch(table, wanted)):
+            await admission.draw(call.caller, wanted.rows, wanted.wait_s)
+        return lease.admission
 
     async def _drawn(self, call: Call, admission: Admission, wanted: _Wanted, reply: Reply) -> bytes:
         """Draw admitted batches and build the reply; refuse if the table was dropped or reset meanwhile."""
@@ -241,7 +244,7 @@ class SamplingHandlers:
         """
         table = lease.unchanged
         # The batch that it replaces was counted already.
-        replaces = self._replaces_batch(table, wanted)
+        replaces = wanted.is_overtaken and self._replaces_batch(table, wanted)
         draw = _drawing(table, wanted)
         drawn: list[DrawnBatch] = []
 

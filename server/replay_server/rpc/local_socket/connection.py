@@ -167,7 +167,7 @@ class LocalConnection(asyncio.BufferedProtocol):
             return None
         if taken is None:
             return None
-        if self._long is not None:
+        if self._long is not None and self._long.held:
             self._long.complete()
         return taken[1]
 

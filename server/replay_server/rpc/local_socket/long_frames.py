@@ -51,19 +51,20 @@ class LongFrame:
         self._caller = caller
         self._go_on = go_on
         self._refuse = refuse
-        self._held = 0
+        self.held = 0
+        """Bytes of the frame that has begun; 0: none has."""
         self._kept = 0
         self._turn: asyncio.Task[None] | None = None
         self._deadline: asyncio.TimerHandle | None = None
 
     def may_begin(self, size: int) -> bool:
         """Whether a frame of this size may begin now. If not, ask again when ``go_on`` is called."""
-        if self._turn is None and not self._held:
+        if self._turn is None and not self.held:
             if self._budget.take_now(self._caller, size):
                 self._begin(size)
             else:
                 self._turn = asyncio.create_task(self._begin_in_turn(size))
-        return bool(self._held)
+        return bool(self.held)
 
     def may_grow(self) -> bool:
         """Whether the connection may have memory for frames of medium length, until it ends."""
@@ -74,9 +75,9 @@ class LongFrame:
 
     def complete(self) -> None:
         """Release the room of a frame that is complete, or that will not be received."""
-        if self._held:
-            self._budget.give_back(self._caller, self._held)
-            self._held = 0
+        if self.held:
+            self._budget.give_back(self._caller, self.held)
+            self.held = 0
         if self._deadline is not None:
             self._deadline.cancel()
 
@@ -90,7 +91,7 @@ class LongFrame:
             self._kept = 0
 
     def _begin(self, size: int) -> None:
-        self._held = size
+        self.held = size
         self._deadline = asyncio.get_running_loop().call_later(BODY_S, self._end)
 
     async def _begin_in_turn(self, size: int) -> None:
