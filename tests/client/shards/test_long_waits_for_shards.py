@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from replay_client import DeadlineExceededError, LimitedError, ReplayClient, ReplayError, Table
+from replay_client.sync.shards.writing.sharded_writer import ShardedWriter
 
 from tests.client.shards.conftest import COLUMNS
 from tests.support.deadlines import PATIENCE_S, wait_until
@@ -148,4 +149,31 @@ def test_a_writer_says_what_its_rows_wait_for(table_of: Callable[..., Table], sa
         assert refused.value.metadata["waited_for"] == "inserts"
         assert any(line.startswith("a writer of table 't' on 2 servers waits: ") for line in said())
         table.drop()
+        writer.abort()
+
+
+def test_a_new_stream_says_that_no_server_is_there(
+    servers: list[ServerProcess], table_of: Callable[..., Table], said: Callable[[], list[str]]
+) -> None:
+    table = table_of()
+    row = {"number": 0, "obs": np.zeros(3)}
+    with table.writer(streams=20, block_rows=1, reconnect_timeout_s=PATIENCE_S) as writer:
+        assert isinstance(writer, ShardedWriter)
+        for server in servers[:2]:
+            server.kill()
+        for stream in range(19):  # so that each server gets some
+            writer[stream].append(**row)
+        wait_until(lambda: writer.shards_away == [0, 1], "both servers are away")
+
+        def append() -> None:
+            with suppress(ReplayError):  # the servers return without the table
+                writer[19].append(**row)
+
+        waiting = threading.Thread(target=append)
+        waiting.start()
+        wanted = "a writer of table 't' waits: none of its servers can be reached"
+        wait_until(lambda: wanted in said(), "the wait is logged")
+        for server in servers[:2]:
+            server.restart()
+        waiting.join()
         writer.abort()
