@@ -29,7 +29,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 from replay_server import errors
 from replay_server.auth.caller import Caller
 from replay_server.errors import Lack, RequestError
-from replay_server.flow.background import begin
+from replay_server.flow.background import Job
 from replay_server.flow.budgets import Budget
 from replay_server.flow.waits import Wait
 from replay_server.table.table import NewRows, Table, WriterStamp
@@ -84,14 +84,14 @@ class _Draw(_Waiting):
 class _Insert(_Waiting):
     rows: NewRows
     stamp: WriterStamp | None
-    result: range | asyncio.Task[range] = range(0)
-    """Keys of the rows, or the task that stores them; set when the turn ends."""
+    result: range | Job[range] = range(0)
+    """Keys of the rows, or the job that stores them; set when the turn ends."""
 
 
 @dataclass(eq=False, kw_only=True)
 class _Reset(_Waiting):
     work: Work
-    result: asyncio.Task[int] | None = None
+    result: Job[int] | None = None
     """Set when the turn ends."""
 
 
@@ -106,7 +106,7 @@ class Admission:
         self._limits = limits
         self._draws: deque[_Draw] = deque()
         self._stores: deque[_Insert | _Reset] = deque()
-        self._running: asyncio.Task[Any] | None = None
+        self._running: Job[Any] | None = None
         """The large insert or reset in progress."""
 
     @property
@@ -196,7 +196,7 @@ class Admission:
                 keys = table.insert(rows, stamp)
                 self.changed()
                 return keys
-            return await asyncio.shield(self._run(self._insert_beside(rows, stamp)))
+            return await self._run(self._insert_beside(rows, stamp)).outcome()
         if wait_s == 0:
             raise errors.limited(table.name, self._insert_lacks(rows.count))
         return await self._insert_in_turn(caller, _Insert(rows=rows, stamp=stamp), wait_s)
@@ -222,7 +222,7 @@ class Admission:
         finally:
             self._leave_line(reset)
         assert reset.result is not None
-        return await asyncio.shield(reset.result)
+        return await reset.result.outcome()
 
     def changed(self) -> None:
         """Serve waiting calls. Call this after rows were inserted, removed, granted or given back."""
@@ -258,7 +258,7 @@ class Admission:
     async def idle(self) -> None:
         """Wait until no large insert or reset is in progress."""
         while self._running is not None:
-            await asyncio.wait([self._running])
+            await asyncio.wait([self._running.task])
 
     def _may_insert_at_once(self, rows: NewRows, stamp: WriterStamp | None) -> bool:
         gate = self.table.gate
@@ -284,7 +284,7 @@ class Admission:
             finally:
                 counts.waiting_inserts -= 1
                 self._leave_line(insert)
-        return insert.result if isinstance(insert.result, range) else await asyncio.shield(insert.result)
+        return insert.result if isinstance(insert.result, range) else await insert.result.outcome()
 
     def _leave_line(self, each: _Insert | _Reset) -> None:
         if each in self._stores:
@@ -420,16 +420,16 @@ class Admission:
         """Whether to insert these rows in a worker thread."""
         return rows.count * self.table.config.schema.row_bytes > self._limits.inline_bytes
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def _run(self, work: Coroutine[Any, Any, T]) -> Job[T]:
         """Start a large insert or a reset. It runs to its end even if nobody waits for it."""
 
         def ended(_: asyncio.Task[T]) -> None:
             self._running = None
             self.changed()
 
-        self._running = task = begin(work)
-        task.add_done_callback(ended)
-        return task
+        self._running = job = Job(work)
+        job.task.add_done_callback(ended)
+        return job
 
     async def _insert_beside(self, rows: NewRows, stamp: WriterStamp | None) -> range:
         """Insert rows like `Table.insert`, but in a worker thread.

@@ -8,7 +8,7 @@
 A round that fails is logged and counted, and the next one begins after a pause, which grows while rounds keep failing.
 Metrics and `/readyz` show this.
 
-`begin` begins work of a call that may be canceled before the work has ended.
+A `Job` is work of a call that may be canceled before the work has ended.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from replay_proto.errors import FieldError
 
@@ -48,20 +48,32 @@ class Loop:
         return self.in_a_row >= _KEEPS_FAILING
 
 
-def begin(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Begin work that runs to its end, even if the call that waits for it with `asyncio.shield` is canceled.
+class Job(Generic[T]):
+    """Work that runs to its end, even if the call that waits for it is canceled."""
 
-    Nobody may learn how the work ends, so an unexpected failure is logged here, too. A refusal concerns only the call.
-    """
-    task = asyncio.create_task(work)
-    task.add_done_callback(_log_failure)
-    return task
+    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
+        """Begin the work."""
+        self.task = asyncio.create_task(work)
+        """The work."""
+        self._is_awaited = False
+        self.task.add_done_callback(self._ended)
 
+    async def outcome(self) -> T:
+        """Wait for the work. If the call is canceled, an unexpected failure of the work is logged."""
+        self._is_awaited = True
+        try:
+            return await asyncio.shield(self.task)
+        except asyncio.CancelledError:
+            self._is_awaited = False
+            if self.task.done():
+                self._ended(self.task)
+            raise
 
-def _log_failure(task: asyncio.Task[Any]) -> None:
-    error = None if task.cancelled() else task.exception()
-    if error is not None and not isinstance(error, RequestError | FieldError):
-        log.error("work that was begun for a call has failed", exc_info=error)
+    def _ended(self, task: asyncio.Task[T]) -> None:
+        """Log a failure that no call learns of. A refusal concerns only the call."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self._is_awaited and not isinstance(error, RequestError | FieldError):
+            log.error("the work of a call that has ended failed", exc_info=error)
 
 
 class Background:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from replay_server.flow.background import begin
+from replay_server.flow.background import Job
 from replay_server.flow.budgets import Budget
 
 T = TypeVar("T")
@@ -96,9 +96,9 @@ class OneByOne:
             await self._lines.wait(caller, self._go_on)
         self._is_free = False
         self._idle.clear()
-        task = begin(work())
-        task.add_done_callback(self._go_on)
-        return await asyncio.shield(task)
+        job = Job(work())
+        job.task.add_done_callback(self._go_on)
+        return await job.outcome()
 
     async def ended(self) -> None:
         """Wait until no work is running or waiting."""

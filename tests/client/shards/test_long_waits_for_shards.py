@@ -156,7 +156,7 @@ def test_a_new_stream_says_that_no_server_is_there(
     servers: list[ServerProcess], table_of: Callable[..., Table], said: Callable[[], list[str]]
 ) -> None:
     table = table_of()
-    row = {"number": 0, "obs": np.zeros(3)}
+    row: dict[str, Any] = {"number": 0, "obs": np.zeros(3)}
     with table.writer(streams=20, block_rows=1, reconnect_timeout_s=PATIENCE_S) as writer:
         assert isinstance(writer, ShardedWriter)
         for server in servers[:2]:

@@ -92,10 +92,16 @@ def test_a_call_that_is_canceled_when_its_turn_has_come_passes_it_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "logged"), [(errors.table_not_found("t"), 0), (MemoryError(), 1)], ids=["refused", "failed"]
+    ("error", "is_left", "logged"),
+    [
+        (errors.table_not_found("t"), True, 0),
+        (MemoryError(), True, 1),
+        (OSError(), False, 0),
+    ],
+    ids=["refused", "failed", "awaited"],
 )
-def test_how_work_ends_that_nobody_waits_for_is_logged_unless_it_is_refused(
-    caplog: pytest.LogCaptureFixture, error: Exception, logged: int
+def test_a_failure_of_work_is_logged_if_no_call_learns_of_it(
+    caplog: pytest.LogCaptureFixture, error: Exception, is_left: bool, logged: int
 ) -> None:
     async def play() -> None:
         works, goes_on = one_by_one(), asyncio.Event()
@@ -107,10 +113,13 @@ def test_how_work_ends_that_nobody_waits_for_is_logged_unless_it_is_refused(
         call = asyncio.create_task(works.do("caller", work))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        call.cancel()
-        await asyncio.wait([call])
+        if is_left:
+            call.cancel()
+            await asyncio.wait([call])
         goes_on.set()
         await works.ended()
+        await asyncio.wait([call])
+        assert call.cancelled() or call.exception() is error
 
     asyncio.run(asyncio.wait_for(play(), 10))
     gc.collect()  # a task whose error nobody has seen says so when it is collected
