@@ -157,17 +157,17 @@ def test_a_new_stream_says_that_no_server_is_there(
 ) -> None:
     table = table_of()
     row: dict[str, Any] = {"number": 0, "obs": np.zeros(3)}
-    with table.writer(streams=20, block_rows=1, reconnect_timeout_s=PATIENCE_S) as writer:
+    with table.writer(streams=13, block_rows=1, reconnect_timeout_s=PATIENCE_S) as writer:
         assert isinstance(writer, ShardedWriter)
         for server in servers[:2]:
             server.kill()
-        for stream in range(19):  # so that each server gets some
+        for stream in range(12):  # so that each server gets some, and none so many that `append` waits
             writer[stream].append(**row)
         wait_until(lambda: writer.shards_away == [0, 1], "both servers are away")
 
         def append() -> None:
             with suppress(ReplayError):  # the servers return without the table
-                writer[19].append(**row)
+                writer[12].append(**row)
 
         waiting = threading.Thread(target=append)
         waiting.start()
