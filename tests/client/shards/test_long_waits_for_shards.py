@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 from replay_client import DeadlineExceededError, LimitedError, ReplayClient, ReplayError, Table
-from replay_client.sync.shards.writing.sharded_writer import ShardedWriter
 
 from tests.client.shards.conftest import COLUMNS
 from tests.support.deadlines import PATIENCE_S, wait_until
@@ -152,28 +151,25 @@ def test_a_writer_says_what_its_rows_wait_for(table_of: Callable[..., Table], sa
         writer.abort()
 
 
-def test_a_new_stream_says_that_no_server_is_there(
+def test_a_writer_says_that_no_server_is_there(
     servers: list[ServerProcess], table_of: Callable[..., Table], said: Callable[[], list[str]]
 ) -> None:
     table = table_of()
-    row: dict[str, Any] = {"number": 0, "obs": np.zeros(3)}
-    with table.writer(streams=13, block_rows=1, reconnect_timeout_s=PATIENCE_S) as writer:
-        assert isinstance(writer, ShardedWriter)
-        for server in servers[:2]:
-            server.kill()
-        for stream in range(12):  # so that each server gets some, and none so many that `append` waits
-            writer[stream].append(**row)
-        wait_until(lambda: writer.shards_away == [0, 1], "both servers are away")
+    with table.writer(streams=8, block_rows=1, reconnect_timeout_s=PATIENCE_S) as writer:
 
         def append() -> None:
             with suppress(ReplayError):  # the servers return without the table
-                writer[12].append(**row)
+                while True:
+                    for stream in range(8):
+                        writer[stream].append(number=0, obs=np.zeros(3))
 
-        waiting = threading.Thread(target=append)
-        waiting.start()
+        for server in servers[:2]:
+            server.kill()
+        appending = threading.Thread(target=append)
+        appending.start()
         wanted = "a writer of table 't' waits: none of its servers can be reached"
         wait_until(lambda: wanted in said(), "the wait is logged")
         for server in servers[:2]:
             server.restart()
-        waiting.join()
+        appending.join()
         writer.abort()
