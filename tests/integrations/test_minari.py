@@ -133,6 +133,40 @@ def test_a_table_becomes_a_dataset_and_the_dataset_the_same_table(client: Replay
             np.testing.assert_array_equal(copies[number][name], kept, err_msg=name, strict=True)
 
 
+def test_a_dataset_that_was_imported_is_exported_again_as_it_was(client: ReplayClient) -> None:
+    table = new_table(client, NESTED | DERIVED)
+    numbers = count()
+    with table.writer(streams=2) as writer:
+        for index, length in enumerate([5, 1, 7, 3]):
+            rows = [nested_row(next(numbers)) for _ in range(length + 1)]
+            rows[length // 2]["obs"]["state"]["speed"] = np.float32(np.nan)
+            for row in rows[:-1]:
+                writer[index % 2].append(row)
+            writer[index % 2].end_episode(rows[-1], terminated=index % 3 == 0)
+    export_dataset(table, ID)
+    first = minari.load_dataset(ID)
+    copy = new_table(client, NESTED | DERIVED, capacity=rows_in_dataset(first))
+    import_dataset(copy, first)
+    export_dataset(copy, "tests/again-v0")
+    again = minari.load_dataset("tests/again-v0")
+    assert (again.total_episodes, again.total_steps) == (4, 16)
+    assert (again.observation_space, again.action_space) == (first.observation_space, first.action_space)
+    for one, other in zip(in_order(first), in_order(again), strict=True):
+        assert one.keys() == other.keys()
+        for name, values in one.items():
+            np.testing.assert_array_equal(other[name], values, err_msg=name, strict=True)
+
+
+def in_order(dataset: Any) -> list[dict[str, Any]]:
+    """Every array of each episode by name, as Minari reads it, in the order of the actions."""
+    episodes = []
+    for episode in dataset.iterate_episodes():
+        arrays = {name: getattr(episode, name) for name in ("actions", "rewards", "terminations", "truncations")}
+        seen, state = episode.observations, episode.observations["state"]
+        episodes.append(arrays | {"camera": seen["camera"], "speed": state["speed"], "flags": state["flags"]})
+    return sorted(episodes, key=lambda arrays: int(arrays["actions"][0]))
+
+
 def test_a_dataset_has_the_values_of_each_episode(client: ReplayClient) -> None:
     table = new_table(client, NESTED | DERIVED)
     write_nested(table, [3, 2])
