@@ -34,6 +34,15 @@ def forked_children(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def client(server: ServerProcess) -> Iterator[ReplayClient]:
+    """A client, whose tables are dropped at the end."""
+    with ReplayClient(server.address) as made:
+        yield made
+        for table in made:
+            made.drop_table(table)
+
+
+@pytest.fixture
 def settings_of(tmp_path: Path) -> Callable[..., TrainSettings]:
     """Creates settings of a short run, with some overridden."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -35,14 +35,6 @@ from tests.support.server_process import ServerProcess
 pytestmark = pytest.mark.filterwarnings("ignore:.*share an object:UserWarning")
 
 EPSILONS = (0.5, 0.25, 0.125)
-
-
-@pytest.fixture
-def client(server: ServerProcess) -> Iterator[ReplayClient]:
-    with ReplayClient(server.address) as made:
-        yield made
-        for table in made:
-            made.drop_table(table)
 
 
 def test_epsilons_are_those_of_the_paper() -> None:

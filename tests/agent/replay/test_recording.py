@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -25,14 +23,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*share an object:UserWarning")
 
 STEPS, GAMMA = 200, 0.9
 COLUMNS = ("obs", "action", "reward", "discount", "next_obs")
-
-
-@pytest.fixture
-def client(server: ServerProcess) -> Iterator[ReplayClient]:
-    with ReplayClient(server.address) as client:
-        yield client
-        for name in client:
-            client.drop_table(name)
 
 
 def steps_of(env: EnvironmentInfo) -> list[Step]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -22,14 +22,6 @@ from tests.support.server_process import ServerProcess
 pytestmark = pytest.mark.filterwarnings("ignore:.*share an object:UserWarning")
 
 RICH = {"env": RICH_ID, "table": "rich", "n_step": 1, "learning_starts": 100, "steps": 110}
-
-
-@pytest.fixture
-def client(server: ServerProcess) -> Iterator[ReplayClient]:
-    with ReplayClient(server.address) as made:
-        yield made
-        for table in made:
-            made.drop_table(table)
 
 
 def largest_reward(table: Table) -> float:
