@@ -152,7 +152,7 @@ def fullest_over_mean() -> float:
                 writer.end_episode()
         for writer in writers:
             writer.close()
-        sizes = [shard.size for shard in table.shards.values()]
+        sizes = [shard.size() for shard in table.shards.values()]
     return float(max(sizes) / np.mean(sizes))
 
 

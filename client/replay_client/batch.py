@@ -31,8 +31,8 @@ class Drawn(Columns[T_co]):
     """float32[batch]: (drawable * probability) ** -beta, normalized by `weight_norm` (Schaul et al. 2016, 3.4)."""
     beta: float
     """Exponent of the weights."""
-    size: int
-    """Live rows in the table."""
+    table_size: int
+    """Live rows in the table; `batch_size` counts the rows of the batch."""
     drawable: int
     """Rows that could be drawn: in a table of steps, those with a complete window; otherwise all live rows."""
     total_mass: float
@@ -53,11 +53,12 @@ class Batch(Drawn[NDArray[Any]]):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MixedBatch(Batch, MixedRows[NDArray[Any]]):
-    """A batch of several tables; see `ReplayClient.sampler`.
+    """A batch of several tables; see `ReplayClient.mixed_sampler`.
 
     `probabilities` are those within each row's own table. The weight of a row is ``(drawable * probability) ** -beta``,
     with the values of its own table, divided by the largest weight. Weights correct for priorities, but not for the
-    number of rows drawn from each table. `size`, `drawable`, `total_mass` and `inserted` are sums over the tables.
+    number of rows drawn from each table. `table_size`, `drawable`, `total_mass` and `inserted` are sums over all
+    tables.
     """
 
     tables: NDArray[np.int64]

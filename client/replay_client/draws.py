@@ -19,6 +19,9 @@ WeightNorm = Literal["batch", "table"]
 DrawMode = Literal["stratified", "independent"]
 """One draw from each of `batch_size` equal segments of the mass (Schaul et al. 2016, 3.3), or independent draws."""
 
+DEFAULT_BETA: Final = 0.4
+"""Initial exponent of the weights for proportional priorities (Schaul et al. 2016, section 4)."""
+
 Prefetch = int | Literal["auto"]
 """Batches that a sampler keeps in flight. "auto": the fewest, from 2 to 16, with which the learner does not wait."""
 
@@ -32,8 +35,6 @@ _DRAW_MODES: Final[Mapping[str, replay_pb2.DrawMode.ValueType]] = {
 }
 
 _LARGEST: Final = 2**63 - 1
-_UNWEIGHTED: Final = ("uniform", "fifo")
-"""Backends with equal probabilities, so all weights are 1."""
 
 
 def draw_of(
@@ -59,21 +60,6 @@ def draw_of(
         wait_s=wait_s,
         columns=columns,
     )
-
-
-def beta_for(backend: str, beta: float | None) -> float:
-    """Return the exponent of the weights.
-
-    It is ``beta`` unless that is None. It may be None if the backend's weights are always 1; the exponent is then 0.
-
-    Raises:
-        InvalidArgumentError: ``beta`` is required but missing.
-    """
-    if beta is not None:
-        return beta
-    if backend in _UNWEIGHTED:
-        return 0.0
-    raise InvalidArgumentError.of_field("beta", f"a number of at least 0, required for {backend!r}", "none")
 
 
 def checked_count(field: str, number: int, *, least: int = 1, most: int = _LARGEST, example: str = "") -> int:

@@ -11,7 +11,7 @@ leaves (a slice, a permutation, stacking batches) also applies to the keys. Keys
 integers to 32 bits by default. So the leaf of the keys stores each key as two halves, ``uint32[n, 2]``. In a batch of
 JAX arrays, `row_keys` is a `Wide`, which `update_priorities` and `numpy.asarray` convert back.
 
-Values of the whole batch (`beta`, `size`, `inserted`, ...) are not leaves. Inside traced functions, and in their
+Values of the whole batch (`beta`, `table_size`, `inserted`, ...) are not leaves. Inside traced functions, and in their
 results, they are None. A `MixedBatch` loses its `parts`.
 """
 
@@ -78,13 +78,13 @@ _KINDS: Final = (
         Batch,
         plain=("probabilities", "weights"),
         wide={"row_keys": "<i8"},
-        facts=("beta", "size", "drawable", "total_mass", "smallest_probability", "inserted"),
+        facts=("beta", "table_size", "drawable", "total_mass", "smallest_probability", "inserted"),
     ),
     _Kind(
         MixedBatch,
         plain=("probabilities", "weights", "tables"),
         wide={"row_keys": "<i8"},
-        facts=("beta", "size", "drawable", "total_mass", "smallest_probability", "inserted"),
+        facts=("beta", "table_size", "drawable", "total_mass", "smallest_probability", "inserted"),
     ),
     _Kind(
         Rows,

@@ -38,7 +38,7 @@ from replay_client._learning.prefetch import FEWEST, MOST
 from replay_client._rows.checks import checked_array, checked_flags, described
 from replay_client._rows.same_values import are_same, same_rows
 from replay_client.batch import Batch
-from replay_client.draws import checked_beta, checked_count
+from replay_client.draws import DEFAULT_BETA, checked_beta, checked_count
 from replay_client.errors import InvalidArgumentError, ReplayError, TableEmptyError
 from replay_client.security import Tls, token_from_environment
 from replay_client.sync.client import ReplayClient
@@ -91,7 +91,7 @@ class ServiceReplayBuffer(ReplayBuffer):
         table: str,
         n_steps: int = 1,
         gamma: float | None = None,
-        beta: float = 0.4,
+        beta: float = DEFAULT_BETA,
         prefetch: int | None = None,
         seed: int | None = None,
         backend: str = "sum_tree",
@@ -201,7 +201,7 @@ class ServiceReplayBuffer(ReplayBuffer):
 
     def size(self) -> int:
         """Number of live rows per environment, including the closing rows of episodes."""
-        return self.table.size // self.n_envs
+        return len(self.table) // self.n_envs
 
     def add(
         self,
@@ -343,7 +343,7 @@ class ServiceReplayBuffer(ReplayBuffer):
         if batch_size != self._batch_size:
             self._close_sampler()
         if self._sampler is None:
-            self._sampler = self.table.sampler(batch_size, beta=self._beta, prefetch=self._prefetch)
+            self._sampler = self.table.sampler(batch_size, beta=self._beta, prefetch=self._prefetch, timeout_s=0.0)
             self._batch_size = batch_size
         if self._sampler.beta != self._beta:
             self._sampler.beta = self._beta
@@ -442,7 +442,7 @@ class PrioritizedReplay(OffPolicyAlgorithm):
 
     max_grad_norm: Any  # a number; QR-DQN also allows None
 
-    def __init__(self, *args: Any, beta_initial: float = 0.4, beta_final: float = 1.0, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, beta_initial: float = DEFAULT_BETA, beta_final: float = 1.0, **kwargs: Any) -> None:
         """Create the algorithm. Its ``n_steps``, ``gamma`` and ``seed`` are also those of the table.
 
         Args:

@@ -27,6 +27,7 @@ Use a `TableDataset` with frameworks that require a dataset. In your own trainin
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -34,7 +35,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from replay_client._learning.tensors import Device, MixedTensorBatch, TensorBatch, to_torch
-from replay_client.draws import DrawMode, Prefetch, WeightNorm, beta_for, checked_beta
+from replay_client.draws import DEFAULT_BETA, DrawMode, Prefetch, WeightNorm, checked_beta
 from replay_client.sync.table import Table
 from replay_client.sync.tensors import MixedTensorSampler, TensorSampler
 
@@ -62,11 +63,11 @@ class TableDataset(IterableDataset[TensorBatch]):
         table: Table,
         batch_size: int,
         *,
-        beta: float | None = None,
+        beta: float = DEFAULT_BETA,
         weight_norm: WeightNorm = "batch",
         draw_mode: DrawMode = "stratified",
         prefetch: Prefetch = "auto",
-        timeout_s: float | None = 0.0,
+        timeout_s: float | None = math.inf,
         reconnect_timeout_s: float | None = 60.0,
         columns: Collection[str] | None = None,
         device: Device | None = None,
@@ -87,7 +88,7 @@ class TableDataset(IterableDataset[TensorBatch]):
                 batches on the CPU; use `to_torch` to copy them to a device.
 
         Raises:
-            InvalidArgumentError: for a missing or invalid `beta`. Other arguments are checked when iteration begins.
+            InvalidArgumentError: for an invalid `beta`. Other arguments are checked when iteration begins.
         """
         super().__init__()
         self._table = table
@@ -102,7 +103,7 @@ class TableDataset(IterableDataset[TensorBatch]):
         }
         self._device = device
         # Workers see changes, because they share the memory.
-        self._beta = torch.tensor(beta_for(table.backend, beta), dtype=torch.float64)
+        self._beta = torch.tensor(checked_beta(beta), dtype=torch.float64)
         self._beta.share_memory_()  # type: ignore[no-untyped-call]
 
     @property

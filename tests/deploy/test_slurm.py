@@ -97,7 +97,7 @@ def test_a_job_starts_servers_with_a_list_and_a_token_and_leaves_none_behind(job
     assert job.flags()[-2:] == ["--env", "CartPole-v1"]
     assert (job.run / "token").stat().st_mode & 0o077 == 0
     with ReplayClient(job.servers()[0], token=(job.run / "token").read_text().strip()) as client:
-        shards = client.shards()
+        shards = client.shards.map()
     assert shards is not None
     assert [shard.address for shard in shards.in_use] == job.servers()
     started.send_signal(signal.SIGTERM)

@@ -402,7 +402,7 @@ def test_a_saved_buffer_goes_on_with_the_same_rows(
     keys = np.unique(buffer.sample(2000).row_keys)
     assert len(keys) == stats.steps.drawable == 60
     other.learn(30)
-    assert client[name].size >= 90
+    assert client[name].size() >= 90
     client.drop_table(name)
     client.create_table(name, columns={"obs": buffer.table.schema["obs"]}, capacity=10)
     with pytest.raises(TableReplacedError):

@@ -78,11 +78,11 @@ class ReplayMap:
         if not ready:
             return
         client = self._client_of(sorted({str(report.address) for report in ready.values()}))
-        shards = client.shards()
+        shards = client.shards.map()
         if shards is None:
             if len(ready) < self._service.shards:
                 return  # The first map must have all shards.
-            shards = client.set_shards(client.address.split(","))
+            shards = client.shards.set(client.address.split(","))
         for change in changes(shards, [self._seen(*each) for each in ready.items()], self._expired(shards, ready)):
             shards = self._apply(change, shards, client)
         self._map = shards
@@ -122,7 +122,7 @@ class ReplayMap:
 
     def _knows_no_map(self, address: str) -> bool:
         with ReplayClient(address, token=self._token, tls=self._tls, timeout_s=ASK_S) as client:
-            return client.shards() is None
+            return client.shards.map() is None
 
     def _expired(self, shards: ShardMap, ready: dict[int, KeeperReport]) -> Collection[int]:
         """Return the ids of shards that have been without a ready server for ``lost_after_s``."""
@@ -140,9 +140,9 @@ class ReplayMap:
             case Renew(number):
                 self._keepers[number].renew.remote()
             case Lose(shard_id):
-                return client.mark_shard(shard_id, state="lost")
+                return client.shards.mark(shard_id, state="lost")
             case Move(shard_id, address):
-                return client.move_shard(shard_id, address=address)
+                return client.shards.move(shard_id, address=address)
             case Add(address):
-                return client.set_shards([*(shard.address for shard in shards.in_use), address])
+                return client.shards.set([*(shard.address for shard in shards.in_use), address])
         return shards

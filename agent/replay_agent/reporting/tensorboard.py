@@ -45,7 +45,7 @@ class MetricsLog:
         }
         if batch is not None and self._writer is not None:
             values |= {
-                "replay/size": float(batch.size),
+                "replay/size": float(batch.table_size),
                 "replay/total_mass": batch.total_mass,
                 "replay/mean_weight": float(batch.weights.mean()),
             }

@@ -97,7 +97,7 @@ class BatchReader:
             probabilities=self._array(message.probabilities, "<f8"),
             weights=self._array(message.weights, "<f4"),
             beta=message.beta,
-            size=message.size,
+            table_size=message.size,
             drawable=message.drawable,
             total_mass=message.total_mass,
             smallest_probability=message.smallest_probability,

@@ -85,7 +85,7 @@ class SamplerHandle:
         """Number of stale keys so far, according to the server's replies."""
         return self._learning.stale
 
-    def keys_of(self, batch_or_keys: BatchOrKeys) -> NDArray[np.int64]:
+    def _keys_of(self, batch_or_keys: BatchOrKeys) -> NDArray[np.int64]:
         """Check and copy the keys of a batch, int64[n].
 
         Raises:

@@ -46,7 +46,7 @@ class MixedHandle(Generic[S]):
         weight_norm: WeightNorm,
         queues: Collection[str],
     ) -> None:
-        """Created by `ReplayClient.sampler`; takes ownership of the samplers, which share ``buffers``.
+        """Created by `ReplayClient.mixed_sampler`; takes ownership of the samplers, which share ``buffers``.
 
         ``queues`` are the names of tables whose rows have no probabilities.
         """
@@ -108,7 +108,7 @@ class MixedHandle(Generic[S]):
     def __reduce__(self) -> NoReturn:
         raise TypeError("a sampler cannot be pickled or copied; send the client and create a sampler there")
 
-    def keys_of(self, batch: Columns[Any] | MixedKeys) -> MixedKeys:
+    def _keys_of(self, batch: Columns[Any] | MixedKeys) -> MixedKeys:
         """Check and copy the keys of a batch.
 
         Raises:
@@ -143,7 +143,7 @@ class MixedHandle(Generic[S]):
         Raises:
             InvalidArgumentError: the batch or the priorities are invalid.
         """
-        rows = self.keys_of(batch)
+        rows = self._keys_of(batch)
         values = checked_priorities(priorities, len(rows))
         for number, sampler in enumerate(self.samplers.values()):
             mine = rows.tables == number
@@ -173,7 +173,7 @@ class MixedHandle(Generic[S]):
             probabilities=probabilities,
             weights=weights,
             beta=drawn[0].beta,
-            size=sum(batch.size for batch in drawn),
+            table_size=sum(batch.table_size for batch in drawn),
             drawable=sum(batch.drawable for batch in drawn),
             total_mass=sum(batch.total_mass for batch in drawn),
             smallest_probability=min(batch.smallest_probability for batch in drawn),

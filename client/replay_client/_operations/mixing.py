@@ -34,7 +34,7 @@ class Mixture:
     def __init__(
         self, tables: Mapping[str, TableHandle], sizes: Mapping[str, int], columns: Collection[str] | None
     ) -> None:
-        """Plan batches of ``sizes[name]`` rows from each table; see `ReplayClient.sampler`.
+        """Plan batches of ``sizes[name]`` rows from each table; see `ReplayClient.mixed_sampler`.
 
         Raises:
             InvalidArgumentError: a name is unknown, or a column is not the same in all tables.

@@ -40,9 +40,9 @@ def table_config(
     min_size: float | None,
     samples_per_insert: float | None,
     error_buffer: float | tuple[float, float] | None,
-    parameters: Mapping[str, float | None],
+    **parameters: float | None,
 ) -> replay_pb2.TableConfig:
-    """Check and build the config of a new table.
+    """Check and build the config of a new table; ``parameters`` are those of the backend, None is the default.
 
     Raises:
         InvalidArgumentError: the config is invalid.

@@ -25,7 +25,7 @@ from replay_client._transport.insert_ids import InsertId
 from replay_client._transport.time_limits import time_limit
 from replay_client._writing.inserts import Inserts
 from replay_client.batch import Batch, Rows, UpdateResult
-from replay_client.draws import DrawMode, WeightNorm, beta_for, draw_of
+from replay_client.draws import DrawMode, WeightNorm, draw_of
 from replay_client.errors import InvalidArgumentError, ReplayError, TableReplacedError
 from replay_client.results.description import TableDescription
 
@@ -115,7 +115,7 @@ class TableOperations:
     def draw(
         self,
         batch_size: int,
-        beta: float | None,
+        beta: float,
         weight_norm: WeightNorm,
         draw_mode: DrawMode,
         timeout_s: float | None,
@@ -123,7 +123,7 @@ class TableOperations:
     ) -> replay_pb2.Draw:
         """Check and build the message for a draw with the reader's columns."""
         wait_s = time_limit("timeout_s", timeout_s, self._timeout_s)
-        return draw_of(batch_size, beta_for(self._table.backend, beta), weight_norm, draw_mode, wait_s, reader.names)
+        return draw_of(batch_size, beta, weight_norm, draw_mode, wait_s, reader.names)
 
     def sample(self, draw: replay_pb2.Draw, reader: BatchReader) -> Operation[Batch]:
         """Draw a batch."""

@@ -64,7 +64,7 @@ class Bundle:
             probabilities=self._probabilities[number],
             weights=self._weights[number],
             beta=self._beta,
-            size=self._size,
+            table_size=self._size,
             drawable=self._drawable,
             total_mass=self._total_mass,
             smallest_probability=self._least,

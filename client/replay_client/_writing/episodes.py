@@ -111,6 +111,7 @@ class Episodes:
         """
         terminated = bool(checked_flags("terminated", is_terminated))
         if self._steps is None:
+            check_not_terminated(terminated)
             if values or priorities is not None:
                 expected = "no values and no priorities, because a table without steps stores no closing rows"
                 raise InvalidArgumentError.of_field("columns", expected, ", ".join(values) or "priorities")
@@ -166,3 +167,14 @@ def _needed_at_end(steps: Steps) -> frozenset[str]:
     masks = steps.schema.masks
     taken = {column.of for column in steps.derived.values() if isinstance(column, Stack) and column.ahead}
     return frozenset(taken.difference(masks, masks.values()))
+
+
+def check_not_terminated(terminated: bool) -> None:
+    """Check an end of an episode in a table without steps.
+
+    Raises:
+        InvalidArgumentError: ``terminated`` is True, but nothing would remember it.
+    """
+    if terminated:
+        expected = "False, because a table without steps does not store how episodes end; use a column"
+        raise InvalidArgumentError.of_field("terminated", expected, "True")

@@ -81,7 +81,7 @@ class WriterStream:
         """End the current episode; later rows belong to the next one.
 
         In a table of steps, this appends the row that closes the episode, with the final observation; if the episode
-        has no steps, it appends nothing. In other tables, give no values.
+        has no steps, it appends nothing. In other tables, give no values, and store `terminated` in a column.
 
         Args:
             row: final values by column, as an alternative to keyword arguments.

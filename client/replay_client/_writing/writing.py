@@ -23,7 +23,7 @@ from replay_client._rows.block import RowBlock
 from replay_client._rows.checks import checked_array, checked_flags, checked_rows, described
 from replay_client._transport.pending import PendingRequests
 from replay_client._transport.time_limits import time_limit
-from replay_client._writing.episodes import Episodes
+from replay_client._writing.episodes import Episodes, check_not_terminated
 from replay_client._writing.outbox import Outbox, SentBlock
 from replay_client._writing.streams import Streams
 from replay_client.draws import checked_count
@@ -161,6 +161,8 @@ class Writing:
         """Check the arguments of `Writer.end_episodes`. Return an iterator with one element per episode to end."""
         which = self._flags("done", done).nonzero()[0]
         is_terminated = self._flags("terminated", np.zeros(len(self), bool) if terminated is None else terminated)
+        if self._table.steps is None:
+            check_not_terminated(bool(is_terminated.any()))
         checked = self._checked(columns, is_partial=True) if columns else {}
         final = {name: np.asarray(values, self._table.schema[name].dtype) for name, values in checked.items()}
         return (

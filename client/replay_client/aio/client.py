@@ -9,6 +9,7 @@ async with aio.ReplayClient("localhost:50051") as client:
 from __future__ import annotations
 
 import copy
+import math
 import os
 from collections.abc import AsyncIterator, Awaitable, Collection, Iterable, Mapping
 from functools import partial
@@ -27,7 +28,7 @@ from replay_client._transport.connection import LinkOptions
 from replay_client.aio._link import LoopLink
 from replay_client.aio.mixed_sampler import MixedSampler
 from replay_client.aio.table import Table
-from replay_client.draws import DrawMode, Prefetch, WeightNorm
+from replay_client.draws import DEFAULT_BETA, DrawMode, Prefetch, WeightNorm
 from replay_client.errors import InvalidArgumentError, ShardsChangedError
 from replay_client.results.checkpoints import Checkpoint
 from replay_client.results.description import TableDescription
@@ -92,7 +93,10 @@ class ReplayClient:
         min_size: float | None = None,
         samples_per_insert: float | None = None,
         error_buffer: float | tuple[float, float] | None = None,
-        **parameters: float | None,
+        alpha: float | None = None,
+        epsilon: float | None = None,
+        max_priority: float | None = None,
+        max_times_sampled: float | None = None,
     ) -> Table:
         """Create a table, or open an existing one; see `replay_client.ReplayClient.create_table`."""
         config = operations.table_config(
@@ -105,7 +109,10 @@ class ReplayClient:
             min_size=min_size,
             samples_per_insert=samples_per_insert,
             error_buffer=error_buffer,
-            parameters=parameters,
+            alpha=alpha,
+            epsilon=epsilon,
+            max_priority=max_priority,
+            max_times_sampled=max_times_sampled,
         )
         try:
             description, created = await self._run(operations.create_table(config, if_exists))
@@ -144,11 +151,11 @@ class ReplayClient:
         return Table(self._link, loaded, created=True)
 
     @overload
-    async def sampler(
+    async def mixed_sampler(
         self,
         batch_sizes: Mapping[str, int],
         *,
-        beta: float | None = ...,
+        beta: float = ...,
         weight_norm: WeightNorm = ...,
         draw_mode: DrawMode = ...,
         prefetch: Prefetch = ...,
@@ -159,11 +166,11 @@ class ReplayClient:
     ) -> MixedSampler: ...
 
     @overload
-    async def sampler(
+    async def mixed_sampler(
         self,
         batch_sizes: Mapping[str, int],
         *,
-        beta: float | None = ...,
+        beta: float = ...,
         weight_norm: WeightNorm = ...,
         draw_mode: DrawMode = ...,
         prefetch: Prefetch = ...,
@@ -173,26 +180,26 @@ class ReplayClient:
         device: Device,
     ) -> MixedTensorSampler: ...
 
-    async def sampler(
+    async def mixed_sampler(
         self,
         batch_sizes: Mapping[str, int],
         *,
-        beta: float | None = None,
+        beta: float = DEFAULT_BETA,
         weight_norm: WeightNorm = "batch",
         draw_mode: DrawMode = "stratified",
         prefetch: Prefetch = "auto",
-        timeout_s: float | None = 0.0,
+        timeout_s: float | None = math.inf,
         reconnect_timeout_s: float | None = 60.0,
         columns: Collection[str] | None = None,
         device: Device | None = None,
     ) -> MixedSampler | MixedTensorSampler:
-        """Open tables and create a sampler of them; see `replay_client.ReplayClient.sampler`."""
+        """Open tables and create a sampler of them; see `replay_client.ReplayClient.mixed_sampler`."""
         check_device(device)
         sizes = checked_sizes(batch_sizes)
         tables = {name: await self.table(name) for name in sizes}
         mixture = Mixture(tables, sizes, columns)
         parts = {
-            name: table.part_sampler(
+            name: table._part_sampler(
                 mixture.names,
                 blank=mixture.blank(name),
                 batch_size=sizes[name],

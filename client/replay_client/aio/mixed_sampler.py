@@ -1,6 +1,6 @@
 """Samplers of several tables; see `replay_client.sync.mixed_sampler`.
 
-async with await client.sampler({"online": 128, "demo": 128}, beta=0.4) as sampler:
+async with await client.mixed_sampler({"online": 128, "demo": 128}, beta=0.4) as sampler:
     async for batch in sampler:
         await sampler.update_priorities(batch, await learn(batch))
 """

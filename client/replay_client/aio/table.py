@@ -8,6 +8,7 @@ result = await table.update_priorities(batch, td_errors)
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
@@ -29,7 +30,7 @@ from replay_client.aio.row_reader import RowReader
 from replay_client.aio.sampler import Sampler
 from replay_client.aio.writer import Writer
 from replay_client.batch import Batch, Rows, UpdateResult
-from replay_client.draws import DrawMode, Prefetch, WeightNorm
+from replay_client.draws import DEFAULT_BETA, DrawMode, Prefetch, WeightNorm
 from replay_client.results.description import TableDescription
 from replay_client.results.inspection import Inspection
 from replay_client.results.stats import TableStats
@@ -76,7 +77,7 @@ class Table(TableHandle):
         self,
         batch_size: int,
         *,
-        beta: float | None = None,
+        beta: float = DEFAULT_BETA,
         weight_norm: WeightNorm = "batch",
         draw_mode: DrawMode = "stratified",
         timeout_s: float | None = 0.0,
@@ -169,7 +170,7 @@ class Table(TableHandle):
         self,
         batch_size: int,
         *,
-        beta: float | None = ...,
+        beta: float = ...,
         weight_norm: WeightNorm = ...,
         draw_mode: DrawMode = ...,
         prefetch: Prefetch = ...,
@@ -184,7 +185,7 @@ class Table(TableHandle):
         self,
         batch_size: int,
         *,
-        beta: float | None = ...,
+        beta: float = ...,
         weight_norm: WeightNorm = ...,
         draw_mode: DrawMode = ...,
         prefetch: Prefetch = ...,
@@ -198,18 +199,18 @@ class Table(TableHandle):
         self,
         batch_size: int,
         *,
-        beta: float | None = None,
+        beta: float = DEFAULT_BETA,
         weight_norm: WeightNorm = "batch",
         draw_mode: DrawMode = "stratified",
         prefetch: Prefetch = "auto",
-        timeout_s: float | None = 0.0,
+        timeout_s: float | None = math.inf,
         reconnect_timeout_s: float | None = 60.0,
         columns: Collection[str] | None = None,
         device: Device | None = None,
     ) -> Sampler | TensorSampler:
         """Create a sampler for learners; see `replay_client.Table.sampler`."""
         check_device(device)
-        sampler = self.part_sampler(
+        sampler = self._part_sampler(
             self._operations.chosen(columns),
             blank=None,
             prefetch=prefetch,
@@ -226,7 +227,7 @@ class Table(TableHandle):
 
         return TensorSampler(sampler, device)
 
-    def part_sampler(
+    def _part_sampler(
         self,
         names: tuple[str, ...] | None,
         *,
@@ -235,7 +236,7 @@ class Table(TableHandle):
         reconnect_timeout_s: float | None,
         **draw: Any,
     ) -> Sampler:
-        """Create a sampler, alone or for this table's part of mixed batches; see `replay_client.Table.part_sampler`."""
+        """Create a sampler, for use alone or in mixed batches; see `replay_client.Table._part_sampler`."""
         operations = self._operations
         replacing = operations.batch_reader(names)
         reader = replacing if blank is None else operations.batch_reader(names, blank)

@@ -100,7 +100,7 @@ class TensorSampler:
     async def update_priorities(self, batch_or_keys: BatchOrKeys | MixedKeys, priorities: ArrayLike) -> None:
         """Update priorities; see `replay_client.torch.TensorSampler.update_priorities`."""
         self._ahead.check()
-        keys = self._sampler.keys_of(batch_or_keys)  # type: ignore[arg-type]  # it refuses keys of the other kind
+        keys = self._sampler._keys_of(batch_or_keys)  # type: ignore[arg-type]  # it refuses keys of the other kind
         self._ahead.updates.append((keys, self._copies.taken(priorities, len(keys))))
 
     async def flush(self, *, timeout_s: float | None = None) -> None:

@@ -33,6 +33,7 @@ from replay_client.cli.plain import plain_description, plain_inspection, plain_s
 from replay_client.cli.units import printable_text
 from replay_client.cli.watch import Watched, looks
 from replay_client.cli.watch import watch as watch_it
+from replay_client.draws import DEFAULT_BETA
 from replay_client.errors import ReplayError, TableNotFoundError
 from replay_client.results.stats import Stats
 from replay_client.sync.client import ReplayClient
@@ -74,8 +75,6 @@ Png = Annotated[Path | None, Parameter(help="Also draw a picture into this file.
 
 LARGEST = 10
 """Rows with the largest priorities that are read by default."""
-DEFAULT_BETA = 0.4
-"""Initial beta of the paper's proportional variant (Schaul et al. 2016, section 4)."""
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

@@ -28,28 +28,28 @@ ShardId = Annotated[int, Parameter(help="Id of the shard; see `replay shards sho
 def show_all(*, server: Server = DEFAULT_SERVER, as_json: Json = False) -> None:
     """List the servers and the state of their shards."""
     with client_of(server) as client:
-        _show(client.shards(), server, as_json)
+        _show(client.shards.map(), server, as_json)
 
 
 @app.command(name="set")
 def set_addresses(addresses: Addresses, /, *, as_json: Json = False) -> None:
     """Distribute tables over these servers. Servers in use keep their ids; others get new ids."""
     with client_of(addresses) as client:
-        _show(client.set_shards([each.strip() for each in addresses.split(",")]), addresses, as_json)
+        _show(client.shards.set([each.strip() for each in addresses.split(",")]), addresses, as_json)
 
 
 @app.command
 def drain(shard: ShardId, /, *, server: Server = DEFAULT_SERVER, as_json: Json = False) -> None:
     """Give a server no new rows; its rows are still drawn."""
     with client_of(server) as client:
-        _show(client.mark_shard(shard, state="draining"), server, as_json)
+        _show(client.shards.mark(shard, state="draining"), server, as_json)
 
 
 @app.command
 def lost(shard: ShardId, /, *, server: Server = DEFAULT_SERVER, as_json: Json = False) -> None:
     """Give up a server that will not come back, and its rows."""
     with client_of(server) as client:
-        _show(client.mark_shard(shard, state="lost"), server, as_json)
+        _show(client.shards.mark(shard, state="lost"), server, as_json)
 
 
 @app.command
@@ -71,9 +71,9 @@ def _retired(client: ReplayClient, shard: int, *, is_patient: bool, is_forced: b
     said = ""
     while not is_forced:
         try:
-            return client.retire_shard(shard)
+            return client.shards.retire(shard)
         except InvalidArgumentError as error:
-            shards = client.shards()
+            shards = client.shards.map()
             is_draining = shards is not None and any(
                 each.id == shard and each.state == "draining" for each in shards.in_use
             )
@@ -83,7 +83,7 @@ def _retired(client: ReplayClient, shard: int, *, is_patient: bool, is_forced: b
                 print(error.message, file=sys.stderr)
             said = error.message
         time.sleep(_LOOK_S)
-    return client.mark_shard(shard, state="retired")
+    return client.shards.mark(shard, state="retired")
 
 
 @app.command
@@ -97,7 +97,7 @@ def move(
 ) -> None:
     """Tell clients where a server now runs, with the same tables."""
     with client_of(server) as client:
-        _show(client.move_shard(shard, address=address), server, as_json)
+        _show(client.shards.move(shard, address=address), server, as_json)
 
 
 def _show(shards: ShardMap | None, server: str, as_json: bool) -> None:

@@ -16,8 +16,9 @@ Any call to the server may raise `ReplayError`; methods list only more specific 
 from __future__ import annotations
 
 import copy
+import math
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from replay_proto.schema import Column
@@ -28,27 +29,26 @@ from replay_client._learning.devices import check_device
 from replay_client._operations import server as operations
 from replay_client._operations.mixing import Mixture, checked_sizes
 from replay_client._operations.server import IfExists
-from replay_client._transport.address import checked_address, checked_addresses
 from replay_client._transport.attempts import FIRST_CONTACT_S
 from replay_client._transport.call import Operation
 from replay_client._transport.connection import LinkOptions
 from replay_client._transport.server_link import ServerLink
 from replay_client._transport.time_limits import time_limit
-from replay_client.draws import DrawMode, Prefetch, WeightNorm
+from replay_client.draws import DEFAULT_BETA, DrawMode, Prefetch, WeightNorm
 from replay_client.errors import InvalidArgumentError, ShardsChangedError, TableNotFoundError
 from replay_client.results.checkpoints import Checkpoint
 from replay_client.results.description import TableDescription
-from replay_client.results.shards import ShardMap, ShardState
+from replay_client.results.shards import ShardMap
 from replay_client.results.stats import Stats
 from replay_client.security import Tls, Token
 from replay_client.sync.mixed_sampler import MixedSampler
 from replay_client.sync.row_loader import check_room
+from replay_client.sync.shards.administration import Shards
 from replay_client.sync.shards.opening import create_sharded, open_sharded
 from replay_client.sync.shards.servers.checkpointing import list_parts, verify_parts, write_parts
 from replay_client.sync.shards.servers.fleet import Fleet
-from replay_client.sync.shards.servers.members import create_missing, described
+from replay_client.sync.shards.servers.members import described
 from replay_client.sync.shards.servers.removal import drop_all
-from replay_client.sync.shards.servers.retiring import retire
 from replay_client.sync.shards.servers.service import map_of, stats_of_all, tables_of_all
 from replay_client.sync.shards.sharded_loader import keys_refused
 from replay_client.sync.table import Table
@@ -130,7 +130,10 @@ class ReplayClient:
         min_size: float | None = None,
         samples_per_insert: float | None = None,
         error_buffer: float | tuple[float, float] | None = None,
-        **parameters: float | None,
+        alpha: float | None = None,
+        epsilon: float | None = None,
+        max_priority: float | None = None,
+        max_times_sampled: float | None = None,
     ) -> Table:
         """Create a table, or open an existing one with this name and config.
 
@@ -154,8 +157,10 @@ class ReplayClient:
                 wait for each other to maintain this ratio.
             error_buffer: allowed deviation from that ratio, in samples, or a pair of bounds, as in Reverb's
                 ``SampleToInsertRatio``; required with `samples_per_insert`. Prefetched batches count as drawn.
-            **parameters: parameters of the backend; None means the default. ``sum_tree``: `alpha` (0.6),
-                `epsilon` (1e-6), `max_priority` (none). ``rank``: `alpha` (0.6). ``fifo``: `max_times_sampled` (1).
+            alpha: priority exponent of ``"sum_tree"`` or ``"rank"``; None: 0.6.
+            epsilon: added to each priority in a ``"sum_tree"``; None: 1e-6.
+            max_priority: limit of the priorities of a ``"sum_tree"``, with `epsilon`; None: no limit.
+            max_times_sampled: how often a ``"fifo"`` queue delivers each row; None: once.
 
         Raises:
             TableExistsError: the table exists with another config, or it exists and `if_exists` is ``"error"``.
@@ -172,7 +177,10 @@ class ReplayClient:
             min_size=min_size,
             samples_per_insert=samples_per_insert,
             error_buffer=error_buffer,
-            parameters=parameters,
+            alpha=alpha,
+            epsilon=epsilon,
+            max_priority=max_priority,
+            max_times_sampled=max_times_sampled,
         )
         if not self._has_several:
             try:
@@ -249,11 +257,11 @@ class ReplayClient:
         return open_sharded(self._fleet, self._fleet.find(), name)
 
     @overload
-    def sampler(
+    def mixed_sampler(
         self,
         batch_sizes: Mapping[str, int],
         *,
-        beta: float | None = ...,
+        beta: float = ...,
         weight_norm: WeightNorm = ...,
         draw_mode: DrawMode = ...,
         prefetch: Prefetch = ...,
@@ -264,11 +272,11 @@ class ReplayClient:
     ) -> MixedSampler: ...
 
     @overload
-    def sampler(
+    def mixed_sampler(
         self,
         batch_sizes: Mapping[str, int],
         *,
-        beta: float | None = ...,
+        beta: float = ...,
         weight_norm: WeightNorm = ...,
         draw_mode: DrawMode = ...,
         prefetch: Prefetch = ...,
@@ -278,15 +286,15 @@ class ReplayClient:
         device: Device,
     ) -> MixedTensorSampler: ...
 
-    def sampler(
+    def mixed_sampler(
         self,
         batch_sizes: Mapping[str, int],
         *,
-        beta: float | None = None,
+        beta: float = DEFAULT_BETA,
         weight_norm: WeightNorm = "batch",
         draw_mode: DrawMode = "stratified",
         prefetch: Prefetch = "auto",
-        timeout_s: float | None = 0.0,
+        timeout_s: float | None = math.inf,
         reconnect_timeout_s: float | None = 60.0,
         columns: Collection[str] | None = None,
         device: Device | None = None,
@@ -298,7 +306,7 @@ class ReplayClient:
 
         Args:
             batch_sizes: number of rows from each table, at least 1, by the table's name.
-            beta: exponent of the weights, as for `Table.sample`; required if any table needs it. Can be changed later.
+            beta: exponent of the weights, as for `Table.sample`; can be changed later.
             weight_norm: ``"batch"`` divides the weights by the largest one in the mixed batch, ``"table"`` by the
                 largest one in any of the tables. See `MixedBatch`.
             draw_mode: as for `Table.sample`.
@@ -311,8 +319,7 @@ class ReplayClient:
 
         Raises:
             TableNotFoundError: a table does not exist.
-            InvalidArgumentError: a number is out of range, a name is unknown, `beta` is missing, or the tables' columns
-                differ.
+            InvalidArgumentError: a number is out of range, a name is unknown, or the tables' columns differ.
             MissingExtraError: there is a `device`, but torch is not installed.
         """
         check_device(device)
@@ -320,7 +327,7 @@ class ReplayClient:
         tables = {name: self.table(name) for name in sizes}
         mixture = Mixture(tables, sizes, columns)
         parts = {
-            name: table.part_sampler(
+            name: table._part_sampler(
                 mixture.names,
                 blank=mixture.blank(name),
                 batch_size=sizes[name],
@@ -434,70 +441,10 @@ class ReplayClient:
             return self._run(operations.verify_checkpoint(name, timeout_s=timeout_s))
         return verify_parts(links, name, timeout_s=timeout_s, is_partial=partial)
 
-    def shards(self) -> ShardMap | None:
-        """Return the servers over which tables are distributed; None: there is only one server."""
-        return self._fleet.current()
-
-    def set_shards(self, addresses: Sequence[str]) -> ShardMap:
-        """Distribute tables over these servers. Known servers keep their ids; new servers get new ids.
-
-        Rows do not move; new rows go to the emptier servers. The call creates the shards of all tables on new
-        servers, and running clients use these shards within a second.
-
-        Raises:
-            InvalidArgumentError: no address is given, one is malformed or given twice, or the address of a server in
-                use is missing.
-            ShardsChangedError: another client has changed the servers meanwhile.
-            PermissionDeniedError: the token lacks the right ``admin`` on all tables.
-        """
-        shards = self._fleet.set_addresses(checked_addresses(addresses))
-        create_missing(self._fleet, shards)
-        return shards
-
-    def mark_shard(self, shard_id: int, *, state: ShardState) -> ShardMap:
-        """Change the state of one server.
-
-        Args:
-            shard_id: the id of its shard.
-            state: ``"draining"``: it gets no new rows. ``"lost"``: it will not come back; its rows are given up,
-                and its id is never used again. ``"retired"``: like ``"lost"``, but for a server that is removed on
-                purpose; see `retire_shard`. ``"active"``: it gets rows again.
-
-        Raises:
-            InvalidArgumentError: there is no such shard or state, the shard is already lost or retired, or it is the
-                only one in use and would be lost or retired.
-            ShardsChangedError: another client has changed the servers meanwhile.
-            PermissionDeniedError: the token lacks the right ``admin`` on all tables.
-        """
-        return self._fleet.mark(shard_id, state)
-
-    def retire_shard(self, shard_id: int) -> ShardMap:
-        """Remove a draining server from the service if its rows are no longer needed.
-
-        Rows are no longer needed if, for each table, all active shards are full and have only newer rows. Afterwards,
-        the server may stop. To give up its rows earlier, mark the shard as ``"retired"``.
-
-        Raises:
-            InvalidArgumentError: the shard is not draining, or rows are still needed; the message says which.
-            ShardsChangedError: another client has changed the servers meanwhile.
-            PermissionDeniedError: the token lacks the right ``admin`` on all tables.
-            ServerUnavailableError: a server cannot be reached.
-        """
-        return retire(self._fleet, shard_id)
-
-    def move_shard(self, shard_id: int, *, address: str) -> ShardMap:
-        """Tell clients the new address of a server that now runs elsewhere, with the same tables.
-
-        Args:
-            shard_id: the id of its shard, which stays the same.
-            address: its new address.
-
-        Raises:
-            InvalidArgumentError: there is no such shard, it is lost or retired, or the address is malformed or in use.
-            ShardsChangedError: another client has changed the servers meanwhile.
-            PermissionDeniedError: the token lacks the right ``admin`` on all tables.
-        """
-        return self._fleet.move(shard_id, checked_address(address))
+    @property
+    def shards(self) -> Shards:
+        """The servers over which tables are distributed, and changes to them."""
+        return Shards(self._fleet)
 
     def _server_uids(self) -> set[bytes]:
         """Return the ids that the reachable servers drew when they started; internal, for `replay copy`."""

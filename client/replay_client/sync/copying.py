@@ -140,7 +140,7 @@ class _Order:
     """
 
     def __init__(self, table: Table, rows_at_once: int) -> None:
-        described = {number: shard.checked_description() for number, shard in _shards_of(table).items()}
+        described = {number: shard._checked_description() for number, shard in _shards_of(table).items()}
         self._uids = [each.uid for each in described.values()]
         self._ranges = [live_keys(number, each) for number, each in described.items()]
         self._chunk = max(1, min(rows_at_once, READ_BYTES // table.schema.row_bytes))
@@ -166,7 +166,7 @@ class _Landing:
     """What a copy inserts into one shard of the destination."""
 
     def __init__(self, table: Table, plan: bytes) -> None:
-        self.found = table.checked_description().inserted
+        self.found = table._checked_description().inserted
         """Rows inserted before this run."""
         self.rows = 0
         """Rows of this copy that are in the shard, so far in its order."""

@@ -1,6 +1,6 @@
 """Draws batches whose rows come from several tables.
 
-    with client.sampler({"online": 128, "demo": 128}, beta=0.4) as sampler:
+    with client.mixed_sampler({"online": 128, "demo": 128}, beta=0.4) as sampler:
         for batch in sampler:
             td_errors = learn(batch["obs"], batch["action"], batch.weights)     # 256 rows
             imitate(batch.parts["demo"]["obs"], batch.parts["demo"]["action"])  # 128 of them, without a copy

@@ -12,6 +12,7 @@ is dropped and another one is created with its name, calls to the old table rais
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -42,7 +43,7 @@ from replay_client._transport.server_link import ServerLink
 from replay_client._transport.time_limits import time_limit
 from replay_client._writing.writing import MAX_BLOCKS_IN_FLIGHT, WriterOptions
 from replay_client.batch import Batch, Rows, UpdateResult
-from replay_client.draws import DrawMode, Prefetch, WeightNorm
+from replay_client.draws import DEFAULT_BETA, DrawMode, Prefetch, WeightNorm
 from replay_client.results.description import TableDescription
 from replay_client.results.inspection import Inspection
 from replay_client.results.stats import TableStats
@@ -78,9 +79,8 @@ class Table(TableHandle):
         self._link = link
         self._data_path = path
 
-    @property
     def size(self) -> int:
-        """Number of live rows; a cheap call.
+        """Return the number of live rows; a cheap call.
 
         Raises:
             TableNotFoundError: the table was dropped.
@@ -90,7 +90,7 @@ class Table(TableHandle):
 
     def __len__(self) -> int:
         """Number of live rows, like `size`."""
-        return self.size
+        return self.size()
 
     def __bool__(self) -> bool:
         return True  # even if the table is empty
@@ -135,7 +135,7 @@ class Table(TableHandle):
         self,
         batch_size: int,
         *,
-        beta: float | None = None,
+        beta: float = DEFAULT_BETA,
         weight_norm: WeightNorm = "batch",
         draw_mode: DrawMode = "stratified",
         timeout_s: float | None = 0.0,
@@ -146,7 +146,7 @@ class Table(TableHandle):
         Args:
             batch_size: number of rows, at least 1; may exceed the table's size.
             beta: exponent of the importance-sampling weights, at least 0: 0 for no correction, 1 for full correction.
-                Optional for ``uniform`` and ``fifo``, whose weights are always 1.
+                Weights of ``uniform`` and ``fifo`` are always 1.
             weight_norm: divisor of the weights: the largest weight in the ``"batch"``, or in the ``"table"``.
             draw_mode: ``"stratified"``: one draw from each of `batch_size` equal segments of the mass.
                 ``"independent"``: independent draws.
@@ -156,7 +156,7 @@ class Table(TableHandle):
                 sent nor copied. A `Mask` is always returned.
 
         Raises:
-            InvalidArgumentError: for a number out of range, an unknown name, or a missing `beta`.
+            InvalidArgumentError: for a number out of range, or an unknown name.
             TableEmptyError: the table is empty, and `timeout_s` is 0.
             LimitedError: the draw is not allowed now, and `timeout_s` is 0.
             DeadlineExceededError: the wait exceeded `timeout_s`.
@@ -233,7 +233,7 @@ class Table(TableHandle):
             TableReplacedError: the table was dropped, and another one has its name.
         """
         read = partial(self.read, columns=chosen_columns(self.schema, columns, self.schema.masks))
-        return RowReader(read, self.checked_description(), chunk=chunk, order=order, progress=progress)
+        return RowReader(read, self._checked_description(), chunk=chunk, order=order, progress=progress)
 
     def to_arrow(
         self, *, order: RowOrder = "key", progress: bool = False, columns: Collection[str] | None = None
@@ -294,7 +294,7 @@ class Table(TableHandle):
     ) -> tuple[RowReader, pyarrow.Schema]:
         from replay_client.sync import arrow  # pyarrow is optional
 
-        table = self.checked_description()
+        table = self._checked_description()
         schema = arrow.schema_of(table, chosen_columns(self.schema, columns, self.schema.masks))
         return self.rows(chunk=arrow.rows_at_once(table), order=order, progress=progress, columns=columns), schema
 
@@ -338,7 +338,7 @@ class Table(TableHandle):
         from replay_client.sync import arrow  # pyarrow is optional
 
         loader = self.loader(priorities=priorities, timeout_s=timeout_s)
-        rows, table = arrow.ParquetRows(path), self.checked_description()
+        rows, table = arrow.ParquetRows(path), self._checked_description()
         rows.check(table, priorities=priorities, keys=keys)
         return rows.load(table, loader, priorities=priorities, keys=keys, progress=progress)
 
@@ -403,7 +403,7 @@ class Table(TableHandle):
             InvalidArgumentError: for a number out of range.
             ClosedError: the client is closed.
         """
-        return self.writer_with(
+        return self._writer_with(
             WriterOptions(
                 streams=streams,
                 block_rows=block_rows,
@@ -413,7 +413,7 @@ class Table(TableHandle):
             )
         )
 
-    def writer_with(self, options: WriterOptions) -> Writer:
+    def _writer_with(self, options: WriterOptions) -> Writer:
         """Create a writer with these options; internal. Users call `writer`."""
         self._connection.reach()
         return Writer(
@@ -428,7 +428,7 @@ class Table(TableHandle):
         self,
         batch_size: int,
         *,
-        beta: float | None = ...,
+        beta: float = ...,
         weight_norm: WeightNorm = ...,
         draw_mode: DrawMode = ...,
         prefetch: Prefetch = ...,
@@ -443,7 +443,7 @@ class Table(TableHandle):
         self,
         batch_size: int,
         *,
-        beta: float | None = ...,
+        beta: float = ...,
         weight_norm: WeightNorm = ...,
         draw_mode: DrawMode = ...,
         prefetch: Prefetch = ...,
@@ -457,11 +457,11 @@ class Table(TableHandle):
         self,
         batch_size: int,
         *,
-        beta: float | None = None,
+        beta: float = DEFAULT_BETA,
         weight_norm: WeightNorm = "batch",
         draw_mode: DrawMode = "stratified",
         prefetch: Prefetch = "auto",
-        timeout_s: float | None = 0.0,
+        timeout_s: float | None = math.inf,
         reconnect_timeout_s: float | None = 60.0,
         columns: Collection[str] | None = None,
         device: Device | None = None,
@@ -477,7 +477,8 @@ class Table(TableHandle):
                 "auto": the smallest number, from 2 to 16, that keeps the learner from waiting; always 2 if the table
                 has a rate limiter or is a queue. Choose a number for reproducible runs.
             timeout_s: seconds to wait for a batch while the table is empty, or its rate limiter or queue does not
-                allow the draw. 0: do not wait; None: the client's default; `math.inf`: forever. Prefetched batches
+                allow the draw; after 10 s, the log says what is missing. 0: do not wait; None: the client's default;
+                `math.inf`: up to the server's ``--max-wait-s``. Prefetched batches
                 count as drawn for the limiter.
             reconnect_timeout_s: seconds to retry an unreachable server, as for `writer`.
             columns: names of the columns to draw, as for `sample`.
@@ -485,12 +486,12 @@ class Table(TableHandle):
                 ``prefetch`` updates. None: batches are NumPy arrays.
 
         Raises:
-            InvalidArgumentError: for a number out of range, an unknown name or device, or a missing `beta`.
+            InvalidArgumentError: for a number out of range, or an unknown name or device.
             MissingExtraError: there is a `device`, but torch is not installed.
             ClosedError: the client is closed.
         """
         check_device(device)
-        sampler = self.part_sampler(
+        sampler = self._part_sampler(
             self._operations.chosen(columns),
             blank=None,
             prefetch=prefetch,
@@ -507,7 +508,7 @@ class Table(TableHandle):
 
         return TensorSampler(sampler, device)
 
-    def part_sampler(
+    def _part_sampler(
         self,
         names: tuple[str, ...] | None,
         *,
@@ -553,7 +554,7 @@ class Table(TableHandle):
         """
         return self._run(describe(self.name))
 
-    def checked_description(self) -> TableDescription:
+    def _checked_description(self) -> TableDescription:
         """Fetch the current description, like `describe`, but raise if another table has this name.
 
         Raises:

@@ -112,7 +112,7 @@ class TensorSampler:
             InvalidArgumentError: the keys or the priorities are invalid.
             ReplayError: an earlier request was refused.
         """
-        keys = self._sampler.keys_of(batch_or_keys)  # type: ignore[arg-type]  # it refuses keys of the other kind
+        keys = self._sampler._keys_of(batch_or_keys)  # type: ignore[arg-type]  # it refuses keys of the other kind
         self._ahead.update(keys, self._copies.taken(priorities, len(keys)))
 
     def flush(self, *, timeout_s: float | None = None) -> None:

@@ -201,12 +201,12 @@ class Writer:
         """
         checked = self._writing.checked_rows(merged(rows, columns), where, priorities)
         try:
-            self.append_checked(checked)
+            self._append_checked(checked)
         except ReplayError as error:
             checked.note(error)
             raise
 
-    def append_checked(self, rows: VectorRows) -> None:
+    def _append_checked(self, rows: VectorRows) -> None:
         """Append those of the rows that were not appended yet; internal.
 
         Raises:
@@ -293,13 +293,13 @@ class Writer:
         """Close without a flush; internal."""
         self._delivery.close()
 
-    def give_up(self) -> list[RowBlock]:
+    def _give_up(self) -> list[RowBlock]:
         """Close without a flush, and return all unacknowledged rows, oldest first, for `adopt`; internal."""
         self._delivery.close()
         with self._changed:
             return self._outbox.surrender()
 
-    def adopt(self, blocks: Iterable[RowBlock]) -> None:
+    def _adopt(self, blocks: Iterable[RowBlock]) -> None:
         """Send rows that the writer of another shard of this table has given up; internal."""
         with self._changed:
             self._outbox.adopt(blocks)

@@ -142,7 +142,7 @@ def test_servers_come_back_wherever_they_died(cluster: Cluster, connected: None,
 
 
 def shards(client: ReplayClient) -> Any:
-    found = client.shards()
+    found = client.shards.map()
     assert found is not None
     return found.in_use
 

@@ -43,7 +43,7 @@ def test_cartpole_is_solved_over_three_servers_of_which_one_is_killed_and_return
         killed.kill()
         wait_until(lambda: has(BACK_AT), "training goes on without the server", PATIENCE_S)
         killed.restart()
-        shards = client.shards()
+        shards = client.shards.map()
         assert shards is not None
         (own,) = [shard.id for shard in shards.in_use if shard.address == killed.address]
         wait_until(lambda: own in client.stats().servers, "the client finds the server again")

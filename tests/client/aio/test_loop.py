@@ -42,11 +42,10 @@ INSERTS = 256
 TRIES = 5
 
 ABSENT = {
-    "ReplayClient": {"keep_alive", "mark_shard", "move_shard", "retire_shard", "set_shards", "shards"},
-    "Table": {"checked_description", "loader", "writer_with"},
+    "ReplayClient": {"keep_alive", "shards"},
+    "Table": {"loader"},
     "Writer": {
-        "flush_until",
-        *("abort", "adopt", "append_checked", "give_up", "inserted"),
+        *("abort", "flush_until", "inserted"),
         *("is_failing", "is_table_gone", "shards_version", "writing"),
     },
 }
@@ -55,7 +54,6 @@ OMITTED = {
     "rows": {"progress"},
     "verify_checkpoint": {"partial"},  # of several servers
     "cancel": {"is_waited_for"},
-    "part_sampler": {"kind", "read_only"},
 }
 """Arguments without a counterpart, by method."""
 KINDS = ["ReplayClient", "Table", "Sampler", "MixedSampler", "Writer", "WriterStream", "RowReader"]
@@ -144,7 +142,7 @@ def test_calls_at_once_are_refused_but_the_first(server: ServerProcess, kind: st
             iterators: dict[str, Any] = {
                 "sampler": table.sampler(4, beta=0.4),
                 "tensors": table.sampler(4, beta=0.4, device="cpu"),
-                "mixed": await client.sampler({"at-once": 4}, beta=0.4),
+                "mixed": await client.mixed_sampler({"at-once": 4}, beta=0.4),
                 "reader": await table.rows(chunk=4),
             }
             iterator = iterators.pop(kind)

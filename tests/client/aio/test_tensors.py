@@ -70,7 +70,7 @@ def test_rows_of_several_tables_come_as_tensors(server: ServerProcess) -> None:
             tables = [await client.create_table(f"mixed-{each}", columns=COLUMNS, capacity=100) for each in "ab"]
             for table in tables:
                 await table.insert(rows(range(20)))
-            async with await client.sampler({"mixed-a": 6, "mixed-b": 2}, beta=0.4, device="meta") as sampler:
+            async with await client.mixed_sampler({"mixed-a": 6, "mixed-b": 2}, beta=0.4, device="meta") as sampler:
                 assert isinstance(sampler, MixedTensorSampler)
                 batch = await anext(sampler)
                 assert batch["obs"].device == batch.parts["mixed-b"].weights.device == torch.device("meta")

@@ -93,7 +93,7 @@ def test_a_draw_that_does_not_wait_is_refused_at_once(table: Table, new_table: N
         table.sample(1, beta=0.4)
     with pytest.raises(TableEmptyError):
         table.sample(1, beta=0.4, timeout_s=0)
-    with table.sampler(1, beta=0.4) as sampler, pytest.raises(TableEmptyError):
+    with table.sampler(1, beta=0.4, timeout_s=0) as sampler, pytest.raises(TableEmptyError):
         next(sampler)
     limited = new_table(min_size=5)
     limited.insert(rows([0]))
@@ -162,24 +162,25 @@ def test_a_writer_flushes_for_ever(hasty: NewTable) -> None:
 
 
 @wire_only
-@pytest.mark.parametrize("backend", ["uniform", "fifo"])
-def test_beta_is_left_out_where_all_weights_are_one(new_table: NewTable, backend: str) -> None:
+@pytest.mark.parametrize("backend", ["sum_tree", "rank", "uniform", "fifo"])
+def test_beta_is_that_of_the_paper_unless_given(new_table: NewTable, backend: str) -> None:
     table = new_table(backend=backend)
-    table.insert(rows(range(20)))
-    assert table.sample(4).weights.tolist() == [1.0] * 4
+    table.insert(rows(range(20)), priorities=range(1, 21))
+    batch = table.sample(4)
+    assert batch.beta == 0.4
+    if backend in ("uniform", "fifo"):
+        assert batch.weights.tolist() == [1.0] * 4
     with table.sampler(4, prefetch=1) as sampler:
-        assert next(sampler).weights.tolist() == [1.0] * 4
-        assert sampler.beta == 0.0
+        assert next(sampler).beta == sampler.beta == 0.4
 
 
 @wire_only
-@pytest.mark.parametrize("backend", ["sum_tree", "rank"])
-def test_beta_is_missed_where_draws_are_weighted(new_table: NewTable, backend: str) -> None:
-    table = new_table(backend=backend)
-    for draw in (table.sample, table.sampler):
-        with pytest.raises(InvalidArgumentError, match=rf"beta: .*{backend}") as error:
-            draw(4)
-        assert error.value.metadata["field"] == "beta"
+def test_a_sampler_waits_for_rows_unless_told_otherwise(table: Table) -> None:
+    with table.sampler(4) as sampler:
+        inserting = threading.Timer(0.2, lambda: table.insert(rows(range(4))))
+        inserting.start()
+        assert next(sampler).batch_size == 4
+        inserting.join()
 
 
 @pytest.mark.parametrize("kind", [ReplayClient, Table, Writer, Sampler, TensorSampler])

@@ -153,7 +153,7 @@ def test_tensors_have_all_that_arrays_have(nested: Table) -> None:
     batch = nested.sample(8, beta=0.4)
     tensors = to_torch(batch)
     assert public(tensors) - {"clear", "pop", "popitem", "setdefault", "update"} == public(batch)
-    for name in ("beta", "size", "total_mass", "smallest_probability", "inserted", "batch_size"):
+    for name in ("beta", "table_size", "total_mass", "smallest_probability", "inserted", "batch_size"):
         assert getattr(tensors, name) == getattr(batch, name)
     assert tensors.row_keys is batch.row_keys
     for name in ("weights", "probabilities"):

@@ -48,7 +48,7 @@ def test_a_batch_becomes_one_of_jax_arrays(batch: Batch) -> None:
         assert isinstance(array, jax.Array)
     np.testing.assert_array_equal(made["obs"]["speed"], batch["obs"]["speed"])
     np.testing.assert_allclose(made.weights, batch.weights)
-    assert (made.beta, made.size, made.inserted, made.batch_size) == (0.4, 20, 20, 8)
+    assert (made.beta, made.table_size, made.inserted, made.batch_size) == (0.4, 20, 20, 8)
     assert repr(made) == repr(batch)
 
 
@@ -57,7 +57,7 @@ def test_a_batch_of_several_tables_keeps_the_tables_of_its_rows(
 ) -> None:
     other = new_table(columns=COLUMNS, backend="uniform")
     other.insert(table.read(range(20)))
-    with client.sampler({table.name: 3, other.name: 5}, beta=0.4) as sampler:
+    with client.mixed_sampler({table.name: 3, other.name: 5}, beta=0.4) as sampler:
         batch = next(sampler)
         made = jax.jit(lambda each: each)(jax.tree.map(jnp.asarray, batch))
         assert type(made) is MixedBatch

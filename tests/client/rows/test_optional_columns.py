@@ -193,14 +193,14 @@ def test_a_wrong_value_is_refused_by_name(
         with optional.writer() as writer, pytest.raises(InvalidArgumentError) as refused:
             writer.append(row)
         assert refused.value.metadata["field"] == field
-    assert optional.size == 0
+    assert optional.size() == 0
 
 
 def test_other_columns_cannot_be_left_out(optional: Table) -> None:
     with pytest.raises(InvalidArgumentError, match="missing: obs/speed") as refused:
         optional.insert({"number": [1]})
     assert refused.value.metadata["field"] == "columns"
-    assert optional.size == 0
+    assert optional.size() == 0
 
 
 def test_a_chosen_column_comes_with_its_mask(optional: Table) -> None:

@@ -75,9 +75,9 @@ def test_a_device_is_checked_before_a_sampler_is_created(
     client: ReplayClient, table: Table, monkeypatch: pytest.MonkeyPatch, is_mixed: bool
 ) -> None:
     def sample(device: str) -> object:
-        return client.sampler({table.name: 4}, device=device) if is_mixed else table.sampler(4, device=device)
+        return client.mixed_sampler({table.name: 4}, device=device) if is_mixed else table.sampler(4, device=device)
 
-    monkeypatch.setattr(Table, "part_sampler", pytest.fail)
+    monkeypatch.setattr(Table, "_part_sampler", pytest.fail)
     with pytest.raises(InvalidArgumentError, match=r"^device: expected .*, got 'cdua': "):
         sample("cdua")
     monkeypatch.setitem(sys.modules, "torch", None)
@@ -110,7 +110,7 @@ def test_arrays_handed_over_may_be_reused_at_once(table: Table, device: str | No
 
 
 def test_its_errors_come_with_the_next_batch(table: Table, client: ReplayClient) -> None:
-    with table.sampler(8, beta=0.4, device="cpu") as sampler:
+    with table.sampler(8, beta=0.4, timeout_s=0, device="cpu") as sampler:
         with pytest.raises(TableEmptyError):
             next(sampler)
         table.insert(rows(range(20)))

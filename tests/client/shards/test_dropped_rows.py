@@ -111,10 +111,10 @@ def test_a_table_that_was_not_created_everywhere_is_completed(servers: list[Serv
 def test_a_table_whose_first_shard_was_lost_gets_a_new_one(servers: list[ServerProcess], reach: Reach) -> None:
     client = reach(servers[:2])
     fill(make(client))
-    client.mark_shard(0, state="lost")
-    client.set_shards([server.address for server in servers[1:]])
+    client.shards.mark(0, state="lost")
+    client.shards.set([server.address for server in servers[1:]])
     for table in (make(client), client.table("t"), reach(servers[2:]).table("t")):
-        assert {number: shard.size for number, shard in shards_of(table).items()} == {1: 50, 2: 0}
+        assert {number: shard.size() for number, shard in shards_of(table).items()} == {1: 50, 2: 0}
 
 
 def test_a_table_of_one_server_is_marked_when_it_gets_more_shards(servers: list[ServerProcess], reach: Reach) -> None:
@@ -137,6 +137,6 @@ def test_tables_without_the_uid_of_the_whole_are_opened(servers: list[ServerProc
     for server in servers[:2]:
         assert store(server, like).whole_shards == ()
     fill(make(client))
-    client.set_shards([server.address for server in servers])
+    client.shards.set([server.address for server in servers])
     for table in (make(client), client.table("t"), reach(servers[2:]).table("t")):
-        assert {number: shard.size for number, shard in shards_of(table).items()} == {0: 50, 1: 50, 2: 0}
+        assert {number: shard.size() for number, shard in shards_of(table).items()} == {0: 50, 1: 50, 2: 0}

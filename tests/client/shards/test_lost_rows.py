@@ -27,7 +27,7 @@ def test_rows_of_a_lost_server_are_counted_to_the_row(servers: list[ServerProces
         for number in range(1500):
             writer.append(number=number, obs=np.zeros(3))
         writer.flush()
-        acknowledged = shards_of(table)[1].size
+        acknowledged = shards_of(table)[1].size()
         servers[1].kill()
         appended = 1500
         while not table.stats().reports:  # a writer notices when it has rows for the server
@@ -35,7 +35,7 @@ def test_rows_of_a_lost_server_are_counted_to_the_row(servers: list[ServerProces
                 writer.append(number=0, obs=np.zeros(3))
             appended += 32
         assert table.stats().reports[1].size == acknowledged
-        assert reach(servers[2:]).mark_shard(1, state="lost").shards[1].lost_rows[0].size == acknowledged
+        assert reach(servers[2:]).shards.mark(1, state="lost").shards[1].lost_rows[0].size == acknowledged
         writer.flush()
     whole = reach(servers[:1]).table("t").stats()
     assert whole.lost == acknowledged
@@ -93,23 +93,23 @@ def test_rows_of_a_client_that_has_closed_are_counted(
         next(sampler)
         with reach(servers) as another:
             fill(another.table("t"))
-        size = shards_of(table)[1].size
+        size = shards_of(table)[1].size()
         assert size > 5
         servers[1].kill()
-        client.mark_shard(1, state="lost")
+        client.shards.mark(1, state="lost")
     assert client.table("t").stats().lost == size
 
 
 def test_rows_of_a_client_that_goes_on_are_counted(servers: list[ServerProcess], reach: Reach) -> None:
     table = make(reach(servers))
     inserted(table)
-    sizes = {number: shard.size for number, shard in shards_of(table).items()}
+    sizes = {number: shard.size() for number, shard in shards_of(table).items()}
     wait_until(lambda: len(table.stats().reports) == 3, "the client tells the servers")
     assert {number: report.size for number, report in table.stats().reports.items()} == sizes
     inserted(table)
-    size = shards_of(table)[2].size
+    size = shards_of(table)[2].size()
     servers[2].kill()
-    reach(servers[:2]).mark_shard(2, state="lost")
+    reach(servers[:2]).shards.mark(2, state="lost")
     wait_until(lambda: table.stats().lost == size, "it tells the rest")
 
 
@@ -119,14 +119,14 @@ def test_a_number_of_lost_rows_that_nobody_knows_is_logged(
     client = reach(servers)
     shards_of(make(client))[1].insert(rows(np.arange(5)))
     servers[1].kill()
-    client.mark_shard(1, state="lost")
+    client.shards.mark(1, state="lost")
     assert "it is unknown how many rows of table 't' are lost with shard 1" in caplog.text
 
 
 def test_a_server_that_still_answers_says_what_it_had(servers: list[ServerProcess], reach: Reach) -> None:
     client = reach(servers)
     shards_of(make(client))[0].insert(rows(np.arange(70)))
-    client.mark_shard(0, state="lost")
+    client.shards.mark(0, state="lost")
     assert client.table("t").stats().lost == 70
 
 
@@ -135,7 +135,7 @@ def test_a_table_is_opened_with_its_capacity_after_a_server_was_added(
 ) -> None:
     client = reach(servers[:2])
     first = make(client)
-    client.set_shards([server.address for server in servers])
+    client.shards.set([server.address for server in servers])
     again = make(reach(servers[2:]))
     assert again.uid == first.uid
     assert [shard.capacity for shard in shards_of(again).values()] == [1500] * 3

@@ -76,9 +76,9 @@ def test_learners_and_actors_follow_from_two_servers_to_three_and_back(
                 return owners_drawn(batch)
 
             wait_until(lambda: step() == {0, 1}, "both are drawn")
-            client.set_shards([server.address for server in servers])
+            client.shards.set([server.address for server in servers])
             wait_until(lambda: step() == {0, 1, 2}, "the new one is drawn")
-            client.mark_shard(0, state="draining")
+            client.shards.mark(0, state="draining")
             first = shards_of(table)[0]
             wait_until(lambda: len(step()) > 0 and is_draining(table, 0), "it is known to drain")
             settled = first.describe().inserted
@@ -129,7 +129,7 @@ def test_a_server_is_added_and_another_retired_while_four_actors_write(
 
         try:
             wait_until(lambda: step() == {0, 1}, "both are drawn")
-            reach(servers[:2]).set_shards([server.address for server in servers])
+            reach(servers[:2]).shards.set([server.address for server in servers])
             wait_until(lambda: step() == {0, 1, 2}, "the new one is drawn")
             change("drain", "0")
             change("retire", "0", "--wait")
@@ -178,7 +178,7 @@ def test_rows_that_a_lost_server_has_not_acknowledged_are_inserted_elsewhere(
         write(5)
         next(sampler)
         assert writer.in_flight > 0
-        client.mark_shard(2, state="lost")
+        client.shards.mark(2, state="lost")
         writer.flush(timeout_s=20)
         assert writer.acknowledged == number
         assert writer.shards_away == []
@@ -200,7 +200,7 @@ def test_steps_of_a_lost_server_are_inserted_elsewhere_in_their_order(
         assert isinstance(writer, ShardedWriter)
         writer.append(obs=0)
         writer.flush()
-        (owner,) = [number for number, shard in shards_of(table).items() if shard.size]
+        (owner,) = [number for number, shard in shards_of(table).items() if shard.size()]
         servers[owner].kill()
         for obs in range(1, 30):  # until it is noticed, rows are for the lost server
             writer.append(obs=obs, priority=float(obs) if obs > 1 and not writer.shards_away else None)
@@ -208,7 +208,7 @@ def test_steps_of_a_lost_server_are_inserted_elsewhere_in_their_order(
         for obs in range(30, 33):
             writer.append(obs=obs, priority=7.0)  # a step of an episode that was abandoned there
         writer.end_episode(obs=33, terminated=True, priorities=[9.0])
-        client.mark_shard(owner, state="lost")
+        client.shards.mark(owner, state="lost")
         writer.flush(timeout_s=20)
         assert writer.acknowledged == 34
     batch = table.sample(512, beta=0.4)
@@ -240,6 +240,6 @@ def test_an_actor_that_waits_for_a_killed_server_goes_on_elsewhere(
         servers[0].kill()
         actor.join(20)
         assert is_done.is_set()
-        reach(servers[1:2]).mark_shard(0, state="lost")
+        reach(servers[1:2]).shards.mark(0, state="lost")
         writer.flush(timeout_s=20)
     assert np.bincount(numbers_of(client.table("t"))).tolist() == [streams] * 20 + [0] * 80 + [1] * 100

@@ -36,7 +36,7 @@ def test_a_server_that_is_away_or_hangs_is_left_out(
     table = client.create_table("t", columns=COLUMNS, capacity=3000)
     table.insert(rows(np.arange(300)))
     checkpoint = client.checkpoint().name
-    assert table.size == 300
+    assert table.size() == 300
     os.kill(servers[1].pid, how)
 
     longest_s = 0.0
@@ -55,5 +55,5 @@ def test_a_server_that_is_away_or_hangs_is_left_out(
     assert [each.missing for each in asked(client.checkpoints)] == [(1,)]
     assert asked(lambda: client.verify_checkpoint(checkpoint, partial=True)).missing == (1,)
     assert asked(lambda: client.table("t")).name == "t"
-    assert [each.id for each in asked(lambda: client.mark_shard(1, state="lost")).in_use] == [0, 2]
+    assert [each.id for each in asked(lambda: client.shards.mark(1, state="lost")).in_use] == [0, 2]
     assert longest_s < 10  # a single call would wait for 30 s

@@ -47,9 +47,9 @@ def test_a_reset_removes_nothing(servers: list[ServerProcess], table: Table, how
     os.kill(servers[1].pid, how)
     with pytest.raises(ServerUnavailableError, match=f"shard 1 at {servers[1].address}; so no rows were removed"):
         table.reset()
-    assert [shards_of(table)[number].size for number in (0, 2)] == [10, 10]
+    assert [shards_of(table)[number].size() for number in (0, 2)] == [10, 10]
     back(servers[1], how)
-    wait_until(lambda: shards_of(table)[1].size == 10, "it is back")
+    wait_until(lambda: shards_of(table)[1].size() == 10, "it is back")
     assert table.reset() == 30
     assert len(table) == 0
 
@@ -64,7 +64,7 @@ def test_a_drop_drops_the_others(servers: list[ServerProcess], table: Table, rea
         table.drop()
     assert client.tables() == []
     back(servers[1], how)
-    wait_until(lambda: shards_of(table)[1].size == 10, "it is back")
+    wait_until(lambda: shards_of(table)[1].size() == 10, "it is back")
     table.drop()
     assert reach(servers).tables() == []
     with pytest.raises(TableNotFoundError):
@@ -73,6 +73,6 @@ def test_a_drop_drops_the_others(servers: list[ServerProcess], table: Table, rea
 
 def test_what_a_lost_server_had_is_not_missing(servers: list[ServerProcess], table: Table, reach: Reach) -> None:
     servers[1].kill()
-    reach(servers[:1]).mark_shard(1, state="lost")
+    reach(servers[:1]).shards.mark(1, state="lost")
     assert table.reset() == 20
     table.drop()

@@ -63,7 +63,7 @@ def make(client: ReplayClient, name: str = "mine") -> Table:
 
 def test_everything_works_over_tls_with_tokens(enter: Enter, servers: list[ServerProcess]) -> None:
     operator = enter(EVERYTHING)
-    operator.set_shards([server.address for server in servers])
+    operator.shards.set([server.address for server in servers])
     make(enter(OWNER))
     table = enter(LEARNER).table("mine")
     with table.writer(streams=6) as writer:
@@ -93,17 +93,17 @@ def test_only_a_token_with_admin_on_all_tables_creates_and_changes_the_map(
     with pytest.raises(PermissionDeniedError, match=lacking) as refusal:
         make(enter(OWNER))
     assert f"`replay shards set {','.join(addresses)}`" in refusal.value.__notes__[0]
-    assert enter(EVERYTHING).shards() is None
-    enter(EVERYTHING).set_shards(addresses)
+    assert enter(EVERYTHING).shards.map() is None
+    enter(EVERYTHING).shards.set(addresses)
     table = make(enter(OWNER))
     changes: list[Callable[[], object]] = [
-        lambda: enter(OWNER).mark_shard(1, state="draining"),
-        lambda: enter(LEARNER).set_shards(addresses),
+        lambda: enter(OWNER).shards.mark(1, state="draining"),
+        lambda: enter(LEARNER).shards.set(addresses),
     ]
     for change in changes:
         with pytest.raises(PermissionDeniedError, match="lacks the right admin on all tables"):
             change()
-    assert [shard.state for shard in enter(LEARNER).shards().shards] == ["active"] * 3  # type: ignore[union-attr]
+    assert [shard.state for shard in enter(LEARNER).shards.map().shards] == ["active"] * 3  # type: ignore[union-attr]
     assert sorted(shards_of(table)) == [0, 1, 2]
 
 

@@ -39,7 +39,7 @@ def test_all_parts_are_written_listed_verified_and_restored(
     made = reach(copied[:1]).checkpoint()
     assert (made.name, list(made.parts), made.missing) == ("checkpoint-000002", [0, 1, 2], ())
     assert made.tables["t"].size == 360
-    assert made.shards == client.shards()
+    assert made.shards == client.shards.map()
     assert [each.name for each in client.checkpoints()] == ["checkpoint-000001", "checkpoint-000002"]
     shown = run("checkpoint", "create", "-s", copied[2].address).stdout
     assert "checkpoint-000003" in shown
@@ -63,7 +63,7 @@ def test_the_first_call_of_a_service_may_be_a_checkpoint(copied: list[ServerProc
     client = reach(copied)
     made = client.checkpoint()
     assert list(made.parts) == [0, 1, 2]
-    assert made.shards == client.shards() is not None
+    assert made.shards == client.shards.map() is not None
     assert [each.name for each in client.checkpoints()] == [made.name]
 
 

@@ -156,7 +156,7 @@ def test_weights_of_the_whole_table_are_over_its_least_probable_row(table: Table
     batch = table.sample(64, beta=0.8, weight_norm="table")
     assert batch.smallest_probability == pytest.approx(min(exact.values()), rel=1e-12)
     np.testing.assert_allclose(batch.weights, (min(exact.values()) / batch.probabilities) ** 0.8, rtol=1e-6)
-    assert (batch.size, batch.drawable, batch.inserted) == (200, 200, 200)
+    assert (batch.table_size, batch.drawable, batch.inserted) == (200, 200, 200)
 
 
 def test_updates_reach_the_shards_of_the_rows(table: Table) -> None:
@@ -191,7 +191,7 @@ def test_new_rows_get_the_largest_priority_of_all_shards(table: Table) -> None:
 
 
 def test_an_empty_table_has_nothing_to_draw_until_any_shard_has(table: Table) -> None:
-    with table.sampler(8, beta=0.4) as sampler:
+    with table.sampler(8, beta=0.4, timeout_s=0) as sampler:
         with pytest.raises(TableEmptyError):
             next(sampler)
         keys = table.insert(rows(np.arange(3)))
@@ -242,7 +242,7 @@ def test_a_shard_that_cannot_be_opened_is_tried_again(
 
         open_stream = sampler._open_stream
         monkeypatch.setattr(sampler, "_open_stream", opens_late)
-        client.set_shards([server.address for server in servers])
+        client.shards.set([server.address for server in servers])
         with pytest.raises(OSError, match="too many open files"):
             wait_until(lambda: next(sampler) is None, "the third shard is known")
         wait_until(lambda: next(sampler) is not None and not failures, "it is tried again")

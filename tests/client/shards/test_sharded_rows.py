@@ -74,7 +74,7 @@ def test_a_file_has_all_rows_and_can_be_loaded_anywhere(
     several = client.load_parquet(path, name="copy")
     assert isinstance(several, ShardedTable)
     assert contents(several) == pytest.approx(known)
-    assert min(shard.size for shard in several.shards.values()) >= 24
+    assert min(shard.size() for shard in several.shards.values()) >= 24
     whole = pq.read_table(path)
     assert source.load_parquet(path, priorities=False).rows == whole.num_rows
     with pytest.raises(InvalidArgumentError, match="keys"):
@@ -94,7 +94,7 @@ def test_rows_without_steps_are_spread(servers: list[ServerProcess], reach: Reac
     loaded = table.load_parquet(path)
     assert loaded.rows == len(table) == 3000
     assert shard_ids(np.array([loaded.first_key]))[0] in (0, 1, 2)
-    sizes = [shard.size for shard in shards_of(table).values()]
+    sizes = [shard.size() for shard in shards_of(table).values()]
     assert max(sizes) - min(sizes) <= 256
     numbers, priorities = zip(*[(part["number"], part.priorities) for part in table.rows()], strict=True)
     assert (np.concatenate(numbers) == np.concatenate(priorities)).all()

@@ -55,7 +55,7 @@ def test_statistics_before_the_first_table_change_nothing(servers: list[ServerPr
     client = reach(servers)
     assert len(client.stats().servers) == 3
     assert client.tables() == []
-    assert client.shards() is None
+    assert client.shards.map() is None
     assert reach(servers[:1]).stats().shards is None
 
 

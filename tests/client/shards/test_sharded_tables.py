@@ -48,7 +48,7 @@ def test_one_address_suffices_once_there_is_a_map(servers: list[ServerProcess], 
         for found in (alone.table("t"), make(alone), pickle.loads(pickle.dumps(table))):
             assert found.read(keys)["number"].tolist() == list(range(5))
             assert found.uid == table.uid
-    shards = reach(servers[::-1]).shards()
+    shards = reach(servers[::-1]).shards.map()
     assert shards is not None
     assert [(shard.id, shard.address) for shard in shards.shards] == [
         (number, server.address) for number, server in enumerate(servers)
@@ -109,7 +109,7 @@ def test_many_writers_fill_the_shards_evenly(servers: list[ServerProcess], reach
             writer.end_episode()
     for writer in writers:
         writer.close()
-    sizes = [shard.size for shard in shards_of(table).values()]
+    sizes = [shard.size() for shard in shards_of(table).values()]
     assert sum(sizes) == sum(writer.acknowledged for writer in writers)
     assert max(sizes) / np.mean(sizes) <= 1.05
 
@@ -131,7 +131,7 @@ def test_writers_fill_a_server_no_more_than_others_while_its_replies_are_late(
         stopped.resume()
     for writer in writers:
         writer.close()
-    sizes = [shard.size for shard in shards_of(table).values()]
+    sizes = [shard.size() for shard in shards_of(table).values()]
     assert sum(sizes) == 16 * 12 * 20
     assert max(sizes) / np.mean(sizes) <= 1.1
 
@@ -144,7 +144,7 @@ def test_streams_that_begin_together_are_dealt_evenly(servers: list[ServerProces
             writer.append_all(number=np.full(16, number), obs=np.zeros((16, 3)))
     for writer in writers:
         writer.close()
-    sizes = [shard.size for shard in shards_of(table).values()]
+    sizes = [shard.size() for shard in shards_of(table).values()]
     assert sum(sizes) == 64 * 30
     assert max(sizes) / np.mean(sizes) <= 1.1
 
@@ -159,7 +159,7 @@ def test_episodes_go_to_the_emptier_of_two_shards(servers: list[ServerProcess], 
             writer.end_episodes([True, True])
     keys = table.insert(rows(np.arange(50)))
     assert 1 not in shard_ids(keys)
-    sizes = [shard.size for shard in shards_of(table).values()]
+    sizes = [shard.size() for shard in shards_of(table).values()]
     assert sizes[1] == 200
     assert sum(sizes) == 290
 
@@ -186,20 +186,20 @@ def test_episodes_of_steps_stay_whole(servers: list[ServerProcess], reach: Reach
 def test_servers_are_added_and_drained(servers: list[ServerProcess], reach: Reach) -> None:
     client = reach(servers[:2])
     make(client).insert(rows(np.arange(10)))
-    client.set_shards([server.address for server in servers])
-    client.mark_shard(0, state="draining")
+    client.shards.set([server.address for server in servers])
+    client.shards.mark(0, state="draining")
     table = reach(servers[2:]).table("t")
     assert set(shard_ids(table.insert(rows(np.arange(100)))).tolist()) <= {1, 2}
     batch = table.sample(64, beta=0.4)
-    assert batch.size == 110
-    shards = client.mark_shard(1, state="lost")
+    assert batch.table_size == 110
+    shards = client.shards.mark(1, state="lost")
     assert [shard.state for shard in shards.shards] == ["draining", "lost", "active"]
     assert set(shard_ids(reach(servers[:1]).table("t").sample(64, beta=0.4).row_keys).tolist()) <= {0, 2}
     servers[1].kill()
     servers[1].restart()
-    assert client.set_shards([server.address for server in servers]).shards[-1].id == 3
+    assert client.shards.set([server.address for server in servers]).shards[-1].id == 3
     with pytest.raises(InvalidArgumentError, match="shards lost"):
-        client.set_shards([servers[0].address])
+        client.shards.set([servers[0].address])
 
 
 def test_mixed_batches_and_tensors_take_tables_on_several_servers(servers: list[ServerProcess], reach: Reach) -> None:
@@ -208,7 +208,7 @@ def test_mixed_batches_and_tensors_take_tables_on_several_servers(servers: list[
     other = client.create_table("other", columns=COLUMNS, capacity=1000)
     for shard in shards_of(other).values():
         shard.insert(rows(np.arange(30) + 100))
-    with client.sampler({"t": 8, "other": 24}, beta=0.4) as mixed:
+    with client.mixed_sampler({"t": 8, "other": 24}, beta=0.4) as mixed:
         for _ in range(5):
             batch = next(mixed)
             assert batch.parts["t"]["number"].max() < 30
@@ -230,12 +230,12 @@ def test_a_server_that_was_away_gets_the_map_later(servers: list[ServerProcess],
     stopped.suspend()
     try:
         with ReplayClient(servers[0].address, wait_for_server_s=1.0, timeout_s=2.0) as other:
-            assert other.mark_shard(0, state="draining").version == 2
+            assert other.shards.mark(0, state="draining").version == 2
     finally:
         stopped.resume()
     assert make(client).describe().capacity == 1000
     with ReplayClient(servers[1].address) as last:
-        shards = last.shards()
+        shards = last.shards.map()
     assert shards is not None
     assert [shard.state for shard in shards.shards] == ["draining", "active"]
 
@@ -267,7 +267,7 @@ def test_asking_for_a_table_agrees_with_opening_it_and_creates_nothing(
 ) -> None:
     client = reach(servers)
     assert "t" not in client
-    assert client.shards() is None
+    assert client.shards.map() is None
     table = client.create_table("t", columns=COLUMNS, capacity=300)
     shards_of(table)[1].drop()
     for each in (client, reach(servers[1:2])):

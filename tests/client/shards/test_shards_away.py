@@ -104,10 +104,10 @@ def test_acknowledged_rows_are_neither_lost_nor_doubled(servers: list[ServerProc
     write(10)
     servers[2].kill()
     write(10)
-    sizes = [shard.size for shard in list(shards_of(table).values())[:2]]
+    sizes = [shard.size() for shard in list(shards_of(table).values())[:2]]
     write(10)
     wait_until(
-        lambda: sum(shard.size for shard in list(shards_of(table).values())[:2]) > sum(sizes), "others get the rows"
+        lambda: sum(shard.size() for shard in list(shards_of(table).values())[:2]) > sum(sizes), "others get the rows"
     )
     servers[2].restart()
     writer.close(timeout_s=20)
@@ -134,7 +134,7 @@ def test_a_writer_returns_to_a_server_that_restarted_while_nothing_was_in_flight
         writer.flush()
         assert isinstance(writer, ShardedWriter)
         assert writer.shards_away == []
-    assert all(shard.size > 100 for shard in shards_of(table).values())
+    assert all(shard.size() > 100 for shard in shards_of(table).values())
 
 
 def test_an_episode_of_steps_continues_as_a_new_one_elsewhere(servers: list[ServerProcess], reach: Reach) -> None:
@@ -144,7 +144,7 @@ def test_an_episode_of_steps_continues_as_a_new_one_elsewhere(servers: list[Serv
         assert isinstance(writer, ShardedWriter)
         writer.append(obs=0)
         writer.flush()
-        (owner,) = [number for number, shard in shards_of(table).items() if shard.size]
+        (owner,) = [number for number, shard in shards_of(table).items() if shard.size()]
         servers[owner].kill()
         writer.append(obs=1)
         wait_until(lambda: writer.shards_away == [owner], "the writer notices")
@@ -175,8 +175,8 @@ def test_a_server_that_returns_without_its_tables_stays_away(
         assert set(shard_ids(last.row_keys).tolist()) == {0}
     with pytest.raises(ValueError, match="replay shards lost 1"):
         client.table("t")
-    client.mark_shard(1, state="lost")
-    assert client.set_shards([server.address for server in servers]).shards[-1].id == 2
+    client.shards.mark(1, state="lost")
+    assert client.shards.set([server.address for server in servers]).shards[-1].id == 2
     assert list(shards_of(client.table("t"))) == [0, 2]
 
 
@@ -204,8 +204,8 @@ def test_a_server_that_returns_at_another_address_is_followed(
         folder = servers[1].flags[servers[1].flags.index("--data-dir") + 1]
         elsewhere = start_server("--data-dir", folder)
         with pytest.raises(InvalidArgumentError, match="9"):
-            reach([servers[0]]).move_shard(9, address=elsewhere.address)
-        moved = reach([servers[0]]).move_shard(1, address=elsewhere.address)
+            reach([servers[0]]).shards.move(9, address=elsewhere.address)
+        moved = reach([servers[0]]).shards.move(1, address=elsewhere.address)
         assert [shard.address for shard in moved.in_use] == [servers[0].address, elsewhere.address, servers[2].address]
         wait_until(lambda: next(sampler) is not None and away(sampler) == [], "it is back")
         sampler.flush()

@@ -31,13 +31,13 @@ def test_a_table_of_one_server_gets_no_shards_on_others(
         client = reach(servers)
         changes: list[Callable[[], object]] = [
             lambda: client.table("t"),
-            lambda: client.set_shards(addresses),
-            lambda: alone.set_shards(addresses),
+            lambda: client.shards.set(addresses),
+            lambda: alone.shards.set(addresses),
         ]
         for change in changes:
             with pytest.raises(InvalidArgumentError, match=f"^{field}: .* table 't'.* on {servers[0].address}"):
                 change()
-        assert alone.shards() is None
+        assert alone.shards.map() is None
     assert is_untouched(servers[1])
     assert is_untouched(servers[2])
 
@@ -50,17 +50,17 @@ def test_such_a_table_is_refused_if_there_are_several_servers_already(
     with ReplayClient(servers[0].address) as alone:
         description = alone.create_table("t", columns=COLUMNS, capacity=100, **config).describe()
         alone.drop_table("t")
-        version = client.set_shards([server.address for server in servers[:2]]).version
+        version = client.shards.set([server.address for server in servers[:2]]).version
         create = operations.create_table(description.to_config(), "open", shards_version=version)
         alone._link.connection.run(create)
     changes: list[Callable[[], object]] = [
         lambda: client.table("t"),
-        lambda: client.set_shards([server.address for server in servers]),
+        lambda: client.shards.set([server.address for server in servers]),
     ]
     for change in changes:
         with pytest.raises(InvalidArgumentError, match=f"^{field}: .* table 't'.*{servers[0].address}"):
             change()
-    shards = client.shards()
+    shards = client.shards.map()
     assert shards is not None
     assert shards.version == version
     assert [tables_of(server) for server in servers[:2]] == [["t"], []]

@@ -34,7 +34,7 @@ Reach = Callable[..., ReplayClient]
 def is_untouched(server: ServerProcess) -> bool:
     """Whether a server has neither a shard map nor tables."""
     with ReplayClient(server.address) as client:
-        return client.shards() is None and client.tables() == []
+        return client.shards.map() is None and client.tables() == []
 
 
 def tables_of(server: ServerProcess) -> list[str]:
@@ -47,7 +47,7 @@ def test_two_addresses_of_one_server_are_refused(servers: list[ServerProcess]) -
     address = servers[0].address
     again = address.replace("127.0.0.1", "localhost")
     with ReplayClient(f"{address},{again},{servers[1].address}") as client:
-        for change in (lambda: make(client), lambda: client.set_shards([address, again])):
+        for change in (lambda: make(client), lambda: client.shards.set([address, again])):
             with pytest.raises(InvalidArgumentError, match=f"{address} and {again}, which are one server"):
                 change()
     assert is_untouched(servers[0])
@@ -59,14 +59,14 @@ def test_no_addresses_and_unknown_states_are_refused(servers: list[ServerProcess
     with ReplayClient(address) as client:
         for addresses in ([], address, None, [address, address]):
             with pytest.raises(InvalidArgumentError, match=r"^addresses: expected a list of different addresses"):
-                client.set_shards(addresses)  # type: ignore[arg-type]
+                client.shards.set(addresses)  # type: ignore[arg-type]
         assert is_untouched(servers[0])
-        before = client.set_shards([each.address for each in servers[:2]])
+        before = client.shards.set([each.address for each in servers[:2]])
         unknown: list[Any] = ["x", None, []]
         for state in unknown:
             with pytest.raises(InvalidArgumentError, match=r"^state: expected 'active', 'draining', 'lost', 'retired'"):
-                client.mark_shard(0, state=state)
-        assert client.shards() == before
+                client.shards.mark(0, state=state)
+        assert client.shards.map() == before
 
 
 def test_servers_of_different_versions_are_refused(
@@ -89,7 +89,7 @@ def test_different_tables_of_a_name_are_refused(servers: list[ServerProcess], re
         with ReplayClient(server.address) as alone:
             alone.create_table("t", columns=columns, capacity=100)
     client = reach(servers)
-    client.set_shards([server.address for server in servers])
+    client.shards.set([server.address for server in servers])
     with pytest.raises(InvalidArgumentError, match=f"another one in shard 1 at {servers[1].address}") as refused:
         client.table("t")
     assert servers[0].address in str(refused.value)
@@ -125,7 +125,6 @@ def test_a_table_is_created_nowhere_if_a_server_has_another_of_its_name(
             min_size=None,
             samples_per_insert=None,
             error_buffer=None,
-            parameters={},
         )
         alone._link.connection.run(operations.create_table(config, "open", shards_version=1))
     where = f"shard 2 at {servers[2].address} than in shard 1 at {servers[1].address}"
@@ -138,7 +137,7 @@ def test_a_table_is_created_nowhere_if_a_server_has_another_of_its_name(
 
 def test_a_table_is_created_nowhere_if_a_server_is_away(servers: list[ServerProcess], reach: Reach) -> None:
     client = reach(servers, timeout_s=1.0)
-    client.set_shards([server.address for server in servers])
+    client.shards.set([server.address for server in servers])
     servers[2].kill()
     with pytest.raises(ServerUnavailableError, match=f"shard 2 at {servers[2].address}"):
         make(client)
@@ -150,7 +149,7 @@ def test_servers_of_two_services_are_refused(start_server: Callable[..., ServerP
     for pair in (servers[:2], servers[2:]):
         make(reach(pair))
     mixed = reach(servers[1:3])
-    for change in (lambda: make(mixed), lambda: mixed.set_shards([server.address for server in servers])):
+    for change in (lambda: make(mixed), lambda: mixed.shards.set([server.address for server in servers])):
         with pytest.raises(InvalidArgumentError, match=f"{servers[1].address}, {servers[2].address}.*several"):
             change()
 
@@ -160,18 +159,18 @@ def test_an_older_map_and_ids_that_were_used_are_refused(servers: list[ServerPro
     make(client)
     fleet = client._fleet
     before = fleet.find()
-    client.mark_shard(2, state="draining")
-    client.mark_shard(2, state="retired")
+    client.shards.mark(2, state="draining")
+    client.shards.mark(2, state="retired")
     with pytest.raises(ShardsChangedError, match=rf"{servers[0].address} has version 3 already, and the new one 1"):
         fleet.change(before)
     with pytest.raises(InvalidArgumentError, match=f"0 at {servers[0].address}, 1 at {servers[1].address}, got 2"):
-        client.mark_shard(2, state="active")
+        client.shards.mark(2, state="active")
     for shards in (before.shards, before.shards[:2]):
         again = fleet.find().with_shards(shards)
         with pytest.raises(InvalidArgumentError, match=f"shard 2 at {servers[2].address}, retired"):
             fleet.change(again)
     assert [server.version for server in (fleet.find(),)] == [3]
-    added = client.set_shards([server.address for server in servers])
+    added = client.shards.set([server.address for server in servers])
     assert [(shard.id, shard.state) for shard in added.shards[2:]] == [(2, "retired"), (3, "active")]
 
 
@@ -185,19 +184,19 @@ def test_a_server_that_was_given_up_returns_only_without_its_rows(
         shard.insert(rows(np.arange(10)))
     client = reach(servers[:1])
     servers[1].kill()
-    client.mark_shard(1, state="lost")
+    client.shards.mark(1, state="lost")
     servers[1].restart()
-    before = client.shards()
+    before = client.shards.map()
     with pytest.raises(
         InvalidArgumentError, match=f"an empty --data-dir, got {addresses[1]} with 10 rows of table 't'"
     ):
-        client.set_shards(addresses)
-    assert client.shards() == before
+        client.shards.set(addresses)
+    assert client.shards.map() == before
     assert len(client.table("t")) == 20
     servers[1].kill()
     servers[1].flags = (*servers[1].flags, "--data-dir", str(tmp_path / "new"))
     servers[1].restart()
-    assert client.set_shards(addresses).in_use[-1].id == 3
+    assert client.shards.set(addresses).in_use[-1].id == 3
     assert len(client.table("t")) == 20
 
 
@@ -230,14 +229,14 @@ def test_a_draining_server_is_retired_when_its_rows_are_the_oldest(servers: list
     for shard_id in (1, 0):  # the rows of shard 0 are newer
         shards_of(table)[shard_id].insert(rows(np.arange(256)))
     with pytest.raises(InvalidArgumentError, match="draining"):
-        client.retire_shard(0)
-    client.mark_shard(0, state="draining")
+        client.shards.retire(0)
+    client.shards.mark(0, state="draining")
     with pytest.raises(InvalidArgumentError, match=f"256 rows of table 't' on {servers[0].address}"):
-        client.retire_shard(0)
+        client.shards.retire(0)
     other = shards_of(table)[1]
     for _ in range(4):
         other.insert(rows(np.arange(64)))
-    shards = client.retire_shard(0)
+    shards = client.shards.retire(0)
     assert [shard.state for shard in shards.shards] == ["retired", "active"]
     batch = client.table("t").sample(64, beta=0.4)
     assert set((batch.row_keys >> 48).tolist()) == {1}
@@ -248,7 +247,7 @@ def test_two_maps_of_one_version_are_a_clash_that_is_named(servers: list[ServerP
     one, other = servers[0].address, servers[1].address
     with ReplayClient(f"{one},{other}") as client:
         make(client)
-        shards = client.shards()
+        shards = client.shards.map()
         assert shards is not None
         for address, lost in ((one, 1), (other, 0)):
             changed = shards.with_shards(
@@ -258,7 +257,7 @@ def test_two_maps_of_one_version_are_a_clash_that_is_named(servers: list[ServerP
                 alone._link.connection.run(operations.set_shards(changed, 1))
     with ReplayClient(f"{one},{other}") as client:
         clash = rf"one shard map.*version 2 of.*{one}.*{other}"
-        for use in (client.tables, client.stats, client.shards, lambda: client.mark_shard(1, state="draining")):
+        for use in (client.tables, client.stats, client.shards.map, lambda: client.shards.mark(1, state="draining")):
             with pytest.raises(InvalidArgumentError, match=clash):
                 use()
 
@@ -267,7 +266,7 @@ def test_a_change_that_meets_another_of_its_version_is_refused(servers: list[Ser
     one, other = sorted((servers[0].address, servers[1].address))
     with ReplayClient(f"{one},{other}") as client:
         make(client)
-        shards = client.shards()
+        shards = client.shards.map()
         assert shards is not None
         first = shards.with_shards((replace(shards.shards[0], state="draining"), shards.shards[1]))
         second = shards.with_shards((shards.shards[0], replace(shards.shards[1], state="draining")))
@@ -281,7 +280,7 @@ def test_two_changes_do_not_win_over_the_one_of_someone_else(servers: list[Serve
     one, other = servers[0].address, servers[1].address
     with ReplayClient(f"{one},{other}") as client:
         make(client)
-        shards = client.shards()
+        shards = client.shards.map()
         assert shards is not None
         first, second = shards.shards
         twice = shards.with_shards((first, replace(second, state="draining")))
@@ -306,7 +305,7 @@ def test_a_client_does_not_follow_a_map_without_a_change_that_it_knows(servers: 
     one, other = servers[0].address, servers[1].address
     with ReplayClient(f"{one},{other}") as client:
         table = make(client)
-        shards = client.shards()
+        shards = client.shards.map()
         assert shards is not None
         first, second = shards.shards
         assert isinstance(table, ShardedTable)

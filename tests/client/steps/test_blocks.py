@@ -197,7 +197,7 @@ def test_rows_of_a_plain_table_have_no_steps_and_one_priority_each() -> None:
     for number in range(6):
         written.episodes.append(number % 2, row(number), float(number))
         if number == 3:
-            written.episodes.end(1, {}, is_terminated=True, priorities=None)
+            written.episodes.end(1, {}, is_terminated=False, priorities=None)
     (rows,) = written.rows()
     assert [(each.stream, each.episode, each.number) for each in rows] == [
         (0, 0, 0), (0, 0, 2), (0, 0, 4), (1, 0, 1), (1, 0, 3), (1, 1, 5),
@@ -207,7 +207,9 @@ def test_rows_of_a_plain_table_have_no_steps_and_one_priority_each() -> None:
     assert not message.insertion.runs.ends
     assert not message.insertion.runs.first_steps
     with pytest.raises(InvalidArgumentError, match="no values"):
-        written.episodes.end(0, row(1), is_terminated=True, priorities=None)
+        written.episodes.end(0, row(1), is_terminated=False, priorities=None)
+    with pytest.raises(InvalidArgumentError, match="terminated"):
+        written.episodes.end(0, {}, is_terminated=True, priorities=None)
 
 
 def test_a_closing_row_has_zeros_where_nothing_was_given() -> None:

@@ -152,7 +152,7 @@ def test_every_drawn_byte_is_as_planned(
     def check(sampler: Sampler) -> Batch:
         batch = next(sampler)
         assert plan.are_steps(batch["number"]).all(), "a row that closes an episode was drawn"
-        assert (batch.row_keys >= batch.inserted - batch.size).all(), "an evicted row was drawn"
+        assert (batch.row_keys >= batch.inserted - batch.table_size).all(), "an evicted row was drawn"
         expected = plan.expected(batch["number"], n_step, stack, padding)
         for column, values in expected.items():
             np.testing.assert_array_equal(batch[column], values, err_msg=column, strict=True)

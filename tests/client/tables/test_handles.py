@@ -101,7 +101,7 @@ def test_a_table_that_was_made_anew_meanwhile_is_another_one(client: ReplayClien
     attempts: list[Callable[[], object]] = [
         lambda: arrived.insert(rows([1])),
         lambda: arrived.sample(1, beta=0.4),
-        lambda: arrived.size,
+        arrived.size,
     ]
     for attempt in attempts:
         with pytest.raises(TableReplacedError):
@@ -119,7 +119,7 @@ def test_a_token_does_not_travel_and_is_read_anew(guarded: ServerProcess, monkey
     with ReplayClient(guarded.address, token=ALL) as client:
         table = client.create_table("mine-table", columns={"x": Column("int64")}, capacity=10)
         packed = pickle.dumps([client, table])
-        assert copy.deepcopy(table).size == 0
+        assert copy.deepcopy(table).size() == 0
     assert ALL.encode() not in packed
     lost_client, lost_table = pickle.loads(packed)
     for attempt in (lost_client.tables, lost_table.stats, lambda: lost_table.insert({"x": [1]}), lost_table.writer):
@@ -153,9 +153,9 @@ def test_a_client_is_a_container_of_tables(client: ReplayClient, table: Table) -
 
 
 def test_a_table_has_a_length_and_is_true_even_without_rows(client: ReplayClient, table: Table) -> None:
-    assert (len(table), table.size, bool(table)) == (0, 0, True)
+    assert (len(table), table.size(), bool(table)) == (0, 0, True)
     table.insert(rows(range(1002)))
-    assert (len(table), table.size, bool(table)) == (1000, 1000, True)
+    assert (len(table), table.size(), bool(table)) == (1000, 1000, True)
     table.drop()
     with pytest.raises(TableNotFoundError):
         len(table)
@@ -189,7 +189,7 @@ def test_a_table_that_is_opened_with_rows_in_it_is_a_warning_unless_that_was_sai
     assert not client.create_table(**again, if_exists="open").created
     assert not caplog.records
     opened = client.create_table(**again)
-    assert (opened.created, opened.uid, opened.size) == (False, table.uid, 20)
+    assert (opened.created, opened.uid, opened.size()) == (False, table.uid, 20)
     assert not client.table(table.name).created
     (warning,) = caplog.records
     assert warning.levelno == logging.WARNING
@@ -202,14 +202,14 @@ def test_a_table_that_exists_is_reset_or_an_error_if_that_was_said(client: Repla
     again: dict[str, Any] = {"name": table.name, "columns": COLUMNS, "capacity": table.capacity}
     with pytest.raises(TableExistsError, match="with 20 rows"):
         client.create_table(**again, if_exists="error")
-    assert table.size == 20
+    assert table.size() == 20
     assert not client.create_table(**again, if_exists="reset").created
-    assert table.size == 0
+    assert table.size() == 0
     table.insert(rows([1]))
     for choice in ("open", "reset", "error"):
         with pytest.raises(TableExistsError):
             client.create_table(**{**again, "capacity": 5}, if_exists=choice)
-    assert table.size == 1
+    assert table.size() == 1
     assert new_table(name="made-by-error", if_exists="error").created
     with pytest.raises(InvalidArgumentError) as error:
         client.create_table(**again, if_exists="replace")  # type: ignore[arg-type]

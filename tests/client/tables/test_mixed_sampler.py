@@ -71,7 +71,7 @@ def check(batch: MixedBatch, names: list[str], sizes: list[int]) -> None:
     assert list(batch.parts) == names
     assert [part.batch_size for part in batch.parts.values()] == sizes
     online, demo = batch.parts.values()
-    assert (online.size, demo.size, batch.size) == (100, 50, 150)
+    assert (online.table_size, demo.table_size, batch.table_size) == (100, 50, 150)
     for name in ("number", "obs", "done"):
         np.testing.assert_array_equal(np.concatenate([online[name], demo[name]]), batch[name])
         assert np.shares_memory(online[name], batch[name])
@@ -88,7 +88,7 @@ def test_batches_have_rows_of_every_table_and_updates_go_to_theirs(
     sizes = [12, 5]
     online, demo = tables.values()
     updated: list[dict[int, float]] = [{}, {}]
-    with client.sampler(dict(zip(names, sizes, strict=True)), beta=0.4, prefetch=prefetch) as sampler:
+    with client.mixed_sampler(dict(zip(names, sizes, strict=True)), beta=0.4, prefetch=prefetch) as sampler:
         for step, batch in enumerate(islice(sampler, 30)):
             assert 0 <= sampler.in_flight < prefetch
             check(batch, names, sizes)
@@ -105,7 +105,7 @@ def test_batches_have_rows_of_every_table_and_updates_go_to_theirs(
 
 
 def test_a_batch_is_the_caller_s_to_keep(client: ReplayClient, names: list[str]) -> None:
-    with client.sampler({names[0]: 7, names[1]: 3}, beta=0.4) as sampler:
+    with client.mixed_sampler({names[0]: 7, names[1]: 3}, beta=0.4) as sampler:
         kept = list(islice(sampler, 20))
         for batch in kept:
             check(batch, names, [7, 3])
@@ -120,7 +120,7 @@ def test_a_batch_is_the_caller_s_to_keep(client: ReplayClient, names: list[str])
 
 @pytest.mark.parametrize("norm", ["batch", "table"])
 def test_weights_correct_for_priorities_within_each_table(client: ReplayClient, names: list[str], norm: Any) -> None:
-    with client.sampler({names[0]: 64, names[1]: 64}, beta=0.7, weight_norm=norm) as sampler:
+    with client.mixed_sampler({names[0]: 64, names[1]: 64}, beta=0.7, weight_norm=norm) as sampler:
         batch = next(sampler)
     counts = np.array([100, 50])[batch.tables]
     weights = (counts * batch.probabilities) ** -0.7
@@ -134,7 +134,7 @@ def test_rows_of_uniform_tables_and_queues_all_have_the_weight_one(client: Repla
     tables = [new_table(backend=backend) for backend in ("uniform", "fifo", "uniform")]
     for table, count in zip(tables, (7, 100, 13), strict=True):
         table.insert(rows(range(count)))
-    with client.sampler({table.name: 4 for table in tables}, beta=0.5, prefetch=2) as sampler:
+    with client.mixed_sampler({table.name: 4 for table in tables}, beta=0.5, prefetch=2) as sampler:
         batch = next(sampler)
     assert batch.weights.tolist() == [1.0] * 12
     assert batch["number"][4:8].tolist() == [0, 1, 2, 3]
@@ -145,14 +145,14 @@ def test_weights_of_very_improbable_rows_are_finite(client: ReplayClient, new_ta
     tables[0].insert(rows([0, 1]), priorities=[1e-300, 1.0])
     tables[1].insert(rows([0, 1]), priorities=[1.0, 1.0])
     sizes = {table.name: 2 for table in tables}
-    with client.sampler(sizes, beta=2.0, weight_norm="table") as sampler:
+    with client.mixed_sampler(sizes, beta=2.0, weight_norm="table") as sampler:
         weights = next(sampler).weights
     assert np.isfinite(weights).all()
     assert (weights >= 0).all()
 
 
 def test_options_hold_for_all_tables(client: ReplayClient, names: list[str]) -> None:
-    with client.sampler(dict.fromkeys(names, 4), beta=0.1, prefetch=1) as sampler:
+    with client.mixed_sampler(dict.fromkeys(names, 4), beta=0.1, prefetch=1) as sampler:
         assert next(sampler).beta == sampler.beta == 0.1
         sampler.beta, sampler.prefetch = 0.9, 5
         assert (sampler.beta, sampler.prefetch) == (0.9, 5)
@@ -166,7 +166,7 @@ def test_options_hold_for_all_tables(client: ReplayClient, names: list[str]) -> 
 def test_some_rows_of_a_batch_are_updated_by_table_and_key(
     client: ReplayClient, tables: dict[str, Table], names: list[str]
 ) -> None:
-    with client.sampler(dict.fromkeys(names, 8), beta=0.4, prefetch=1) as sampler:
+    with client.mixed_sampler(dict.fromkeys(names, 8), beta=0.4, prefetch=1) as sampler:
         batch = next(sampler)
         demo_only = batch.tables == 1
         sampler.update_priorities(MixedKeys(batch.tables[demo_only], batch.row_keys[demo_only]), np.full(8, 7.0))
@@ -181,9 +181,9 @@ def test_keys_without_their_tables_are_refused(
 ) -> None:
     online, demo = tables.values()
     with (
-        client.sampler(dict.fromkeys(names, 4), beta=0.4) as sampler,
-        client.sampler({names[0]: 4}, beta=0.4) as other,
-        client.sampler(dict.fromkeys(names, 4), beta=0.4, device="cpu") as tensors,
+        client.mixed_sampler(dict.fromkeys(names, 4), beta=0.4) as sampler,
+        client.mixed_sampler({names[0]: 4}, beta=0.4) as other,
+        client.mixed_sampler(dict.fromkeys(names, 4), beta=0.4, device="cpu") as tensors,
     ):
         batch = next(sampler)
         for wrong in (batch.row_keys, batch.parts[names[0]], next(other), online.sample(4, beta=0.4), [1, 2]):
@@ -210,7 +210,7 @@ def test_a_table_without_rows_is_named_and_what_the_others_drew_is_kept(
     full, empty = new_table(backend="fifo"), new_table(backend="uniform")
     full.insert(rows(range(8)))
     error = DeadlineExceededError if wait_s else TableEmptyError
-    with client.sampler({full.name: 4, empty.name: 2}, prefetch=1, timeout_s=wait_s) as sampler:
+    with client.mixed_sampler({full.name: 4, empty.name: 2}, prefetch=1, timeout_s=wait_s) as sampler:
         for _ in range(3):
             with pytest.raises(error) as refused:
                 next(sampler)
@@ -227,7 +227,7 @@ def test_a_sampler_waits_for_every_table(client: ReplayClient, new_table: NewTab
     second.insert(rows(range(5)))
     first.insert(rows([1, 2]))
     sizes = {first.name: 2, second.name: 2}
-    with client.sampler(sizes, timeout_s=60.0) as sampler, ThreadPoolExecutor(1) as pool:
+    with client.mixed_sampler(sizes, timeout_s=60.0) as sampler, ThreadPoolExecutor(1) as pool:
         batch = pool.submit(next, sampler)
         wait_until(lambda: first.stats().waiting > 0, "the draw waits")
         first.insert(rows([3]))
@@ -246,7 +246,7 @@ def test_a_sampler_waits_for_every_table(client: ReplayClient, new_table: NewTab
 )
 def test_wrong_numbers_of_rows_are_refused_by_name(client: ReplayClient, sizes: Any, field: str, expected: str) -> None:
     with pytest.raises(InvalidArgumentError) as refused:
-        client.sampler(sizes)
+        client.mixed_sampler(sizes)
     assert refused.value.metadata["field"] == field
     assert expected in refused.value.metadata["expected"]
 
@@ -255,16 +255,15 @@ def test_wrong_numbers_of_rows_are_refused_by_name(client: ReplayClient, sizes: 
 def test_other_wrong_arguments_are_refused(client: ReplayClient, names: list[str]) -> None:
     sizes = dict.fromkeys(names, 2)
     with pytest.raises(TableNotFoundError):
-        client.sampler({names[0]: 2, "nowhere": 2}, beta=0.4)
+        client.mixed_sampler({names[0]: 2, "nowhere": 2}, beta=0.4)
     for options, field in (
-        ({}, "beta"),  # the first table needs it
         ({"beta": -1.0}, "beta"),
         ({"beta": 0.4, "prefetch": 0}, "prefetch"),
         ({"beta": 0.4, "weight_norm": "all"}, "weight_norm"),
         ({"beta": 0.4, "columns": ["obz"]}, "columns"),
     ):
         with pytest.raises(InvalidArgumentError) as refused:
-            client.sampler(sizes, **options)
+            client.mixed_sampler(sizes, **options)
         assert refused.value.metadata["field"] == field
 
 
@@ -274,7 +273,7 @@ def test_an_error_about_columns_suggests_none_whose_masks_differ(client: ReplayC
     online = new_table(columns={"action": action, "goal": goal})
     demo = new_table(columns={"action": action, "goal": Column("float32")})
     with pytest.raises(InvalidArgumentError, match=r"columns=\['action'\], got 'goal_present'"):
-        client.sampler({online.name: 2, demo.name: 2}, beta=0.4)
+        client.mixed_sampler({online.name: 2, demo.name: 2}, beta=0.4)
 
 
 @wire_only
@@ -285,7 +284,7 @@ def test_columns_have_to_be_the_same_in_all_tables(client: ReplayClient, new_tab
     sizes = {online.name: 2, demo.name: 2}
     for columns in (None, ["step", "expert", "obs"]):
         with pytest.raises(InvalidArgumentError) as refused:
-            client.sampler(sizes, beta=0.4, columns=columns)
+            client.mixed_sampler(sizes, beta=0.4, columns=columns)
         assert refused.value.metadata == {
             "field": "columns",
             "expected": "columns that all tables have, with the same dtype and shape: columns=['obs', 'action']",
@@ -294,7 +293,7 @@ def test_columns_have_to_be_the_same_in_all_tables(client: ReplayClient, new_tab
         }
     online.insert({"obs": np.ones((4, 3)), "action": [1] * 4, "step": [0] * 4})
     demo.insert({"obs": np.full((4, 3), 2.0), "action": [2] * 4, "step": [0] * 4, "expert": [True] * 4})
-    with client.sampler(sizes, beta=0.4, columns=["action", "obs"]) as sampler:
+    with client.mixed_sampler(sizes, beta=0.4, columns=["action", "obs"]) as sampler:
         batch = next(sampler)
         assert list(batch) == ["obs", "action"]
         assert batch["action"].tolist() == [1, 1, 2, 2]
@@ -309,13 +308,13 @@ def test_tables_of_steps_are_mixed_with_plain_ones(client: ReplayClient, new_tab
         for step in range(7):
             writer.append(x=step)
     plain.insert({"x": [[7, 8, 9]], "held": [[True, True, False]]})
-    with client.sampler({steps.name: 5, plain.name: 2}) as sampler:
+    with client.mixed_sampler({steps.name: 5, plain.name: 2}) as sampler:
         batch = next(sampler)
         assert list(batch) == ["x", "held"]
         assert batch["x"][5:].tolist() == [[7, 8, 9]] * 2
         assert {tuple(each) for each in batch["x"][:5].tolist()} <= {(0, 1, 2), (3, 4, 5)}
     for columns, expected in ((["x"], ["x", "held"]), ([], ["held"])):  # a mask is always drawn
-        with client.sampler({steps.name: 5, plain.name: 2}, columns=columns) as sampler:
+        with client.mixed_sampler({steps.name: 5, plain.name: 2}, columns=columns) as sampler:
             assert list(next(sampler)) == expected
 
 
@@ -327,7 +326,7 @@ def test_tables_of_steps_are_mixed_with_plain_ones(client: ReplayClient, new_tab
     ],
 )
 def test_tensors_are_mixed_too(client: ReplayClient, tables: dict[str, Table], names: list[str], device: str) -> None:
-    with client.sampler({names[0]: 6, names[1]: 2}, beta=0.4, device=device) as sampler:
+    with client.mixed_sampler({names[0]: 6, names[1]: 2}, beta=0.4, device=device) as sampler:
         assert isinstance(sampler, MixedTensorSampler)
         for batch in islice(sampler, 5):
             assert isinstance(batch, MixedTensorBatch)
@@ -342,17 +341,17 @@ def test_tensors_are_mixed_too(client: ReplayClient, tables: dict[str, Table], n
 
 
 def test_a_closed_sampler_is_closed_for_all_tables(client: ReplayClient, names: list[str]) -> None:
-    sampler = client.sampler(dict.fromkeys(names, 4), beta=0.4)
+    sampler = client.mixed_sampler(dict.fromkeys(names, 4), beta=0.4)
     sampler.update_priorities(next(sampler), np.ones(8))
     sampler.close()
     sampler.close()
     assert sampler.updated > 0
     with pytest.raises(ClosedError):
         next(sampler)
-    left = client.sampler(dict.fromkeys(names, 4), beta=0.4)
+    left = client.mixed_sampler(dict.fromkeys(names, 4), beta=0.4)
     with pytest.raises(ZeroDivisionError), left:
         1 / (next(left).batch_size - 8)
-    refused = client.sampler(dict.fromkeys(names, 4), beta=0.4)
+    refused = client.mixed_sampler(dict.fromkeys(names, 4), beta=0.4)
     with pytest.raises(InvalidArgumentError, match="timeout_s"):
         refused.close(timeout_s=-1)
     for each in (*left.samplers.values(), *refused.samplers.values()):
@@ -390,7 +389,7 @@ def test_rows_that_were_overwritten_before_they_were_copied_are_drawn_again(
 
     monkeypatch.setattr(MappedRows, "gather", overtaken)
     monkeypatch.setattr(JoinedBuffers, "joined", counted)
-    with near.sampler({names[0]: 6, names[1]: 2}, beta=0.4) as sampler:
+    with near.mixed_sampler({names[0]: 6, names[1]: 2}, beta=0.4) as sampler:
         for batch in islice(sampler, 40):
             check(batch, names, [6, 2])
     assert calls >= 80
@@ -406,7 +405,7 @@ def test_a_restarted_server_goes_on_with_all_tables_and_their_masks(
     tables = [client.create_table(name, columns=columns, capacity=100) for name in ("online", "demo")]
     tables[0].insert({"x": range(10)})
     tables[1].insert({"x": range(10), "goal": np.arange(1, 11)})
-    with client.sampler({"online": 6, "demo": 2}, beta=0.4) as sampler:
+    with client.mixed_sampler({"online": 6, "demo": 2}, beta=0.4) as sampler:
         for number, batch in enumerate(islice(sampler, 20)):
             if number == 10:
                 server.kill()
@@ -419,6 +418,6 @@ def test_a_restarted_server_goes_on_with_all_tables_and_their_masks(
 
 
 def test_a_sampler_is_not_pickled(client: ReplayClient, names: list[str]) -> None:
-    sampler: MixedSampler = client.sampler({names[0]: 2}, beta=0.4)
+    sampler: MixedSampler = client.mixed_sampler({names[0]: 2}, beta=0.4)
     with pytest.raises(TypeError, match="create a sampler there"):
         pickle.dumps(sampler)

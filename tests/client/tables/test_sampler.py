@@ -238,7 +238,7 @@ def test_an_update_that_the_server_refuses_is_raised_once(new_table: NewTable) -
 
 
 def test_an_empty_table_is_said_to_be_empty_until_it_is_not(table: Table) -> None:
-    with table.sampler(4, beta=0.4) as sampler:
+    with table.sampler(4, beta=0.4, timeout_s=0) as sampler:
         for _ in range(3):
             with pytest.raises(TableEmptyError):
                 next(sampler)

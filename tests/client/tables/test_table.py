@@ -69,7 +69,7 @@ def test_a_batch_says_what_it_is(table: Table) -> None:
     assert "keys" not in batch
     dtypes = [array.dtype.name for array in (batch.row_keys, batch.probabilities, batch.weights)]
     assert dtypes == ["int64", "float64", "float32"]
-    assert (batch.beta, batch.size, batch.inserted) == (0.5, 10, 10)
+    assert (batch.beta, batch.table_size, batch.inserted) == (0.5, 10, 10)
     mass = (np.arange(1, 11) + 1e-6) ** 0.6
     assert batch.total_mass == pytest.approx(mass.sum())
     assert batch.smallest_probability == pytest.approx(mass[0] / mass.sum())

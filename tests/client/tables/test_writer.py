@@ -26,7 +26,7 @@ from replay_proto.v1 import replay_pb2
 
 from tests.client.conftest import COLUMNS, ways
 from tests.client.numbered import assert_whole, row, rows
-from tests.support.caller import SAME_HOST, Caller
+from tests.support.caller import SAME_HOST, Caller, wire_only
 from tests.support.deadlines import wait_until
 from tests.support.server_process import ServerProcess
 
@@ -346,3 +346,15 @@ def test_a_writer_without_a_local_socket_uses_grpc(start_server: StartServer, co
             writer.append(**row(number))
             writer.flush()
     assert numbers_in(table) == [0, 1]
+
+
+@wire_only
+def test_a_table_without_steps_does_not_take_how_episodes_end(table: Table) -> None:
+    with table.writer(streams=2) as writer:
+        writer.append_all({name: np.stack([value] * 2) for name, value in row(1).items()})
+        with pytest.raises(InvalidArgumentError, match=r"^terminated: expected False, because a table without steps"):
+            writer[0].end_episode(terminated=True)
+        with pytest.raises(InvalidArgumentError, match=r"^terminated: expected False, because a table without steps"):
+            writer.end_episodes([True, True], terminated=[False, True])
+        writer.end_episodes([True, True])
+    assert len(table) == 2

@@ -122,8 +122,8 @@ def test_a_server_killed_amid_one_comes_back_with_whole_rows(
             inserting = Thread(target=insert_until_it_ends, args=(client.table("large"), seen))
             watched = other.table("large")
             inserting.start()
-            wait_until(lambda watched=watched, seen=seen: watched.size > seen, "the first rows are live")  # type: ignore[misc]
-            at_least = watched.size
+            wait_until(lambda watched=watched, seen=seen: watched.size() > seen, "the first rows are live")  # type: ignore[misc]
+            at_least = watched.size()
             time.sleep(0.02 * attempt)
             server.kill()
             client.close()
@@ -131,7 +131,7 @@ def test_a_server_killed_amid_one_comes_back_with_whole_rows(
         server.restart()
         with ReplayClient(server.address) as client:
             table = client.table("large")
-            seen = table.size
+            seen = table.size()
             assert seen >= at_least, "rows that were live are lost"
             assert numbers_in(dict(table.read(np.arange(seen)))) == list(range(seen))
 
@@ -143,7 +143,7 @@ def test_a_server_that_ends_amid_one_ends_well(start_server: StartServer, tmp_pa
         inserting = Thread(target=insert_until_it_ends, args=(client.table("large"), 0))
         watched = other.table("large")
         inserting.start()
-        wait_until(lambda: watched.size > 0, "the first rows are live")
+        wait_until(lambda: watched.size() > 0, "the first rows are live")
         assert server.terminate() == 0
         client.close()
         inserting.join()
@@ -151,7 +151,7 @@ def test_a_server_that_ends_amid_one_ends_well(start_server: StartServer, tmp_pa
     server.restart()
     with ReplayClient(server.address) as client:
         table = client.table("large")
-        assert numbers_in(dict(table.read(np.arange(table.size)))) == list(range(table.size))
+        assert numbers_in(dict(table.read(np.arange(table.size())))) == list(range(table.size()))
 
 
 # How long others wait.

@@ -33,7 +33,7 @@ from replay_client._transport.data_path import DataPath
 from replay_client._transport.time_limits import time_limit
 from replay_client._writing.writing import MAX_BLOCKS_IN_FLIGHT, WriterOptions
 from replay_client.batch import Batch, Rows, UpdateResult
-from replay_client.draws import DrawMode, Prefetch, WeightNorm
+from replay_client.draws import DEFAULT_BETA, DrawMode, Prefetch, WeightNorm
 from replay_client.errors import (
     DeadlineExceededError,
     InvalidArgumentError,
@@ -115,9 +115,8 @@ class ShardedTable(Table):
         self._roster.look(every_s=_LOOK_S)
         return self._roster.members
 
-    @property
     def size(self) -> int:
-        """Number of live rows in all shards; see `describe`."""
+        """Return the number of live rows in all shards; see `describe`."""
         return self.describe().size
 
     def insert(
@@ -218,14 +217,14 @@ class ShardedTable(Table):
         self,
         batch_size: int,
         *,
-        beta: float | None = None,
+        beta: float = DEFAULT_BETA,
         weight_norm: WeightNorm = "batch",
         draw_mode: DrawMode = "stratified",
         timeout_s: float | None = 0.0,
         columns: Collection[str] | None = None,
     ) -> Batch:
         """Draw rows by priority; see `Table.sample`. Each call opens streams to all servers, so `sampler` is faster."""
-        sampler = self.part_sampler(
+        sampler = self._part_sampler(
             self._operations.chosen(columns),
             blank=None,
             prefetch=1,
@@ -331,7 +330,7 @@ class ShardedTable(Table):
         self._active()
         return ShardedWriter(self._roster, options, reconnect_timeout_s=wait_s, random=np.random.default_rng())
 
-    def part_sampler(
+    def _part_sampler(
         self,
         names: tuple[str, ...] | None,
         *,
@@ -341,7 +340,7 @@ class ShardedTable(Table):
         reconnect_timeout_s: float | None,
         **draw: Any,
     ) -> ShardedSampler:
-        """Create a sampler; see `Table.part_sampler`."""
+        """Create a sampler; see `Table._part_sampler`."""
         everywhere = self.batch_columns
         chosen = {name: column for name, column in everywhere.items() if names is None or name in names}
 
@@ -349,7 +348,7 @@ class ShardedTable(Table):
 
         def open_stream(member: Member) -> ShardStream:
             memory = PartMemory(member.id, buffers.blank)
-            stream = member.table.part_sampler(
+            stream = member.table._part_sampler(
                 names,
                 blank=memory,
                 kind=partial(ShardStream, memory=memory),
@@ -446,11 +445,11 @@ class ShardedTable(Table):
         return [(member, mine) for member in self._members if len(mine := np.flatnonzero(owners == member.id))]
 
     def _current_parts(self) -> dict[int, TableDescription]:
-        """Fetch the descriptions of all shards' tables; return them by shard id. See `Table.checked_description`."""
-        return {member.id: member.table.checked_description() for member in self._members}
+        """Fetch the descriptions of all shards' tables; return them by shard id. See `Table._checked_description`."""
+        return {member.id: member.table._checked_description() for member in self._members}
 
-    def checked_description(self) -> TableDescription:
-        """See `Table.checked_description`."""
+    def _checked_description(self) -> TableDescription:
+        """See `Table._checked_description`."""
         return merged_description(list(self._current_parts().values()))
 
     def _active(self) -> list[Member]:

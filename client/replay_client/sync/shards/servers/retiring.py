@@ -14,7 +14,7 @@ from replay_client.sync.shards.servers.fleet import Fleet
 
 
 def retire(fleet: Fleet, shard_id: int) -> ShardMap:
-    """Retire a draining shard whose rows are no longer needed; see `ReplayClient.retire_shard`."""
+    """Retire a draining shard whose rows are no longer needed; see `ReplayClient.shards.retire`."""
     shards = fleet.current()
     shard = next((each for each in shards.in_use if each.id == shard_id), None) if shards is not None else None
     if shards is None or shard is None or shard.state != "draining":

@@ -242,13 +242,13 @@ class ShardWriters:
                 self._give_up(shard_id)
             if self._orphans and (there := self._there()):
                 # All blocks go to the same shard, because an episode may be in several blocks.
-                self._by_id[self._emptier(there)].adopt(self._orphans)
+                self._by_id[self._emptier(there)]._adopt(self._orphans)
                 self._orphans = []
             self._seen = members
 
     def _open(self, member: Member) -> None:
         try:
-            self._by_id[member.id] = member.table.writer_with(self._options)
+            self._by_id[member.id] = member.table._writer_with(self._options)
             self._opened[member.id] = member.description
         except ServerUnavailableError as error:
             log.warning("%s gets no rows of this writer now: %s", member, error)
@@ -273,7 +273,7 @@ class ShardWriters:
     def _give_up(self, shard_id: int) -> None:
         self._report(shard_id)
         writer = self._by_id.pop(shard_id)
-        blocks = writer.give_up()
+        blocks = writer._give_up()
         self._given_up += writer.acknowledged
         self._orphans += blocks
         if blocks:

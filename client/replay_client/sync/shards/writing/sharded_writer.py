@@ -168,7 +168,7 @@ class ShardedWriter(Writer):
     def _append_part(self, shard_id: int, part: VectorRows) -> NDArray[np.intp]:
         """Append the rows of streams whose shard is ``shard_id``; return the streams whose rows were not appended."""
         with suppress(ServerUnavailableError):  # the server went away just now, with too many blocks in flight
-            self._writers[shard_id].append_checked(part)
+            self._writers[shard_id]._append_checked(part)
         done, left = part.which[: part.appended], part.which[part.appended :]
         self._rows[done] += 1
         return left
