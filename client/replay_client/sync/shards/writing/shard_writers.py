@@ -139,7 +139,7 @@ class ShardWriters:
         """
         self.follow()
         if not self._there():
-            with LongWait(f"a writer of table {self._name!r}", lambda _: "none of its servers can be reached"):
+            with LongWait(f"a writer of table {self._name!r}", self._explain_absence):
                 self._await_a_shard()
         there = self._there()
         with self._guard:
@@ -150,6 +150,10 @@ class ShardWriters:
             chosen = self._emptier(there)
             self._streams[chosen] += 1
         return chosen
+
+    def _explain_absence(self, waited_s: float) -> str:
+        limit_s = self._reconnect_timeout_s
+        return f"none of its servers can be reached for {waited_s:g} s; it fails after {limit_s:g} s unless one returns"
 
     def _await_a_shard(self) -> None:
         deadline = time.monotonic() + self._reconnect_timeout_s
