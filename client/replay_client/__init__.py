@@ -73,6 +73,7 @@ from replay_client.sync.mixed_sampler import MixedSampler
 from replay_client.sync.row_loader import RowLoader
 from replay_client.sync.row_reader import RowReader
 from replay_client.sync.sampler import Sampler
+from replay_client.sync.shards.administration import Shards
 from replay_client.sync.shards.sharded_table import ShardedTable
 from replay_client.sync.table import Table
 from replay_client.sync.writer import Writer
@@ -127,6 +128,7 @@ __all__ = [
     "Shard",
     "ShardMap",
     "ShardedTable",
+    "Shards",
     "ShardsChangedError",
     "Stack",
     "Stats",
