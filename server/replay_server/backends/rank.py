@@ -27,7 +27,7 @@ from replay_server.kernels.compile import Floats, Integers, as_kernel_input, ker
 from replay_server.kernels.prefetch import touch
 
 MOST_RANKED = 2_000_000_000
-"""Largest capacity with this backend: even with slack, a table has fewer slots than `rank_tree.MOST_ROWS`."""
+"""Largest capacity with this backend: even with slack, a table has fewer slots than `rank_tree.MOST_RANKED`."""
 
 
 @dataclass(frozen=True)

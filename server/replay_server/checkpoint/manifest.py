@@ -11,15 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from replay_server.errors import FatalError
+from replay_server.storage.format import CHECKPOINT_MANIFEST_FILE, CHECKPOINT_VERSION, UID_BYTES
 from replay_server.storage.ranges import BYTES, KEYS
 from replay_server.storage.shard_map import ShardMap
 from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_state import TableState
-
-FORMAT_VERSION = 2
-MANIFEST_FILE = "_checkpoint.json"
-"""Name of the file, next to the tables' folders. No table has a name that begins with an underscore."""
-_UID_BYTES = 16
 
 
 class DamagedCheckpointError(FatalError):
@@ -110,7 +106,7 @@ class TableManifest:
         KEYS.check("left_out", table.left_out)
         for file in table.files:
             BYTES.check(f"files.{file.name}.bytes", file.size)
-        if len(table.uid) != _UID_BYTES or state.oldest(config.most_live, config.times) != state.floor:
+        if len(table.uid) != UID_BYTES or state.oldest(config.most_live, config.times) != state.floor:
             raise ValueError(f"{table.size} rows from key {state.floor} on, uid of {len(table.uid)} bytes")
         return table
 
@@ -141,7 +137,7 @@ class CheckpointManifest:
             content["shards"] = self.shards.to_json()
         if self.shard_id is not None:
             content["shard_id"] = self.shard_id
-        document = {"format_version": FORMAT_VERSION, "crc32": _checksum(content), "content": content}
+        document = {"format_version": CHECKPOINT_VERSION, "crc32": _checksum(content), "content": content}
         return json.dumps(document, indent=2).encode()
 
     @classmethod
@@ -151,13 +147,13 @@ class CheckpointManifest:
         Raises:
             DamagedCheckpointError: the manifest is missing or corrupt.
         """
-        path = folder / MANIFEST_FILE
+        path = folder / CHECKPOINT_MANIFEST_FILE
         try:
             document = json.loads(path.read_bytes())
-            if document["format_version"] != FORMAT_VERSION:
+            if document["format_version"] != CHECKPOINT_VERSION:
                 raise ValueError(
-                    f"expected format version {FORMAT_VERSION}, found {document['format_version']}; restore it with "
-                    "the replay-server version that wrote it"
+                    f"expected format version {CHECKPOINT_VERSION}, found {document['format_version']}; restore it "
+                    "with the replay-server version that wrote it"
                 )
             content = document["content"]
             if document["crc32"] != _checksum(content):

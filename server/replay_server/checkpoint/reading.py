@@ -15,18 +15,17 @@ from replay_proto.framing import Array
 from replay_proto.layout import column_file
 
 from replay_server.checkpoint.manifest import (
-    MANIFEST_FILE,
     CheckpointManifest,
     DamagedCheckpointError,
     TableManifest,
     unless_removed,
 )
-from replay_server.checkpoint.writing import PRIORITIES_FILE, WRITERS_FILE
 from replay_server.errors import FatalError
 from replay_server.files.long_work import LongWork
 from replay_server.files.mapped_file import MappedFile
 from replay_server.files.memory_limit import MemoryLimit, is_in_memory
 from replay_server.storage import restored_tables
+from replay_server.storage.format import CHECKPOINT_MANIFEST_FILE, PRIORITIES_FILE, WRITERS_FILE
 from replay_server.storage.row_store import store_in_ring
 from replay_server.storage.table_directory import TableDirectory, empty_bytes
 
@@ -74,7 +73,7 @@ def resume(tables: Path) -> CheckpointManifest | None:
         The manifest of the checkpoint; None if there was no such restore.
     """
     left = restored_tables.place(tables)
-    if left is None or not (left / MANIFEST_FILE).is_file():
+    if left is None or not (left / CHECKPOINT_MANIFEST_FILE).is_file():
         return None
     return CheckpointManifest.load(left)
 
@@ -106,7 +105,7 @@ def restore(
         NoSpaceError: there is not enough space.
         StoppedError: ``stopped`` was set.
     """
-    if not (folder / MANIFEST_FILE).is_file():
+    if not (folder / CHECKPOINT_MANIFEST_FILE).is_file():
         fault = no_checkpoint(folder)
         raise RestoreError(f"restore: expected the directory of a checkpoint, got {str(folder)!r}, which {fault}")
     before, manifest = resume(tables), CheckpointManifest.load(folder)
@@ -131,14 +130,14 @@ def restore(
             with unless_removed(folder):
                 TableDirectory.create(stage, table.config, uid=table.uid, checked=checked, fill=fill).close()
         with unless_removed(folder):
-            shutil.copyfile(folder / MANIFEST_FILE, stage / MANIFEST_FILE)
+            shutil.copyfile(folder / CHECKPOINT_MANIFEST_FILE, stage / CHECKPOINT_MANIFEST_FILE)
     return manifest
 
 
 def no_checkpoint(folder: Path) -> str:
     """Say why a path is not the directory of a checkpoint."""
     if folder.is_dir():
-        return f"has no {MANIFEST_FILE}"
+        return f"has no {CHECKPOINT_MANIFEST_FILE}"
     return "is not a directory" if folder.exists() else "is missing"
 
 

@@ -20,7 +20,7 @@ from replay_server.table.table import Table
 
 TURN_BYTES = 32 << 20
 """Maximum bytes copied without a break, which takes about 10 ms. Other calls run before more is copied."""
-INLINE_BYTES = 1 << 20
+COPIED_ON_LOOP_BYTES = 1 << 20
 """If all rows of a table have at most this many bytes, they are copied on the event loop, too."""
 
 
@@ -108,7 +108,7 @@ async def take_snapshots(tables: Sequence[Table]) -> list[TableSnapshot]:
 
 async def _take(table: Table, turn: _Turn) -> TableSnapshot:
     size_bytes = table.size * table.config.schema.row_bytes
-    copies = size_bytes <= INLINE_BYTES
+    copies = size_bytes <= COPIED_ON_LOOP_BYTES
     await turn.make_room(
         min(table.size * 8, TURN_BYTES) + table.directory.writers.file.bytes.nbytes + (size_bytes if copies else 0)
     )

@@ -15,14 +15,13 @@ import numpy as np
 from replay_proto.framing import Array
 from replay_proto.layout import column_file
 
-from replay_server.checkpoint.manifest import MANIFEST_FILE, CheckpointManifest, FileManifest, TableManifest
+from replay_server.checkpoint.manifest import CheckpointManifest, FileManifest, TableManifest
 from replay_server.checkpoint.snapshot import TableSnapshot
 from replay_server.errors import StoppedError
 from replay_server.files.durable_files import sync_path, write_all
+from replay_server.storage.format import CHECKPOINT_MANIFEST_FILE, PRIORITIES_FILE, WRITERS_FILE
 from replay_server.storage.shard_map import ShardMap
 
-PRIORITIES_FILE = "priorities.bin"
-WRITERS_FILE = "writers.bin"
 _CHUNK_BYTES = 4 << 20
 _SYNC_BYTES = 32 << 20
 """Bytes written between syncs: too many dirty pages would slow down stores to mapped files."""
@@ -89,7 +88,7 @@ def write_checkpoint(
 
 def write_manifest(folder: Path, manifest: CheckpointManifest) -> None:
     """Write and sync the manifest of the checkpoint in ``folder``, after all of its other files."""
-    write_file(folder / MANIFEST_FILE, np.frombuffer(manifest.to_bytes(), np.uint8))
+    write_file(folder / CHECKPOINT_MANIFEST_FILE, np.frombuffer(manifest.to_bytes(), np.uint8))
     sync_path(folder)
 
 

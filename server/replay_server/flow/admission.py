@@ -36,7 +36,7 @@ from replay_server.table.table import NewRows, Table, WriterStamp
 
 T = TypeVar("T")
 
-INLINE_BYTES: Final = 1 << 20
+INSERTED_ON_LOOP_BYTES: Final = 1 << 20
 """Maximum bytes of an insert that runs on the event loop. Storing 1 MiB into new pages of a file takes 1 ms in memory
 and 8 ms on disk. The client's writers send at most this much at a time, unless a row is larger."""
 
@@ -54,7 +54,7 @@ class Limits:
     """Limits the bytes of waiting inserts."""
     longest_s: float = math.inf
     """Maximum duration of a wait, in seconds."""
-    inline_bytes: int = INLINE_BYTES
+    inline_bytes: int = INSERTED_ON_LOOP_BYTES
     """Maximum bytes of an insert that runs on the event loop."""
     is_closing: bool = False
     """Whether the server shuts down, so that no call may wait any longer."""

@@ -14,7 +14,8 @@ from replay_proto.schema import Column, Schema
 
 from replay_server.files.mapped_file import MappedFile
 from replay_server.files.memory_limit import MemoryLimit
-from replay_server.storage.power_loss.row_checksums import CHECKSUM_BYTES, RowChecksums
+from replay_server.storage.format import CHECKSUM_BYTES
+from replay_server.storage.power_loss.row_checksums import RowChecksums
 
 LINK_COLUMN = "_link"
 """Reserved name of the column that stores each row's link; see `replay_server.storage.runs`."""

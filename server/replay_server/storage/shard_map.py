@@ -20,15 +20,14 @@ from replay_proto.shard_maps import MOST_ANCESTORS, is_made_from
 from replay_proto.v1 import replay_pb2
 
 from replay_server.files.durable_files import replace_file
+from replay_server.storage.format import SHARD_MAP_FILE, UID_BYTES
 from replay_server.storage.ranges import KEYS, MAP_CHANGES, MAP_VERSIONS, SHARD_IDS, Range
 from replay_server.storage.table_config import is_table_name
 from replay_server.storage.table_directory import DamagedTableError
 
-SHARD_MAP_FILE: Final = "shards.json"
 _MOST_SHARDS: Final = 1024
 _MOST_ADDRESS: Final = 256
 _MOST_TABLES: Final = 10_000
-_UID_BYTES: Final = 16
 _STATES: Final = {
     "active": replay_pb2.SHARD_STATE_ACTIVE,
     "draining": replay_pb2.SHARD_STATE_DRAINING,
@@ -55,8 +54,8 @@ class LostRows(NamedTuple):
         """Raise `FieldError` unless these may be the rows of a table."""
         if not is_table_name(self.table):
             raise FieldError(f"{field}.table", "the name of a table", repr(self.table))
-        if len(self.table_uids) > _MOST_SHARDS or any(len(uid) != 2 * _UID_BYTES for uid in self.table_uids):
-            raise FieldError(f"{field}.table_uids", f"at most {_MOST_SHARDS} uids of {_UID_BYTES} bytes", "others")
+        if len(self.table_uids) > _MOST_SHARDS or any(len(uid) != 2 * UID_BYTES for uid in self.table_uids):
+            raise FieldError(f"{field}.table_uids", f"at most {_MOST_SHARDS} uids of {UID_BYTES} bytes", "others")
         KEYS.check(f"{field}.inserted", self.inserted)
         Range(0, self.inserted).check(f"{field}.size", self.size)
 
@@ -178,13 +177,13 @@ class ShardMap(NamedTuple):
         Raises:
             FieldError: names the invalid field.
         """
-        if len(self.uid) != _UID_BYTES:
-            raise FieldError("map.uid", f"{_UID_BYTES} bytes", f"{len(self.uid)} bytes")
+        if len(self.uid) != UID_BYTES:
+            raise FieldError("map.uid", f"{UID_BYTES} bytes", f"{len(self.uid)} bytes")
         MAP_VERSIONS.check("map.version", self.version)
-        if len(self.id) not in (0, _UID_BYTES):
-            raise FieldError("map.id", f"{_UID_BYTES} bytes", f"{len(self.id)} bytes")
-        if len(self.ancestors) > MOST_ANCESTORS or any(len(each) != _UID_BYTES for each in self.ancestors):
-            raise FieldError("map.ancestors", f"at most {MOST_ANCESTORS} ids of {_UID_BYTES} bytes", "others")
+        if len(self.id) not in (0, UID_BYTES):
+            raise FieldError("map.id", f"{UID_BYTES} bytes", f"{len(self.id)} bytes")
+        if len(self.ancestors) > MOST_ANCESTORS or any(len(each) != UID_BYTES for each in self.ancestors):
+            raise FieldError("map.ancestors", f"at most {MOST_ANCESTORS} ids of {UID_BYTES} bytes", "others")
         if not 1 <= len(self.shards) <= _MOST_SHARDS:
             raise FieldError("map.shards", f"1 to {_MOST_SHARDS} shards", str(len(self.shards)))
         for index, shard in enumerate(self.shards):

@@ -21,6 +21,7 @@ from replay_server.backends import BACKENDS
 from replay_server.backends.parameters import read_parameters
 from replay_server.backends.sum_tree import SumTree, SumTreeParameters
 from replay_server.backends.uniform import UniformIndex
+from replay_server.storage.format import UID_BYTES
 from replay_server.storage.ranges import CAPACITIES, SHARD_IDS
 from replay_server.storage.row_store import LINK, STEP_LINK
 
@@ -33,7 +34,6 @@ _TABLE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}")
 _MIN_SLACK = 64
 _SLACK_FRACTION = 64
 _MAX_SEED = (1 << 64) - 1
-_UID_BYTES = 16
 _MOST_SHARDS = 1024
 
 
@@ -104,8 +104,8 @@ class TableConfig:
         if not 1 <= self.capacity <= largest:
             raise FieldError("capacity", f"1 to {largest} rows with the backend {self.backend}", str(self.capacity))
         CAPACITIES.check("whole_capacity", self.whole_capacity)
-        if len(self.whole_uid) not in (0, _UID_BYTES):
-            raise FieldError("whole_uid", f"{_UID_BYTES} bytes, or none", f"{len(self.whole_uid)} bytes")
+        if len(self.whole_uid) not in (0, UID_BYTES):
+            raise FieldError("whole_uid", f"{UID_BYTES} bytes, or none", f"{len(self.whole_uid)} bytes")
         if len(self.whole_shards) > _MOST_SHARDS:
             raise FieldError("whole_shards", f"at most {_MOST_SHARDS} ids", str(len(self.whole_shards)))
         for shard_id in self.whole_shards:

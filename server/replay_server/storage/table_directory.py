@@ -34,24 +34,29 @@ from numpy.typing import NDArray
 from replay_server.errors import FatalError
 from replay_server.files.durable_files import rename_durably, replace_file, sync_path
 from replay_server.files.mapped_file import MappedFile, NoSpaceError, tells_full
+from replay_server.storage.format import (
+    CHECKED_STEPS_TABLE_VERSION,
+    CHECKED_TABLE_VERSION,
+    CHECKED_VERSIONS,
+    CHECKSUM_BYTES,
+    CHECKSUMS_FILE,
+    PRIORITIES_FILE,
+    PRIORITY_BYTES,
+    STEPS_TABLE_VERSION,
+    SYNC_POINT_FILE,
+    TABLE_MANIFEST_FILE,
+    TABLE_VERSION,
+    TABLE_VERSIONS,
+    UID_BYTES,
+)
 from replay_server.storage.header import Header
 from replay_server.storage.permissions import FOLDER_MODE
-from replay_server.storage.power_loss.recovery import PRIORITIES_FILE, PRIORITY_BYTES, recover
-from replay_server.storage.power_loss.row_checksums import CHECKSUM_BYTES, CHECKSUMS_FILE
-from replay_server.storage.power_loss.sync_point import SYNC_POINT_BYTES, SYNC_POINT_FILE, SyncPoint, SyncPoints
+from replay_server.storage.power_loss.recovery import recover
+from replay_server.storage.power_loss.sync_point import SYNC_POINT_BYTES, SyncPoint, SyncPoints
 from replay_server.storage.row_store import RowStore
 from replay_server.storage.table_config import TableConfig
 from replay_server.storage.writer_records import WRITER_RECORDS_BYTES, WriterRecords
 
-FORMAT_VERSION = 3
-CHECKED_FORMAT_VERSION = 4
-"""Version of tables with checksums: a server that does not maintain checksums must not open them."""
-STEPS_FORMAT_VERSION = 5
-CHECKED_STEPS_FORMAT_VERSION = 6
-_CHECKED = (CHECKED_FORMAT_VERSION, CHECKED_STEPS_FORMAT_VERSION)
-_VERSIONS = (FORMAT_VERSION, CHECKED_FORMAT_VERSION, STEPS_FORMAT_VERSION, CHECKED_STEPS_FORMAT_VERSION)
-UID_BYTES = 16
-_MANIFEST = "manifest.json"
 _SEALED_AT_ONCE = 1 << 17
 _STORED_AT_ONCE = 16 << 20
 """Bytes that `TableDirectory.store_anew` handles per step; a step takes a few milliseconds."""
@@ -130,13 +135,13 @@ class TableDirectory:
         directory: TableDirectory | None = None
         try:
             unfinished.mkdir(mode=FOLDER_MODE)
-            (unfinished / _MANIFEST).write_text(_manifest(uid, config, checked=checked), "utf-8")
+            (unfinished / TABLE_MANIFEST_FILE).write_text(_manifest(uid, config, checked=checked), "utf-8")
             directory = cls(unfinished, config, uid, create=True, checked=checked)
             fill(directory)
             if checked:
                 directory._seal_live()
                 directory.sync(directory.sync_point())
-                sync_path(unfinished / _MANIFEST)
+                sync_path(unfinished / TABLE_MANIFEST_FILE)
                 sync_path(unfinished)
             name = parent / config.name
             directory.folder = rename_durably(unfinished, name) if checked else unfinished.rename(name)
@@ -158,13 +163,13 @@ class TableDirectory:
             StoppedError: ``stopped`` was set.
             DamagedTableError: the files do not match the manifest.
         """
-        path = folder / _MANIFEST
+        path = folder / TABLE_MANIFEST_FILE
         try:
             manifest = json.loads(path.read_text("utf-8"))
             version = manifest["format_version"]
-            if version not in _VERSIONS:
+            if version not in TABLE_VERSIONS:
                 raise ValueError(
-                    f"expected format version {FORMAT_VERSION} to {CHECKED_STEPS_FORMAT_VERSION}, found {version}; use "
+                    f"expected format version {TABLE_VERSION} to {CHECKED_STEPS_TABLE_VERSION}, found {version}; use "
                     "the version of replay-server that created it, or another --data-dir"
                 )
             if manifest["crc32"] != _checksum(manifest):
@@ -177,7 +182,7 @@ class TableDirectory:
                 raise ValueError(f"it belongs to table {config.name!r}")
         except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise DamagedTableError(f"{path}: {error}") from error
-        checked = version in _CHECKED
+        checked = version in CHECKED_VERSIONS
         try:
             if checked and may_be_torn:
                 recover(folder, config, stopped)
@@ -283,7 +288,7 @@ class TableDirectory:
         self._seal_live()
         self._sync_points = SyncPoints(self.folder, create=True)
         self.write_out()
-        replace_file(self.folder / _MANIFEST, _manifest(self.uid, self.config, checked=True))
+        replace_file(self.folder / TABLE_MANIFEST_FILE, _manifest(self.uid, self.config, checked=True))
 
     def flush(self) -> None:
         """Write stored data to disk. To survive a power loss, a table also needs a `sync`."""
@@ -361,9 +366,9 @@ class TableDirectory:
 
 def _manifest(uid: bytes, config: TableConfig, *, checked: bool) -> str:
     if config.steps is None:
-        version = CHECKED_FORMAT_VERSION if checked else FORMAT_VERSION
+        version = CHECKED_TABLE_VERSION if checked else TABLE_VERSION
     else:
-        version = CHECKED_STEPS_FORMAT_VERSION if checked else STEPS_FORMAT_VERSION
+        version = CHECKED_STEPS_TABLE_VERSION if checked else STEPS_TABLE_VERSION
     manifest = {"format_version": version, "uid": uid.hex(), "config": config.to_json()}
     return json.dumps({**manifest, "crc32": _checksum(manifest)}, indent=2)
 

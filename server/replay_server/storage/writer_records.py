@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from replay_server.errors import sequence_gap, sequence_too_old, writer_unknown
 from replay_server.files.mapped_file import MappedFile
+from replay_server.storage.format import WRITERS_FILE
 from replay_server.storage.ranges import KEYS
 
-FILE_NAME = "writers.bin"
 WRITERS_KEPT = 4096
 """Maximum number of writers to remember: those that inserted most recently."""
 INSERTS_KEPT = 16
@@ -41,7 +41,7 @@ class WriterRecords:
 
     def __init__(self, folder: Path, *, inserted: int, create: bool) -> None:
         """Map the records of the table in ``folder``, and erase records of rows beyond ``inserted``."""
-        self._path = folder / FILE_NAME
+        self._path = folder / WRITERS_FILE
         self.file = MappedFile(self._path, WRITER_RECORDS_BYTES, create=create)
         self.file.reserve(self.file.size)
         table: NDArray[np.void] = self.file.view(_WRITER, (WRITERS_KEPT,))  # type: ignore[assignment]

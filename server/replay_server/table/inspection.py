@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from replay_server.backends.index import DEAD_PRIORITY, LiveRows
 
-MOST_ROWS = 1 << 20
+MOST_LOOKED_AT = 1 << 20
 """Maximum number of priorities to copy and sort; larger tables are sampled."""
 LARGEST_ROWS = 10
 """Number of rows with the largest priorities to report, unless the caller requests another number."""
@@ -73,7 +73,7 @@ class Seen:
     @property
     def is_sample(self) -> bool:
         """Whether `rows` are a sample."""
-        return self.live.size > MOST_ROWS
+        return self.live.size > MOST_LOOKED_AT
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Ranked:
 
 
 def look(live: LiveRows, priorities: NDArray[np.float64], random: np.random.Generator) -> Seen:
-    """Copy the priorities of all live rows or, in a larger table, of `MOST_ROWS` rows sampled evenly over all ages."""
+    """Copy the priorities of all live rows or, in a larger table, of `MOST_LOOKED_AT` rows of all ages alike."""
     kept, candidates, drawable = [], [], 0
     for first in range(0, live.size, _PIECE_ROWS):
         keys = np.arange(live.oldest + first, live.oldest + min(first + _PIECE_ROWS, live.size))
@@ -100,8 +100,8 @@ def look(live: LiveRows, priorities: NDArray[np.float64], random: np.random.Gene
             piece = piece.only(piece.priorities != DEAD_PRIORITY)
         drawable += len(piece.keys)
         candidates.append(_largest_of(piece))
-        if live.size > MOST_ROWS and len(piece.keys):
-            chosen = len(piece.keys) * MOST_ROWS // live.size
+        if live.size > MOST_LOOKED_AT and len(piece.keys):
+            chosen = len(piece.keys) * MOST_LOOKED_AT // live.size
             piece = piece.only(random.integers(0, len(piece.keys), chosen))
         kept.append(piece)
     return Seen(live, drawable, _joined(kept), _joined(candidates))

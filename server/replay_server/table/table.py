@@ -23,7 +23,7 @@ from replay_server.backends.index import DEAD_PRIORITY, FIRST_PRIORITY, Priority
 from replay_server.errors import Lack
 from replay_server.files.mapped_file import NoSpaceError
 from replay_server.files.memory_limit import MemoryLimit
-from replay_server.storage.power_loss.recovery import PRIORITIES_FILE
+from replay_server.storage.format import PRIORITIES_FILE
 from replay_server.storage.power_loss.row_checksums import origin_word
 from replay_server.storage.ranges import KEYS
 from replay_server.storage.runs import Runs

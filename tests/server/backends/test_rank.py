@@ -159,4 +159,4 @@ def test_check_finds_a_row_that_is_ranked_by_another_priority() -> None:
 
 def test_the_largest_ring_has_no_more_rows_than_the_tree_can_count() -> None:
     config = TableConfig("largest", WHOLE, RankIndex.most_rows, "rank")
-    assert config.slots <= rank_tree.MOST_ROWS
+    assert config.slots <= rank_tree.MOST_RANKED

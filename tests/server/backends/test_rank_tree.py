@@ -105,7 +105,7 @@ def test_equal_rows_stay_in_order_where_half_of_a_key_begins_anew(wrap: int, dis
 
 
 def test_equal_rows_stay_in_order_over_laps_of_the_largest_ring() -> None:
-    rows, lap = 2_000, rank_tree.MOST_ROWS - 2_000
+    rows, lap = 2_000, rank_tree.MOST_RANKED - 2_000
     equal = np.ones(rows)
     tree = rank_tree.make_tree(2 * rows)
     keys = np.arange(rows)
@@ -121,7 +121,7 @@ def test_equal_rows_stay_in_order_over_laps_of_the_largest_ring() -> None:
 
 
 def test_a_boundary_is_compared_by_its_whole_key_however_old_the_row_is_that_it_came_from() -> None:
-    rows, lap, boundary = 24, rank_tree.MOST_ROWS - 1_000, np.array([5.0])
+    rows, lap, boundary = 24, rank_tree.MOST_RANKED - 1_000, np.array([5.0])
     priorities = np.concatenate((np.full(rows, 9.0), boundary, np.full(rows - 1, 4.0)))
     keys = np.concatenate((np.arange(rows)[::-1], [rows], np.arange(rows + 1, 2 * rows)[::-1]))
     tree = rank_tree.make_tree(400)

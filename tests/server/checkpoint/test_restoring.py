@@ -13,13 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from replay_server.checkpoint import reading
-from replay_server.checkpoint.manifest import MANIFEST_FILE, CheckpointManifest, CheckpointRemovedError, TableManifest
+from replay_server.checkpoint.manifest import CheckpointManifest, CheckpointRemovedError, TableManifest
 from replay_server.checkpoint.reading import RestoreError, restore, resume, verify
 from replay_server.checkpoint.snapshot import take_snapshots
 from replay_server.checkpoint.writing import write_checkpoint
 from replay_server.files.long_work import LongWork
 from replay_server.files.mapped_file import NoSpaceError
 from replay_server.storage import restored_tables
+from replay_server.storage.format import CHECKPOINT_MANIFEST_FILE
 from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import TableDirectory, finished_tables
 from replay_server.table.oldest_first import OldestFirst
@@ -175,7 +176,7 @@ def test_another_checkpoint_is_not_taken_for_the_one_that_was_restored(tmp_path:
     checkpoint, tables = asyncio.run(checkpoint_of_three(tmp_path)), tmp_path / "tables"
     other = shutil.copytree(checkpoint, tmp_path / "other")
     later = replace(CheckpointManifest.load(other), taken_s=1.0)
-    (other / MANIFEST_FILE).write_bytes(later.to_bytes())
+    (other / CHECKPOINT_MANIFEST_FILE).write_bytes(later.to_bytes())
     tables.mkdir()
     restore(checkpoint, tables)
     with pytest.raises(RestoreError, match="table 'a' already exists"):

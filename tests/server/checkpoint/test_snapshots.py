@@ -40,7 +40,7 @@ def table(tmp_path: Path) -> Iterator[Table]:
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Treat few rows as many: copy nothing on the event loop, and only small parts in the worker thread."""
-    monkeypatch.setattr(snapshots, "INLINE_BYTES", 0)
+    monkeypatch.setattr(snapshots, "COPIED_ON_LOOP_BYTES", 0)
     monkeypatch.setattr(writing, "_CHUNK_BYTES", 100 * WHOLE.row_bytes)
 
 

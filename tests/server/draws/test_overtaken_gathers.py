@@ -36,7 +36,7 @@ def insert(table: Table, count: int) -> None:
 @pytest.fixture
 def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Catalog]:
     """A catalog that gathers every batch in a worker thread, however small."""
-    monkeypatch.setattr(gathering, "INLINE_BYTES", 0)
+    monkeypatch.setattr(gathering, "GATHERED_ON_LOOP_BYTES", 0)
     root = Root.in_memory(tmp_path)
     made = Catalog(root)
     yield made

@@ -41,7 +41,7 @@ class Gathers:
             assert self.may_go_on.acquire(timeout=30)
             return gather(*arguments)
 
-        monkeypatch.setattr(gathering, "INLINE_BYTES", 0)
+        monkeypatch.setattr(gathering, "GATHERED_ON_LOOP_BYTES", 0)
         monkeypatch.setattr(gathering, "_gather", held)
 
     async def wait_for_one(self) -> None:

@@ -147,7 +147,7 @@ def test_a_table_that_was_replaced_is_not_looked_into(new_table: NewTable) -> No
 
 
 def test_of_a_large_table_the_largest_are_exact_and_the_rest_is_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay_server.table.inspection, "MOST_ROWS", 20_000)
+    monkeypatch.setattr(replay_server.table.inspection, "MOST_LOOKED_AT", 20_000)
     monkeypatch.setattr(replay_server.table.inspection, "_PIECE_ROWS", 7_000)
     live = LiveRows(oldest=123_456, size=100_000, slots=101_000)
     random = np.random.default_rng(0)

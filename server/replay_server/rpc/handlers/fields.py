@@ -13,8 +13,8 @@ from replay_proto.framing import Array, Carried
 from replay_proto.schema import Schema
 from replay_proto.v1 import replay_pb2
 
+from replay_server.storage.format import UID_BYTES
 from replay_server.storage.runs import MAX_STEP, TERMINATED, Runs
-from replay_server.storage.table_directory import UID_BYTES
 from replay_server.storage.writer_records import WRITER_ID_BYTES
 from replay_server.table.draws import Draw, DrawMode, WeightNorm
 from replay_server.table.updates import first_unusable

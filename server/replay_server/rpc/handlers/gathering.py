@@ -21,7 +21,7 @@ from replay_server.rpc.call import Call
 from replay_server.table.items.items import Windows
 from replay_server.table.table import Table
 
-INLINE_BYTES = 1 << 22
+GATHERED_ON_LOOP_BYTES = 1 << 22
 """Maximum bytes gathered on the event loop, which takes about 0.3 ms. Larger replies are gathered in a worker thread;
 switching there and back blocks the loop for 0.1 ms."""
 _ATTEMPTS_BESIDE = 3
@@ -114,7 +114,7 @@ async def reply_with_rows(table: Table, carried: Carried, choose: Callable[[], C
     Returns:
         The serialized reply.
     """
-    if carried.size(rows) > INLINE_BYTES:
+    if carried.size(rows) > GATHERED_ON_LOOP_BYTES:
         for _ in range(_ATTEMPTS_BESIDE):
             head, batches = choose()
             message = await asyncio.to_thread(_gather, table, carried, head, batches)

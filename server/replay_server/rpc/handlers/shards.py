@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from typing import Final
 
 from replay_proto.errors import FieldError
 from replay_proto.framing import Framed
@@ -14,11 +13,10 @@ from replay_server.catalog import Catalog
 from replay_server.files.mapped_file import tells_full
 from replay_server.rpc.call import Call
 from replay_server.rpc.handlers import fields
+from replay_server.storage.format import SHARD_MAP_FILE, UID_BYTES
 from replay_server.storage.ranges import KEYS, LARGEST_MASS, Range
-from replay_server.storage.shard_map import SHARD_MAP_FILE, ShardMap
+from replay_server.storage.shard_map import ShardMap
 from replay_server.table.table import ShardReport
-
-_UID_BYTES: Final = 16
 
 
 class ShardHandlers:
@@ -27,7 +25,7 @@ class ShardHandlers:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self._kept = catalog.shards
-        self._server_uid = secrets.token_bytes(_UID_BYTES)
+        self._server_uid = secrets.token_bytes(UID_BYTES)
 
     async def get(self, _request: Framed[replay_pb2.GetShardsRequest], _call: Call) -> bytes:
         """Return the shard map."""

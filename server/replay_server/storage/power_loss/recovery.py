@@ -36,20 +36,18 @@ from replay_server.backends.index import FIRST_PRIORITY, LiveRows, live_slots
 from replay_server.files.durable_files import overwrite_file
 from replay_server.files.long_work import LongWork
 from replay_server.files.mapped_file import MappedFile
+from replay_server.storage.format import PRIORITIES_FILE, PRIORITY_BYTES, SYNC_POINT_FILE, WRITERS_FILE
 from replay_server.storage.header import FIRST_STATE_WORD, LOST, state_in
 from replay_server.storage.power_loss.row_checksums import RowChecksums, inserts_in, short_sequence, writer_tag
-from replay_server.storage.power_loss.sync_point import SYNC_POINT_FILE, SyncPoint, SyncPoints
+from replay_server.storage.power_loss.sync_point import SyncPoint, SyncPoints
 from replay_server.storage.ranges import SAMPLED
 from replay_server.storage.row_store import RowStore
 from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_state import TableState
-from replay_server.storage.writer_records import FILE_NAME as WRITERS_FILE
 from replay_server.storage.writer_records import WRITER_RECORDS_BYTES, WriterRecords, ids_in
 
 log = logging.getLogger(__name__)
 
-PRIORITIES_FILE = "priorities.bin"
-PRIORITY_BYTES = 8
 _ROWS_AT_ONCE = 1 << 17
 
 

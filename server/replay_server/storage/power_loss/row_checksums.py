@@ -23,12 +23,10 @@ from numpy.typing import NDArray
 from replay_proto.framing import Array
 
 from replay_server.files.mapped_file import MappedFile
+from replay_server.storage.format import CHECKSUM_BYTES, CHECKSUMS_FILE
 from replay_server.storage.power_loss import checksum_kernels
 from replay_server.storage.power_loss.checksum_kernels import FIRST, HAS_WRITER, LAST, compile_checksums
 
-CHECKSUMS_FILE = "checksums.bin"
-CHECKSUM_BYTES = 16
-"""Bytes per row."""
 _SEQUENCE_BIT, _SEQUENCE_BITS = 3, 21
 _TAG_BIT = _SEQUENCE_BIT + _SEQUENCE_BITS
 _TAG_BYTES = 5

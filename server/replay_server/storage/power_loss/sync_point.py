@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from replay_server.files.mapped_file import MappedFile
+from replay_server.storage.format import SYNC_POINT_FILE
 from replay_server.storage.table_state import STATE_WORDS, TableState
 from replay_server.storage.writer_records import WRITER_RECORDS_BYTES
 
-SYNC_POINT_FILE = "synced.bin"
 _PAGE_BYTES = 4096
 _PLACES = 2
 _WORDS = np.dtype("<i8")

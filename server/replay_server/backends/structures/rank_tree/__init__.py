@@ -16,7 +16,7 @@ the way down. To find the place of a row, compare it with boundaries.
 """
 
 from replay_server.backends.structures.rank_tree.building import fill, make_tree
-from replay_server.backends.structures.rank_tree.nodes import MOST_ROWS, RankTree, allocate
+from replay_server.backends.structures.rank_tree.nodes import MOST_RANKED, RankTree, allocate
 from replay_server.backends.structures.rank_tree.reading import (
     keys_of_ranks,
     largest_priority,
@@ -26,7 +26,7 @@ from replay_server.backends.structures.rank_tree.writing import MOST_MOVED, move
 
 __all__ = [
     "MOST_MOVED",
-    "MOST_ROWS",
+    "MOST_RANKED",
     "RankTree",
     "allocate",
     "fill",

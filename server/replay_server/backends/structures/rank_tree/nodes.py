@@ -18,7 +18,7 @@ LEAST_ENTRIES = WIDTH * 3 // 8
 MERGED_ENTRIES = WIDTH * 7 // 8
 """Neighbors with at most this many entries together are merged; larger neighbors are rebalanced."""
 
-MOST_ROWS = (1 << 31) - 1
+MOST_RANKED = (1 << 31) - 1
 """Maximum rows per tree: counts are int32."""
 
 UNUSED = -np.inf
