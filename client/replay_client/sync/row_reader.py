@@ -74,8 +74,10 @@ class RowPlan:
     def arrived(self, keys: NDArray[np.int64], rows: Rows) -> list[Rows]:
         """Take the rows that were read for these keys; return the rows, if any, that are next in the order."""
         self.overtaken += len(keys) - rows.batch_size
+        if not rows.batch_size:
+            return []
         if not self._is_by_episode:
-            return [rows] if rows.batch_size else []
+            return [rows]
         for run in _runs(rows):
             stream = int(run.streams[0])
             self._unfinished.setdefault(stream, []).append(run)

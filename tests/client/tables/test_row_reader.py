@@ -125,6 +125,20 @@ def test_a_writer_that_evicts_meanwhile_leaves_whole_rows_each_once(busy_table: 
         assert_together(read)
 
 
+@pytest.mark.parametrize("order", ["key", "episode"])
+def test_rows_that_are_all_removed_before_they_are_read_are_counted(new_table: NewTable, order: str) -> None:
+    table = new_table(columns=numbered_episodes.COLUMNS, steps=Transitions(2))
+    with table.writer(streams=STREAMS) as writer:
+        actor = play(writer[0], 0)
+        for _ in range(40):
+            next(actor)
+    reader = table.rows(chunk=10, order=order)  # type: ignore[arg-type]
+    assert reader.total >= 40
+    table.reset()
+    assert list(reader) == []
+    assert reader.overtaken == reader.total
+
+
 def assert_as_written(read: Rows) -> None:
     """Check rows of `numbered_episodes`, whose values tell actor, episode and step."""
     assert read.steps is not None
