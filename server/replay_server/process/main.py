@@ -78,81 +78,94 @@ async def serve(settings: ServerSettings) -> None:
         FatalError: if the server cannot start, or cannot sync its tables at shutdown.
         UnusableFileError: if the tokens or certificates cannot be used.
     """
+    stop = _stop_event(settings)
+    authenticator, certificates = Authenticator(settings.tokens), _certificates(settings)
+    os.umask(UMASK if settings.group is None else GROUP_UMASK)
+    try:
+        async with AsyncExitStack() as parts:
+            await _serve(settings, authenticator, certificates, stop, parts)
+    except StoppedError as work:
+        log.info("stopped while %s", work)
+    log.info("stopped")
+
+
+async def _serve(
+    settings: ServerSettings,
+    authenticator: Authenticator,
+    certificates: ServerCertificates | None,
+    stop: asyncio.Event,
+    parts: AsyncExitStack,
+) -> None:
+    """Start one part after another, and serve until ``stop`` is set. ``parts`` then ends them, the last one first."""
+    root = await _in_thread(stop, partial(_root, settings))
+    parts.callback(root.close)
+    root.owner.keep()
+    checked = settings.durability == "power"
+    catalog = Catalog(root, settings.bounds(), checked=checked)
+    parts.callback(catalog.close)
+    at_rest = await parts.enter_async_context(AsyncExitStack())  # ended when no table changes any more
+    parts.push_async_callback(catalog.inserts_ended)
+    keep_private(root) if settings.group is None else share_with_group(root, settings.group)
+    checkpoints: Checkpoints | None = None
+    if settings.checkpoint_dir is not None:
+        checkpoints = await _in_thread(stop, partial(_checkpoints, settings, catalog))
+        parts.push_async_callback(checkpoints.close)
+    socket = root.tables / SOCKET_NAME if settings.same_host else None
+    server = ReplayServer(catalog, settings, socket=socket, authenticator=authenticator, checkpoints=checkpoints)
+    # Bind first: if the port is in use, nothing has been created or changed yet.
+    port = server.lanes.bind(settings.host, settings.port, None if certificates is None else certificates.credentials)
+    server.connections.port = port
+    background = Background()
+    view = View(catalog, server.endpoints, background, server.connections)
+    await parts.enter_async_context(_http(view, checkpoints, authenticator, certificates, settings))
+    parts.push_async_callback(background.stop)
+    with loading():
+        await _in_thread(stop, warm_up)
+    await _in_thread(stop, partial(_open_tables, catalog, root, settings))
+    # Existing tables keep their checksums, whatever the current setting.
+    if checked or any(table.directory.is_checked for table in catalog):
+        at_rest.push_async_callback(Syncer(catalog, settings.sync_every, background).close)
+    await _make_tables(catalog, settings)
+    await server.start()
+    settle(root.tables)
+    view.state = "ready"
+    log.info("version %s, tables in %s", __version__, root.path)
+    await _announce(settings.host, port)
+    collections = RareCollections()
+    _repeat_all(settings, server, checkpoints, background, collections)
+    await stop.wait()
+    view.state = "stopping"
+    log.info("stopping")
+    await background.stop("garbage collection", "periodic checkpoint")
+    collections.close()
+    await server.stop(settings.drain_s)
+
+
+def _stop_event(settings: ServerSettings) -> asyncio.Event:
+    """Return an event that signals set or, with ``exit_with_parent``, the end of the parent process."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
     if settings.exit_with_parent:
         _stop_with_parent(stop)
-    authenticator, certificates = Authenticator(settings.tokens), _certificates(settings)
-    os.umask(UMASK if settings.group is None else GROUP_UMASK)
-    try:
-        root = await _in_thread(stop, partial(_root, settings))
-    except StoppedError as work:
-        log.info("stopped while %s", work)
-        return
-    root.owner.keep()
-    checked = settings.durability == "power"
-    catalog = Catalog(root, settings.bounds(), checked=checked)
-    background = Background()
-    syncer: Syncer | None = None
-    checkpoints: Checkpoints | None = None
-    open_ports = AsyncExitStack()
-    try:
-        keep_private(root) if settings.group is None else share_with_group(root, settings.group)
-        if settings.checkpoint_dir is not None:
-            checkpoints = await _in_thread(stop, partial(_checkpoints, settings, catalog))
-        socket = root.tables / SOCKET_NAME if settings.same_host else None
-        server = ReplayServer(catalog, settings, socket=socket, authenticator=authenticator, checkpoints=checkpoints)
-        # Bind first: if the port is in use, nothing has been created or changed yet.
-        port = server.lanes.bind(
-            settings.host, settings.port, None if certificates is None else certificates.credentials
-        )
-        server.connections.port = port
-        view = View(catalog, server.endpoints, background, server.connections)
-        await open_ports.enter_async_context(_http(view, checkpoints, authenticator, certificates, settings))
-        with loading():
-            await _in_thread(stop, warm_up)
-        await _in_thread(stop, partial(_open_tables, catalog, root, settings))
-        # Existing tables keep their checksums, whatever the current setting.
-        if checked or any(table.directory.is_checked for table in catalog):
-            syncer = Syncer(catalog, settings.sync_every, background)
-        await _make_tables(catalog, settings)
-        await server.start()
-        settle(root.tables)
-        view.state = "ready"
-        log.info("version %s, tables in %s", __version__, root.path)
-        await _announce(settings.host, port)
-        collections = RareCollections()
-        background.repeat("garbage collection", collections.collect)
-        background.repeat("unfinished messages", server.unfinished.look)
-        if server.health is not None:
-            background.repeat("health service", server.health.look)
-        if checkpoints is not None and settings.checkpoint_every is not None:
-            background.repeat("periodic checkpoint", partial(checkpoints.create_after, settings.checkpoint_every))
-        await stop.wait()
-        view.state = "stopping"
-        log.info("stopping")
-        await background.stop("garbage collection", "periodic checkpoint")
-        collections.close()
-        await server.stop(settings.drain_s)
-    except StoppedError as work:
-        log.info("stopped while %s", work)
-    finally:
-        try:
-            await background.stop()
-            await open_ports.aclose()
-            await catalog.inserts_ended()
-            if checkpoints is not None:
-                await checkpoints.close()
-            if syncer is not None:
-                await syncer.close()
-        finally:
-            try:
-                catalog.close()
-            finally:
-                root.close()
-    log.info("stopped")
+    return stop
+
+
+def _repeat_all(
+    settings: ServerSettings,
+    server: ReplayServer,
+    checkpoints: Checkpoints | None,
+    background: Background,
+    collections: RareCollections,
+) -> None:
+    """Begin what a server does again and again beside its calls."""
+    background.repeat("garbage collection", collections.collect)
+    background.repeat("unfinished messages", server.unfinished.look)
+    if server.health is not None:
+        background.repeat("health service", server.health.look)
+    if checkpoints is not None and settings.checkpoint_every is not None:
+        background.repeat("periodic checkpoint", partial(checkpoints.create_after, settings.checkpoint_every))
 
 
 async def _announce(host: str, port: int) -> None:
