@@ -53,8 +53,6 @@ log = logging.getLogger(__name__)
 _OBS: Final = "obs"
 _NEXT_OBS: Final = "next_obs"
 _TIMEOUT: Final = "TimeLimit.truncated"
-_OWN: Final = {"capacity", "columns", "steps"}
-"""Arguments of `ReplayClient.create_table` that the buffer chooses itself."""
 
 
 class ServiceSamples(ReplayBufferSamples):
@@ -95,7 +93,9 @@ class ServiceReplayBuffer(ReplayBuffer):
         prefetch: int | None = None,
         seed: int | None = None,
         backend: str = "sum_tree",
-        **parameters: float | None,
+        alpha: float | None = None,
+        epsilon: float | None = None,
+        max_priority: float | None = None,
     ) -> None:
         """Called by SB3; ``replay_buffer_kwargs`` has the keyword-only arguments.
 
@@ -122,7 +122,9 @@ class ServiceReplayBuffer(ReplayBuffer):
                 or ``alpha=0``), it means 16, with which one message requests several batches.
             seed: seed of the table's draws, if the table is new.
             backend: ``"sum_tree"``, ``"rank"`` or ``"uniform"``.
-            **parameters: parameters of the backend, such as ``alpha=0.6``; see `ReplayClient.create_table`.
+            alpha: priority exponent; see `ReplayClient.create_table`.
+            epsilon: added to each priority of a ``"sum_tree"``.
+            max_priority: limit of the priorities of a ``"sum_tree"``.
 
         Raises:
             InvalidArgumentError: a table does not support an option or a space; the message names it.
@@ -132,9 +134,6 @@ class ServiceReplayBuffer(ReplayBuffer):
             raise InvalidArgumentError.of_field("optimize_memory_usage", expected, "True")
         if not isinstance(address, str | ReplayClient):
             raise InvalidArgumentError.of_field("address", "host:port, or a ReplayClient", repr(address))
-        for name in sorted(_OWN & parameters.keys()):
-            expected = "no such argument, because it follows from buffer_size and the spaces"
-            raise InvalidArgumentError.of_field(name, expected, repr(parameters[name]))
         if backend == "fifo":
             raise InvalidArgumentError.of_field("backend", "'sum_tree', 'rank' or 'uniform'", repr(backend))
         capacity, streams = checked_count("buffer_size", buffer_size), checked_count("n_envs", n_envs)
@@ -150,7 +149,7 @@ class ServiceReplayBuffer(ReplayBuffer):
             raise InvalidArgumentError.of_field("gamma", expected, "None")
         self._beta = checked_beta(beta)
         if prefetch is None:
-            prefetch = MOST if backend == "uniform" or parameters.get("alpha") == 0 else FEWEST
+            prefetch = MOST if backend == "uniform" or alpha == 0 else FEWEST
         self._prefetch = checked_count("prefetch", prefetch)
         self._observed = [name for name in columns if name != "action"]
         given = {**columns, "reward": Column("float32"), "done": Column("bool")}
@@ -168,7 +167,14 @@ class ServiceReplayBuffer(ReplayBuffer):
         self._item = Transitions(n_step=self.n_steps, gamma=1.0 if gamma is None else gamma)
         Steps.of(self._columns, self._item)  # raises for invalid names, dtypes and numbers
         self._address = address
-        self._config: dict[str, Any] = {"name": table, "backend": backend, "seed": seed, **parameters}
+        self._config: dict[str, Any] = {
+            "name": table,
+            "backend": backend,
+            "seed": seed,
+            "alpha": alpha,
+            "epsilon": epsilon,
+            "max_priority": max_priority,
+        }
         self._going_on = np.zeros(streams, bool)  # which environments have a running episode
         self._final: dict[str, NDArray[Any]] = {}  # observations after the last step, by column: [n_envs, *shape]
         self._is_flushed = True  # whether the server has stored all added steps
