@@ -62,16 +62,6 @@ def merged_table_stats(
         found: statistics of each shard by id, at least one.
         shards: all servers.
     """
-    whole = merged_without_quantiles(found, shards)
-    whole.priorities.extend(_mixed((part.priorities, drawable_rows(part)) for part in found.values()))
-    whole.ages_s.extend(_mixed((part.ages_s, part.table.size) for part in found.values()))
-    return whole
-
-
-def merged_without_quantiles(
-    found: Mapping[int, replay_pb2.TableStats], shards: replay_pb2.ShardMap
-) -> replay_pb2.TableStats:
-    """Do the same as `merged_table_stats`, but leave out the quantiles, which take longer than everything else."""
     parts = list(found.values())
     reports = newest_reports((report.shard_id, report) for part in parts for report in part.reports)
     drawable = [part for part in parts if part.priorities]
@@ -91,6 +81,8 @@ def merged_without_quantiles(
         rate_limiter=_added([part.rate_limiter for part in parts if part.HasField("rate_limiter")]),
         steps=_added([part.steps for part in parts if part.HasField("steps")]),
         reports=reports.values(),
+        priorities=_mixed((part.priorities, drawable_rows(part)) for part in parts),
+        ages_s=_mixed((part.ages_s, part.table.size) for part in parts),
     )
 
 

@@ -109,7 +109,7 @@ class World:
             "GetShards": replay_pb2.GetShardsRequest,
             "ListCheckpoints": replay_pb2.ListCheckpointsRequest,
             "VerifyCheckpoint": self._verify,
-            "Stats": lambda: replay_pb2.StatsRequest(table="plain", fractions=[0.5]),
+            "Stats": lambda: replay_pb2.StatsRequest(table="plain"),
             "Checkpoint": lambda: replay_pb2.CheckpointRequest(
                 tables=["uniform"], series=f"series-{next(self.numbers)}", keep=1, number=7, shard_id=1
             ),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from replay_client.results.description import FIFO
+from replay_client.results.description import FIFO, RANK
 from replay_client.results.inspection import Inspection
 from replay_client.results.stats import TimesSampled
 
@@ -17,8 +17,6 @@ Floats = NDArray[np.float64]
 BARS = 10
 PROPORTIONAL = "sum_tree"
 """The backend that draws by powers of priorities."""
-RANKED = "rank"
-"""The backend that draws by powers of ranks."""
 _WIDE_RATIO = 100.0
 """Above this ratio of the largest to the smallest value, the axis is logarithmic."""
 _LEAST_SHARE = 0.01
@@ -107,7 +105,7 @@ class Distributions:
             times_sampled=[_times_bar(bar) for bar in times_sampled],
             mean_weight=float((drawn * weights).sum() / drawn.sum()) if len(drawn) else 0.0,
             by_rank=None
-            if inspection.table.backend != RANKED
+            if inspection.table.backend != RANK
             else fitted(inspection.ranks.astype(np.float64), probabilities, widths),
             by_priority=None
             if inspection.table.backend != PROPORTIONAL

@@ -12,10 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from replay_client.batch import Rows
-from replay_client.cli.distribution import PROPORTIONAL, RANKED, Bar, Distributions, PowerLaw, labelled
+from replay_client.cli.distribution import PROPORTIONAL, Bar, Distributions, PowerLaw, labelled
 from replay_client.cli.row_text import row_line, row_text
 from replay_client.cli.text_plot import bar_chart, log_log_plot
 from replay_client.cli.units import count_text, duration_text, edge_text, number_text, printable_text
+from replay_client.results.description import RANK
 from replay_client.results.inspection import Inspection
 
 _ACCENT, _FAINT = "cyan", "dim"
@@ -149,7 +150,7 @@ def _facts(found: Distributions) -> Iterator[tuple[str, str]]:
         if table.backend == PROPORTIONAL:
             yield "P by priority", _exponent("p", found.by_priority) + configured
         else:
-            yield "P by rank", _exponent("rank", found.by_rank) + configured * (table.backend == RANKED)
+            yield "P by rank", _exponent("rank", found.by_rank) + configured * (table.backend == RANK)
         yield "mean weight", f"{number_text(found.mean_weight)} of a draw"
 
 

@@ -2347,20 +2347,14 @@ class StatsRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     TABLE_FIELD_NUMBER: builtins.int
-    FRACTIONS_FIELD_NUMBER: builtins.int
     table: builtins.str
     """Name of a table; empty: all of them."""
-    @property
-    def fractions(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
-        """Fractions of the quantiles in the reply, ascending, from 0 to 1, at most 129; empty: nine of them."""
-
     def __init__(
         self,
         *,
         table: builtins.str = ...,
-        fractions: collections.abc.Iterable[builtins.float] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["fractions", b"fractions", "table", b"table"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["table", b"table"]) -> None: ...
 
 global___StatsRequest = StatsRequest
 

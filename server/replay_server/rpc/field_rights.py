@@ -71,7 +71,7 @@ FIELDS: Final[Mapping[str, Mapping[str, Needed | None]]] = {
         "charge": _WRITE,  # when others may insert
         "refund": _WRITE,
     },
-    "StatsRequest": {**_no_more("fractions"), "table": Needed(Right.READ)},
+    "StatsRequest": {"table": Needed(Right.READ)},
     "CheckpointRequest": {
         **_no_more("shard_id"),
         "tables": Needed(Right.ADMIN),

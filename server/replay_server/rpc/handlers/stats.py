@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
-from itertools import pairwise
 from typing import Final
 
 import numpy as np
 import psutil
 from replay_proto.access.tokens import Right
-from replay_proto.errors import FieldError
 from replay_proto.framing import Framed
 from replay_proto.v1 import replay_pb2
 
@@ -28,8 +26,7 @@ from replay_server.table.limiter import LimiterGate
 from replay_server.table.table import Table
 
 _FRACTIONS: Final = (0.0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
-"""Fractions of the quantiles, unless the request names others."""
-_MOST_FRACTIONS: Final = 129
+"""Fractions of the quantiles."""
 _MS_PER_S = 1000.0
 
 
@@ -45,12 +42,11 @@ class StatsHandler:
 
     async def stats(self, request: Framed[replay_pb2.StatsRequest], call: Call) -> bytes:
         """Report on the server, and on the named table or, if none is named, on all tables that the caller may read."""
-        fractions = _checked(request.head.fractions) or _FRACTIONS
         if request.head.table:
-            tables = [self._table(self._catalog.find(request.head.table), fractions)]
+            tables = [self._table(self._catalog.find(request.head.table))]
         else:
             may_read = partial(call.caller.may, Right.READ)
-            tables = [self._table(table, fractions) async for table in self._catalog.in_turns() if may_read(table.name)]
+            tables = [self._table(table) async for table in self._catalog.in_turns() if may_read(table.name)]
         return replay_pb2.StatsResponse(
             server=self._server(), tables=tables, shards=self._catalog.shards.to_proto()
         ).SerializeToString()
@@ -71,20 +67,20 @@ class StatsHandler:
             ],
         )
 
-    def _table(self, table: Table, fractions: Sequence[float]) -> replay_pb2.TableStats:
+    def _table(self, table: Table) -> replay_pb2.TableStats:
         stats = table_stats(table, self._catalog.waits(table))
-        stats.priorities.extend(self._priority_quantiles(table, fractions))
-        stats.ages_s.extend(_age_quantiles(table, fractions))
+        stats.priorities.extend(self._priority_quantiles(table))
+        stats.ages_s.extend(_age_quantiles(table))
         return stats
 
-    def _priority_quantiles(self, table: Table, fractions: Sequence[float]) -> list[replay_pb2.Quantile]:
+    def _priority_quantiles(self, table: Table) -> list[replay_pb2.Quantile]:
         priorities = some_priorities(table, self._random)
         if not len(priorities):
             return []
-        values = np.quantile(priorities, fractions)
+        values = np.quantile(priorities, _FRACTIONS)
         # Use the exact minimum and maximum.
         exact = {0.0: table.smallest_priority, 1.0: table.largest_priority}
-        return _quantiles(fractions, [exact.get(each, value) for each, value in zip(fractions, values, strict=True)])
+        return _quantiles([exact.get(each, value) for each, value in zip(_FRACTIONS, values, strict=True)])
 
 
 def table_stats(table: Table, waits: Iterable[Wait]) -> replay_pb2.TableStats:
@@ -135,15 +131,6 @@ def table_stats(table: Table, waits: Iterable[Wait]) -> replay_pb2.TableStats:
     )
 
 
-def _checked(fractions: Sequence[float]) -> Sequence[float]:
-    if len(fractions) > _MOST_FRACTIONS:
-        raise FieldError("fractions", f"at most {_MOST_FRACTIONS}", str(len(fractions)))
-    for before, fraction in pairwise([-1.0, *fractions]):
-        if not (0.0 <= fraction <= 1.0 and before < fraction):
-            raise FieldError("fractions", "ascending numbers from 0 to 1", f"{fraction} after {before}")
-    return fractions
-
-
 def _steps(table: Table) -> replay_pb2.StepStats | None:
     return None if table.step_counts is None else replay_pb2.StepStats(**table.step_counts._asdict())
 
@@ -168,16 +155,16 @@ def _wait(wait: Wait) -> replay_pb2.WaitStats:
     )
 
 
-def _age_quantiles(table: Table, fractions: Sequence[float]) -> list[replay_pb2.Quantile]:
+def _age_quantiles(table: Table) -> list[replay_pb2.Quantile]:
     if table.size == 0:
         return []
     newest = table.inserted - 1
-    ages_s = (table.figures.age_s(newest - int(fraction * (table.size - 1))) for fraction in fractions)
-    return _quantiles(fractions, ages_s)
+    ages_s = (table.figures.age_s(newest - int(fraction * (table.size - 1))) for fraction in _FRACTIONS)
+    return _quantiles(ages_s)
 
 
-def _quantiles(fractions: Sequence[float], values: Iterable[float]) -> list[replay_pb2.Quantile]:
-    pairs = zip(fractions, values, strict=True)
+def _quantiles(values: Iterable[float]) -> list[replay_pb2.Quantile]:
+    pairs = zip(_FRACTIONS, values, strict=True)
     return [replay_pb2.Quantile(fraction=fraction, value=value) for fraction, value in pairs]
 
 
