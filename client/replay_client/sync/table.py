@@ -478,7 +478,7 @@ class Table(TableHandle):
                 has a rate limiter or is a queue. Choose a number for reproducible runs.
             timeout_s: seconds to wait for a batch while the table is empty, or its rate limiter or queue does not
                 allow the draw; after 10 s, the log says what is missing. 0: do not wait; None: the client's default;
-                `math.inf`: up to the server's ``--max-wait-s``. Prefetched batches
+                `math.inf`: forever, or as long as the server's ``--max-wait-s`` allows. Prefetched batches
                 count as drawn for the limiter.
             reconnect_timeout_s: seconds to retry an unreachable server, as for `writer`.
             columns: names of the columns to draw, as for `sample`.

@@ -167,9 +167,7 @@ def test_a_writer_says_that_no_server_is_there(
             server.kill()
         appending = threading.Thread(target=append)
         appending.start()
-        wanted = (
-            r"a writer of table 't' waits: none of its servers can be reached for \d+ s; it fails after 30 s unless"
-        )
+        wanted = r"a writer of table 't' waits: none of its servers answered for \d+ s; it fails after 30 s unless"
         wait_until(lambda: any(re.match(wanted, line) for line in said()), "the wait is logged")
         for server in servers[:2]:
             server.restart()

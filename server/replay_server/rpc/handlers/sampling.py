@@ -206,7 +206,10 @@ class SamplingHandlers:
         return is_known and self._same_host and table.draws.copyable
 
     def _replaces_batch(self, table: Table, wanted: _Wanted) -> bool:
-        """Whether an overtaken draw is repeated: the earlier one, whose rows were overwritten, was counted."""
+        """Whether a draw replaces one that was counted, whose rows were overwritten while the client copied them.
+
+        Ask this only if the client says so, which is rare: this code runs for each batch of a learner.
+        """
         return table.drawable > 0 and self._may_copy(table, wanted)
 
     async def _admitted(self, call: Call, lease: Lease, wanted: _Wanted) -> Admission:

@@ -153,7 +153,7 @@ class ShardWriters:
 
     def _explain_absence(self, waited_s: float) -> str:
         limit_s = self._reconnect_timeout_s
-        return f"none of its servers can be reached for {waited_s:g} s; it fails after {limit_s:g} s unless one returns"
+        return f"none of its servers answered for {waited_s:g} s; it fails after {limit_s:g} s unless one returns"
 
     def _await_a_shard(self) -> None:
         deadline = time.monotonic() + self._reconnect_timeout_s
