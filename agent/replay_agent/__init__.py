@@ -15,9 +15,7 @@ if TYPE_CHECKING:
     from replay_agent.dqn.learner import DoubleDQNConfig, UpdateResult
     from replay_agent.dqn.n_step import NStep, Transition
     from replay_agent.dqn.networks import NetworkSpec, QNetwork, build_network
-    from replay_agent.dqn.schedules import LinearSchedule
-    from replay_agent.r2d2.learner import R2D2, R2D2Config, SequenceBatch
-    from replay_agent.r2d2.networks import RecurrentQNetwork, build_recurrent_network
+    from replay_agent.r2d2 import R2D2, R2D2Config, RecurrentQNetwork, SequenceBatch, build_recurrent_network
     from replay_agent.replay.rows import (
         append_transition,
         sequence_batch,
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
         transition_batch,
         transition_columns,
     )
+    from replay_agent.training.schedules import LinearSchedule
 
 __version__ = version("replay-service")
 
@@ -36,9 +35,7 @@ _MODULES = {
     "dqn.learner": ["DoubleDQNConfig", "UpdateResult"],
     "dqn.n_step": ["NStep", "Transition"],
     "dqn.networks": ["NetworkSpec", "QNetwork", "build_network"],
-    "dqn.schedules": ["LinearSchedule"],
-    "r2d2.learner": ["R2D2", "R2D2Config", "SequenceBatch"],
-    "r2d2.networks": ["RecurrentQNetwork", "build_recurrent_network"],
+    "r2d2": ["R2D2", "R2D2Config", "RecurrentQNetwork", "SequenceBatch", "build_recurrent_network"],
     "replay.rows": [
         "append_transition",
         "sequence_batch",
@@ -46,6 +43,7 @@ _MODULES = {
         "transition_batch",
         "transition_columns",
     ],
+    "training.schedules": ["LinearSchedule"],
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

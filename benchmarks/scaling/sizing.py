@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from replay_server.flow.pace import MESSAGES_PER_S
+from replay_server.rpc.handlers.inserts import MESSAGES_PER_S
 
 from benchmarks.scaling.costs import Costs
 

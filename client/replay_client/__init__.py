@@ -52,7 +52,7 @@ from replay_client.errors import (
     WriterUnknownError,
 )
 from replay_client.local_server import LocalServer
-from replay_client.results.checkpoints import Checkpoint, CheckpointTable
+from replay_client.results.copies import Checkpoint, CheckpointTable
 from replay_client.results.description import TableDescription
 from replay_client.results.inspection import Inspection, LargestRows
 from replay_client.results.shards import Shard, ShardMap

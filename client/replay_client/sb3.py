@@ -34,9 +34,9 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
 from torch.nn import functional
 
+from replay_client._adapters import are_same, same_rows
 from replay_client._learning.prefetch import FEWEST, MOST
 from replay_client._rows.checks import checked_array, checked_flags, described
-from replay_client._rows.same_values import are_same, same_rows
 from replay_client.batch import Batch
 from replay_client.draws import DEFAULT_BETA, checked_beta, checked_count
 from replay_client.errors import InvalidArgumentError, ReplayError, TableEmptyError

@@ -28,10 +28,10 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 import grpc
-from replay_proto.access.expiry import expiry_of
+from replay_proto.access.certificates import expiry_of
 from replay_proto.access.watched import UnusableFileError, Watched
 from replay_proto.channels import Options, open_channel
-from replay_proto.variables import without_effect
+from replay_proto.errors import without_effect
 
 from replay_client.errors import DeadlineExceededError, InvalidArgumentError, ReplayError, ServerUnavailableError
 

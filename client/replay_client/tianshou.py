@@ -29,9 +29,8 @@ from replay_proto.steps import Derived, Discount, Next, Return, Transitions
 from tianshou.data import Batch, ReplayBufferManager
 
 from replay_client import batch as drawn_batch
-from replay_client._first_rows import columns_of
+from replay_client._adapters import are_same, columns_of
 from replay_client._rows.checks import as_array, checked_flags, checked_rows, nested_items
-from replay_client._rows.same_values import are_same
 from replay_client.errors import InvalidArgumentError, TableNotFoundError
 from replay_client.results.stats import TableStats
 from replay_client.sync.client import ReplayClient

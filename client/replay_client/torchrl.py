@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike, NDArray
 from replay_proto.schema import SEPARATOR
 from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
 
-from replay_client._first_rows import check_same_columns, columns_of
+from replay_client._adapters import check_same_columns, columns_of
 from replay_client._learning.tensors import Device, to_torch
 from replay_client.batch import UpdateResult
 from replay_client.errors import InvalidArgumentError, TableNotFoundError

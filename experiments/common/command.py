@@ -10,11 +10,11 @@ from typing import TypeVar
 
 from replay_agent.acting.environments import UnsupportedEnvironmentError
 from replay_agent.processes.signals import StopRequest
-from replay_agent.reporting.logs import set_up_logging
+from replay_agent.reporting.progress import set_up_logging
 from replay_client import ReplayError
 from replay_proto.access.watched import UnusableFileError
 from replay_proto.command_line import Settings, read_settings
-from replay_proto.quiet import quiet_grpc
+from replay_proto.starting import quiet_grpc
 from rich.console import Console
 
 from experiments.common.results import ResultsError

@@ -1,4 +1,4 @@
-"""Opens gRPC channels: every client of this project does so here, so that all have the same options."""
+"""Addresses, and gRPC channels to them: every client of this project opens them here, with the same options."""
 
 from __future__ import annotations
 
@@ -37,3 +37,8 @@ def open_loop_channel(
     if credentials is None:
         return grpc.aio.insecure_channel(address, options=all_options)
     return grpc.aio.secure_channel(address, credentials, options=all_options)
+
+
+def host_and_port(host: str, port: int) -> str:
+    """Join a host and a port; an IPv6 address gets brackets."""
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"

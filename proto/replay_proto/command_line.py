@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import logging
 import os
 import sys
 import tomllib
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 from cyclopts import App, ArgumentCollection, CycloptsError, Group, Parameter
 from cyclopts.config import Dict
@@ -24,8 +27,41 @@ from pydantic import (
     model_validator,
 )
 
-from replay_proto.any_terminal import use_any_terminal
 from replay_proto.setting_sources import Sources, Variables
+
+_HANDLER: Final = "replay-plain"
+_COMPLETE: Final = "utf"
+"""Begins the names of the encodings that have all characters."""
+_SAME_WIDTH: Final = str.maketrans("▁▂▃▄▅▆▇█▏▎▍▌▋▊▉▲▼─━│┃…•·±\u00d7≤≥βε", "_.:-=+*#...####^v--||~**~x<>be")
+"""Plain characters for those that the commands draw with. Each replaces one, so that columns stay in line."""
+_BOX_DRAWING: Final = range(0x2500, 0x2580)
+_BRAILLE: Final = range(0x2800, 0x2900)
+
+
+def use_any_terminal() -> None:
+    """Print plain characters in place of those that standard output and standard error cannot encode."""
+    codecs.register_error(_HANDLER, _plain)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith(_COMPLETE):
+            stream.reconfigure(errors=_HANDLER)
+
+
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(map(_plain_character, error.object[error.start : error.end])), error.end
+
+
+def _plain_character(character: str) -> str:
+    plain = character.translate(_SAME_WIDTH)
+    if not plain.isascii():
+        plain = unicodedata.normalize("NFKD", character)[:1]  # a letter without its accents
+    if plain.isascii():
+        return plain
+    if ord(character) in _BOX_DRAWING:
+        return "+"
+    return "*" if ord(character) in _BRAILLE else "?"
+
 
 MAX_PORT = 65535
 EXIT_USAGE = 2

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from functools import partial
 from typing import ClassVar
 
@@ -72,3 +73,11 @@ class FieldError(InvalidArgumentError):
 
     def __reduce__(self) -> tuple[type[FieldError], tuple[str, str, str]]:
         return FieldError, (self.field, self.expected, self.got)
+
+
+def without_effect(name: str, known: Sequence[str]) -> str:
+    """Describe a variable that no program reads, and suggest the nearest of the ``known`` ones."""
+    near = get_close_matches(name, known, n=1)
+    return f"the variable {name} has no effect: there is no such setting" + (
+        f"; did you mean {near[0]}?" if near else ""
+    )

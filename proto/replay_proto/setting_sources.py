@@ -11,7 +11,7 @@ from typing import Any, Final
 from cyclopts import App, ArgumentCollection, Token
 from cyclopts.config import Env
 
-from replay_proto.variables import without_effect
+from replay_proto.errors import without_effect
 
 _SERVICE_LINK: Final = re.compile(r"_SERVICE_HOST|_SERVICE_PORT(_\w+)?|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?")
 """Ends the names of variables that Kubernetes sets for each Service; see its docs on service environment variables."""

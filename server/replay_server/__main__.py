@@ -6,9 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from replay_proto.early_signals import exit_on_sigterm
-from replay_proto.extras import needs_extras
-from replay_proto.quiet import quiet_grpc
+from replay_proto.starting import exit_on_sigterm, needs_extras, quiet_grpc
 
 if TYPE_CHECKING:
     from replay_server.process.settings import ServerSettings
@@ -37,7 +35,7 @@ def main() -> None:
 
 def load_server() -> Callable[[ServerSettings], None]:
     """Load the server, and return its `run` function."""
-    from replay_server.process.garbage import loading
+    from replay_server.process.surroundings import loading
 
     with loading():
         from replay_server.process.main import run

@@ -17,7 +17,7 @@ from pathlib import Path
 from replay_proto.access.tokens import Grant
 
 from replay_server import errors
-from replay_server.auth.caller import Caller
+from replay_server.auth import Caller
 from replay_server.errors import StoppedError
 from replay_server.files.mapped_file import NoSpaceError
 from replay_server.files.memory_limit import MemoryLimit, is_in_memory
@@ -26,8 +26,7 @@ from replay_server.flow.admission import Admission, Limits
 from replay_server.flow.bounds import Bounds, check_descriptors, check_quota, no_descriptors
 from replay_server.flow.budgets import Budget, QueuedBudget
 from replay_server.flow.leases import Lease
-from replay_server.flow.long_calls import LongCalls
-from replay_server.flow.one_by_one import OneByOne
+from replay_server.flow.turns import LongCalls, OneByOne
 from replay_server.flow.waits import Wait
 from replay_server.storage.root import Root
 from replay_server.storage.shard_map import ShardMapFile

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from replay_agent.reporting.progress import ProgressView
-from replay_agent.reporting.status import Status
+from replay_agent.reporting.progress import ProgressView, Status
 
 RECONNECT_TIMEOUT_S = 30.0
 PATIENCE_S = 60.0

@@ -29,20 +29,32 @@ class OnLearner(Attack):
 
     setup = Setup(has_learner=True)
     longest_look_s = _LOOKS * _HARDLY_ANY_S
-    """All checks happen during the attack, the first when half of it is over."""
+    """The speed is measured during the attack, for the first time when half of it is over."""
 
     def prepare(self, arena: Arena) -> None:
         assert isinstance(arena, LearnerArena)
-        self.alone = arena.alone_steps_per_s
+        self.before = arena.alone_steps_per_s
 
     def meanwhile(self, arena: Arena) -> None:
+        self.rate = self._fastest(arena, _LEAST_RATE * self.before)
+
+    def check(self, arena: Arena) -> None:
+        if self.rate > _LEAST_RATE * self.before:
+            return
+        after = self._fastest(arena, math.inf)  # other programs may have slowed the machine down since it was measured
+        assert self.rate > _LEAST_RATE * after, (
+            f"training: {self.rate:.0f} steps/s at most, {self.before:.0f} before the attack, {after:.0f} after it"
+        )
+
+    def _fastest(self, arena: Arena, enough: float) -> float:
+        """Steps/s of the fastest of several looks, because it may evaluate, or write a checkpoint."""
         assert isinstance(arena, LearnerArena)
-        rate, least = 0.0, _LEAST_RATE * self.alone
-        for _ in range(_LOOKS):  # it may evaluate, or write a checkpoint
+        rate = 0.0
+        for _ in range(_LOOKS):
             rate = max(rate, arena.steps_per_s(_HARDLY_ANY_S))
-            if rate > least:
-                return
-        raise AssertionError(f"training: {rate:.0f} steps/s at most, {self.alone:.0f} before the attack")
+            if rate > enough:
+                break
+        return rate
 
 
 class HeldReports(OnLearner):
@@ -96,6 +108,7 @@ class ForgedNames(OnLearner):
                 call(channel, f"{LEARNER}/Join", learner_pb2.JoinRequest(name=_FORGED), WRITE)
 
     def check(self, arena: Arena) -> None:
+        super().check(arena)
         log = arena.server.log()
         assert "\x1b[2J" not in log, "escapes in the log"
         assert "\n2027-01-01" not in log, "a forged line in the log"
@@ -124,7 +137,8 @@ class ManyEpisodes(OnLearner):
     def check(self, arena: Arena) -> None:
         assert isinstance(arena, LearnerArena)
         time.sleep(_HARDLY_ANY_S)
-        self.meanwhile(arena)
+        self.meanwhile(arena)  # it goes on training with these returns
+        super().check(arena)
         for path in arena.run.rglob("*.json"):
             json.loads(path.read_text(), parse_constant=_refuse_constant)
 

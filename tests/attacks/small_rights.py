@@ -18,7 +18,7 @@ import psutil
 from google.protobuf.message import Message
 from hyperframe.frame import DataFrame
 from replay_proto.access.tokens import REFRESH_S
-from replay_proto.inserts import MOST_ROWS_AT_ONCE
+from replay_proto.layout import MOST_ROWS_AT_ONCE
 from replay_proto.schema import Column, Schema
 from replay_proto.v1 import replay_pb2
 

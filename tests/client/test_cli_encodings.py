@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from replay_client import Column, ReplayClient, Table
 from replay_client.cli.app import run
-from replay_proto.any_terminal import use_any_terminal
+from replay_proto.command_line import use_any_terminal
 
 from tests.support.server_process import ServerProcess
 

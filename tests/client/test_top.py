@@ -17,14 +17,14 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 from replay_client import Column, ReplayClient, ReplayError, Table, TableNotFoundError
-from replay_client._shards.merged_stats import merged_stats
+from replay_client._shards.merged import merged_stats
+from replay_client.cli.formats import count_text, printable_text, shortened_text
 from replay_client.cli.inspect_view import Inspected
 from replay_client.cli.table_view import fill_share
 from replay_client.cli.text_plot import sparkline
 from replay_client.cli.top.app import Looked, OneTable, Overview, TableRows, Top
 from replay_client.cli.top.history import History
 from replay_client.cli.top.table_list import TableList
-from replay_client.cli.units import count_text, printable_text, shortened_text
 from replay_client.cli.watch import Trouble, looks
 from replay_client.results.shards import Shard, ShardMap
 from replay_client.results.stats import Stats, TableStats

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import threading
 from pathlib import Path
+from typing import Final
 
 import pytest
 from replay_agent.processes.signals import StopRequest
@@ -38,6 +39,9 @@ from experiments.compare.summary import groups_of
 from experiments.compare.summary import summary_table as compare_table
 from tests.support.deadlines import wait_until
 from tests.support.server_process import ServerProcess
+
+_STARTS_S: Final = 90.0
+"""A run is a process of its own, which loads torch."""
 
 PNG = b"\x89PNG"
 
@@ -178,10 +182,15 @@ def test_a_comparison_that_is_stopped_keeps_no_half_runs(server: ServerProcess, 
     )
     stop = StopRequest()
 
-    def stop_when_it_trains() -> None:
+    def trains() -> bool:
         with ReplayClient(server.address) as client:
-            wait_until(lambda: any(table.name.startswith("stopped-") for table in client.tables()), "it trains")
-        stop.set()
+            return any(table.name.startswith("stopped-") for table in client.tables())
+
+    def stop_when_it_trains() -> None:
+        try:
+            wait_until(trains, "it trains", _STARTS_S)
+        finally:
+            stop.set()
 
     thread = threading.Thread(target=stop_when_it_trains)
     thread.start()

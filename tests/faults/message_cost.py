@@ -30,7 +30,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 from numpy.typing import NDArray
 from replay_proto.command_line import new_app, run_app
-from replay_proto.inserts import MOST_ROWS_AT_ONCE
+from replay_proto.layout import MOST_ROWS_AT_ONCE
 from replay_proto.v1 import replay_pb2
 from rich.progress import track
 

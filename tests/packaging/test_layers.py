@@ -30,7 +30,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"errors"},
         {"_extras", "draws", "results", "security", "sequences"},
         {"_rows"},
-        {"_first_rows", "_transport", "batch", "spaces"},
+        {"_adapters", "_transport", "batch", "spaces"},
         {"_learning", "_shards", "_writing", "jax"},
         {"_operations"},
         {"sync"},

@@ -14,7 +14,7 @@ import grpc
 import numpy as np
 import pytest
 from numpy.typing import ArrayLike, NDArray
-from replay_proto.inserts import MOST_ROWS_AT_ONCE
+from replay_proto.layout import MOST_ROWS_AT_ONCE
 from replay_proto.schema import Schema
 from replay_proto.steps import Sequences, Stack, Steps, Transitions, WindowShape
 from replay_proto.v1 import replay_pb2, replay_pb2_grpc

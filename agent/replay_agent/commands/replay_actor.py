@@ -11,8 +11,7 @@ import threading
 from collections.abc import Sequence
 
 from replay_proto.child_process import when_parent_dies
-from replay_proto.early_signals import exit_on_sigterm
-from replay_proto.extras import needs_extras
+from replay_proto.starting import exit_on_sigterm, needs_extras
 
 with needs_extras("replay-actor", "agent"):
     from replay_agent.settings.actor_settings import load_actor_settings

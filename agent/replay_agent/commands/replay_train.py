@@ -8,9 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from replay_proto.early_signals import exit_on_sigterm
-from replay_proto.extras import needs_extras
-from replay_proto.quiet import quiet_grpc
+from replay_proto.starting import exit_on_sigterm, needs_extras, quiet_grpc
 
 log = logging.getLogger("replay_agent")
 
@@ -39,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from rich.console import Console
 
         from replay_agent.processes.signals import StopRequest
-        from replay_agent.reporting.logs import set_up_logging
+        from replay_agent.reporting.progress import set_up_logging
         from replay_agent.training.run import FAILURES, train
         from replay_agent.training.trainer import Ending
 

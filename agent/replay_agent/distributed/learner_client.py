@@ -15,7 +15,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from replay_agent.acting.actor import FinishedEpisode
-from replay_agent.distributed.episode_reports import MAX_EPISODES
+from replay_agent.distributed.actors import MAX_EPISODES
 
 # Weights of a network can be arbitrarily large.
 UNLIMITED_MESSAGES = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))

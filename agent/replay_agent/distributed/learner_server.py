@@ -15,11 +15,11 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 from replay_proto.access.serving import configure_listeners, only_message, server_options
-from replay_proto.addresses import host_and_port
+from replay_proto.channels import host_and_port
 from replay_proto.errors import FieldError
 from replay_proto.v1 import learner_pb2
 
-from replay_agent.distributed.episode_reports import MAX_REPORT_BYTES
+from replay_agent.distributed.actors import MAX_REPORT_BYTES
 from replay_agent.distributed.learner_access import Gate, LearnerAccess, RefusedError
 
 SERVICE: Final = learner_pb2.DESCRIPTOR.services_by_name["LearnerService"].full_name

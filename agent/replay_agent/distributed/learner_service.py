@@ -14,9 +14,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from replay_agent.acting.seeds import RunSeeds
-from replay_agent.distributed.actor_epsilons import ActorEpsilons
-from replay_agent.distributed.episode_reports import Reports
-from replay_agent.distributed.join_log import MAX_NAME_LENGTH, JoinLog
+from replay_agent.distributed.actors import MAX_NAME_LENGTH, ActorEpsilons, JoinLog, Reports
 from replay_agent.distributed.learner_access import RefusedError
 from replay_agent.distributed.learner_server import Method
 

@@ -9,8 +9,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from replay_agent.dqn.figures import Figures
-from replay_agent.dqn.learner import Learner
+from replay_agent.dqn.learner import Figures, Learner
 
 MAX_RETURN: Final = 1e30
 """Largest magnitude of a return. TensorBoard stores float32, in which a sum of 10^8 such returns is still finite."""

@@ -23,8 +23,8 @@ from replay_agent.processes.actor_pool import (
     ActorsFailError,
 )
 from replay_agent.processes.own_access import find_access
-from replay_agent.ray.names import NAMESPACE, map_name
 from replay_agent.ray.placement import Placement, PlacementError
+from replay_agent.ray.replay_map import NAMESPACE, map_name
 from replay_agent.ray.weights_relay import WeightsRelay
 from replay_agent.settings.actor_settings import ActorSettings
 

@@ -9,6 +9,8 @@ import logging
 import threading
 import time
 from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import ray
@@ -19,7 +21,49 @@ from replay_client.results.shards import ShardMap
 from replay_agent.processes.own_access import find_access
 from replay_agent.ray.keeper import KeeperReport
 from replay_agent.ray.map_changes import Add, Assign, Change, Lose, Move, Renew, Seen, changes
-from replay_agent.ray.names import NAMESPACE, Service
+
+NAMESPACE: Final = "replay"
+"""Ray namespace of the actors, in which other jobs find them by name."""
+
+
+@dataclass(frozen=True)
+class Service:
+    """Replay servers under one name."""
+
+    name: str
+    """name of the service in the cluster"""
+    shards: int
+    """number of servers"""
+    folder: Path
+    """directory with the token; all nodes must see it"""
+    data_dir: Path
+    """directory with the servers' tables on each node; if other nodes do not share it, a lost node's rows are lost"""
+    config: Path | None
+    """TOML file of settings for the servers"""
+    lost_after_s: float
+    """seconds after which an unreachable shard is given up"""
+    host: str | None
+    """address to listen on; None: the node's address"""
+
+    @property
+    def access(self) -> Path:
+        """The directory of the token's files."""
+        return self.folder / "access"
+
+    @property
+    def map(self) -> str:
+        """Name of the actor that keeps the shard map."""
+        return map_name(self.name)
+
+    def keeper(self, number: int) -> str:
+        """Return the name of the actor that keeps the server with this number running."""
+        return f"{self.name}/shard-{number}"
+
+
+def map_name(service: str) -> str:
+    """Return the name of the actor that keeps the shard map of a service."""
+    return f"{service}/map"
+
 
 log = logging.getLogger(__name__)
 

@@ -13,9 +13,8 @@ from replay_client import ReplayClient, Tls
 
 from replay_agent.processes.own_access import create_access, find_access, remove_access
 from replay_agent.ray.keeper import STOP_TIMEOUT_S, ShardKeeper
-from replay_agent.ray.names import NAMESPACE, Service, map_name
 from replay_agent.ray.placement import wait_for_room, wait_until_placed
-from replay_agent.ray.replay_map import ReplayMap
+from replay_agent.ray.replay_map import NAMESPACE, ReplayMap, Service, map_name
 
 START_TIMEOUT_S: Final = 300.0
 """Time limit for the start of the servers. The first start compiles kernels."""

@@ -22,7 +22,7 @@ from replay_agent.processes.signals import StopRequest
 from replay_agent.ray.actor_pool import RayActorPool
 from replay_agent.ray.placement import PlacementError, wait_for_room, wait_until_placed
 from replay_agent.ray.service import ServiceError, connect, start, stop
-from replay_agent.reporting.logs import set_up_logging
+from replay_agent.reporting.progress import set_up_logging
 from replay_agent.reporting.training_report import TrainingReport
 from replay_agent.settings.train_settings import TrainSettings
 from replay_agent.training.checkpoint import checkpoints

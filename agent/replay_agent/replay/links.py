@@ -15,7 +15,7 @@ from replay_client.torch import TensorBatch, TensorSampler, to_torch
 from torch import Tensor
 
 from replay_agent.acting.actor import Step
-from replay_agent.replay.recording import Recorder, make_recorder
+from replay_agent.replay.rows import Recorder, make_recorder
 from replay_agent.settings.train_settings import TrainSettings
 
 TABLE_LOST: Final = (TableNotFoundError, TableReplacedError)

@@ -12,10 +12,9 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from replay_proto.addresses import host_and_port
+from replay_proto.channels import host_and_port
 
-from replay_agent.reporting.progress import ProgressView
-from replay_agent.reporting.status import Status
+from replay_agent.reporting.progress import ProgressView, Status
 
 log = logging.getLogger(__name__)
 

@@ -1,14 +1,17 @@
-"""Shows progress: a bar in a terminal, periodic log lines elsewhere."""
+"""Measures and shows progress: a bar in a terminal, periodic log lines elsewhere."""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console, RenderableType
+from rich.logging import RichHandler
 from rich.progress import (
     BarColumn,
     Progress,
@@ -20,7 +23,62 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from replay_agent.reporting.status import Status
+RATE_WINDOW_S = 5.0
+
+
+@dataclass(frozen=True)
+class Status:
+    """Status of a run at one moment.
+
+    Attributes:
+        env_steps: environment steps over all actors.
+        updates: gradient steps.
+        recent_return: mean return of the last training episodes.
+        best_mean: mean return of the best network, over all validation episodes that it played.
+        loss: smoothed weighted loss.
+        grad_norm: smoothed norm of the gradient before clipping.
+        mean_value: smoothed mean value of the actions in batches.
+        epsilon: probability of a random action; None if actors have different ones.
+        beta: importance-sampling exponent.
+        steps_per_s: recent environment steps per second.
+        updates_per_s: recent gradient steps per second.
+        batch_wait_s: seconds that the learner has waited for batches.
+        note: anything else, such as what the learner is waiting for.
+    """
+
+    env_steps: int
+    updates: int
+    recent_return: float | None
+    best_mean: float | None
+    loss: float | None
+    grad_norm: float | None
+    mean_value: float | None
+    epsilon: float | None
+    beta: float
+    steps_per_s: float
+    updates_per_s: float
+    batch_wait_s: float = 0.0
+    note: str = ""
+
+
+class RateMeter:
+    """Measures how fast a count has grown in the last seconds."""
+
+    def __init__(self, window_s: float = RATE_WINDOW_S, clock: Callable[[], float] = time.monotonic) -> None:
+        """Average over ``window_s`` seconds."""
+        self._window_s = window_s
+        self._clock = clock
+        self._points: deque[tuple[float, int]] = deque()
+
+    def per_second(self, count: int) -> float:
+        """Record the current count and return its growth per second."""
+        now = self._clock()
+        self._points.append((now, count))
+        while len(self._points) > 1 and now - self._points[0][0] > self._window_s:
+            self._points.popleft()
+        first_time, first_count = self._points[0]
+        return (count - first_count) / (now - first_time) if now > first_time else 0.0
+
 
 log = logging.getLogger(__name__)
 
@@ -168,3 +226,17 @@ def _fields(status: Status) -> dict[str, Any]:
 
 def _number(value: float | None, form: str) -> str:
     return UNKNOWN if value is None else format(value, form)
+
+
+def set_up_logging(level: str, console: Console) -> None:
+    """Log above the progress bar in a terminal, and as plain text elsewhere.
+
+    Args:
+        level: minimum severity of messages, such as ``info``.
+        console: console of the progress bar.
+    """
+    if console.is_terminal:
+        handler = RichHandler(console=console, show_path=False)
+        logging.basicConfig(level=level.upper(), handlers=[handler], format="%(message)s")
+    else:
+        logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)-7s %(name)s  %(message)s")

@@ -8,7 +8,7 @@ from pathlib import Path
 from replay_client.torch import TensorBatch
 
 from replay_agent.acting.actor import FinishedEpisode
-from replay_agent.reporting.status import Status
+from replay_agent.reporting.progress import Status
 
 
 class MetricsLog:

@@ -13,7 +13,7 @@ from replay_agent.acting.environments import EnvironmentInfo
 from replay_agent.dqn.double_dqn import DoubleDQN
 from replay_agent.dqn.learner import DoubleDQNConfig, Learner
 from replay_agent.dqn.networks import NetworkKind, NetworkSpec, default_hidden_sizes, network_kind
-from replay_agent.r2d2.learner import R2D2, R2D2Config
+from replay_agent.r2d2 import R2D2, R2D2Config
 from replay_agent.replay.rows import sequence_batch, transition_batch
 from replay_agent.settings.train_settings import TrainSettings
 

@@ -12,7 +12,7 @@ from replay_client import LocalServer, LocalServerError, ReplayClient, ReplayErr
 from replay_client.security import token_from_environment
 from replay_proto.access.exposure import ExposedError, check_exposure, is_loopback
 from replay_proto.access.watched import UnusableFileError
-from replay_proto.addresses import host_and_port
+from replay_proto.channels import host_and_port
 from rich.console import Console
 from safetensors.torch import save_file
 

@@ -11,32 +11,29 @@ import torch
 from replay_client import InvalidArgumentError, ReplayClient
 from replay_client.torch import TensorBatch
 
-from replay_agent.acting.actor import Actor, FinishedEpisode
+from replay_agent.acting.actor import Actor, FinishedEpisode, ape_x_epsilons
 from replay_agent.acting.environments import EnvironmentInfo, make_environment
 from replay_agent.acting.evaluation import EvaluationResult, EvaluationStoppedError, evaluate
-from replay_agent.acting.exploration import ape_x_epsilons
 from replay_agent.acting.seeds import ActorSeeds, RunSeeds
+from replay_agent.distributed.actors import MAX_QUEUED
 from replay_agent.distributed.assignment import make_task
-from replay_agent.distributed.episode_reports import MAX_QUEUED
 from replay_agent.distributed.learner_service import Guidance, LearnerService, PublishedWeights
 from replay_agent.dqn.divergence import require_finite, require_finite_figures, require_return
 from replay_agent.dqn.networks import ActingNetwork
-from replay_agent.dqn.schedules import LinearSchedule
 from replay_agent.processes.actor_pool import Pool
 from replay_agent.processes.signals import StopRequest
 from replay_agent.replay.links import TABLE_LOST, ReplayLink
 from replay_agent.replay.pacing import Pacer
 from replay_agent.replay.run_table import RunTable
-from replay_agent.reporting.history import History
-from replay_agent.reporting.progress import ProgressView
-from replay_agent.reporting.status import RateMeter, Status
+from replay_agent.reporting.curve import History
+from replay_agent.reporting.progress import ProgressView, RateMeter, Status
 from replay_agent.reporting.tensorboard import MetricsLog
 from replay_agent.settings.train_settings import TrainSettings
 from replay_agent.training.algorithms import make_algorithm
 from replay_agent.training.checkpoint import checkpoints, load_latest, save_checkpoint
 from replay_agent.training.run_directory import RunDirectory
+from replay_agent.training.schedules import Interval, LinearSchedule
 from replay_agent.training.selection import NetworkSelector
-from replay_agent.training.timing import Interval
 
 log = logging.getLogger(__name__)
 

@@ -1,22 +1,41 @@
-"""The base class of all samplers, without I/O."""
+"""The base class of all samplers, without I/O, and the check of the device that they copy tensors to."""
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 from replay_proto.v1 import replay_pb2
 
+from replay_client._extras import check_extra
 from replay_client._learning.answers import BatchReader
 from replay_client._learning.learning import Learning
 from replay_client._rows.checks import checked_keys
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._rows.mapped_rows import NearRows
+from replay_client._transport.call import time_limit
 from replay_client._transport.connection import ConnectionBase
-from replay_client._transport.time_limits import time_limit
 from replay_client.draws import Prefetch
 from replay_client.results.description import TableDescription
+
+if TYPE_CHECKING:
+    from replay_client._learning.tensors import Device
+
+
+def check_device(device: Device | None) -> None:
+    """Check that torch is installed and can use a device. With None, check nothing, because torch is not needed.
+
+    Raises:
+        MissingExtraError: torch is not installed.
+        InvalidArgumentError: the device is unknown, or not available here.
+    """
+    if device is None:
+        return
+    check_extra("agent", "torch")
+    from replay_client._learning.tensors import check_usable  # loads torch
+
+    check_usable(device)
 
 
 class SamplerHandle:

@@ -10,7 +10,7 @@ from replay_proto.schema import Column
 
 from replay_client._operations.table import TableHandle
 from replay_client._rows.buffers import Blank, JoinedBuffers
-from replay_client._rows.choosing import chosen_columns
+from replay_client._rows.columns import chosen_columns
 from replay_client.draws import checked_count
 from replay_client.errors import InvalidArgumentError
 from replay_client.results.description import FIFO

@@ -14,7 +14,7 @@ from replay_proto.v1 import replay_pb2
 from replay_client._transport.call import Call, Operation
 from replay_client.draws import checked_count
 from replay_client.errors import DeadlineExceededError, InvalidArgumentError, TableExistsError
-from replay_client.results.checkpoints import Checkpoint
+from replay_client.results.copies import Checkpoint
 from replay_client.results.description import TableDescription
 from replay_client.results.inspection import Inspection
 from replay_client.results.shards import ServerShards, ShardMap

@@ -16,13 +16,11 @@ from replay_client._learning.answers import BatchReader, RowsReader, joined_rows
 from replay_client._operations.server import describe
 from replay_client._rows.buffers import Blank
 from replay_client._rows.checks import MOST_KEYS_AT_ONCE, checked_keys, checked_priorities, checked_rows
-from replay_client._rows.choosing import chosen_columns, chosen_of_steps
-from replay_client._rows.columns import BatchOrKeys
+from replay_client._rows.columns import BatchOrKeys, chosen_columns, chosen_of_steps
 from replay_client._rows.mapped_rows import NearRows
-from replay_client._transport.call import Call, Operation
+from replay_client._transport.call import Call, Operation, time_limit
 from replay_client._transport.connection import LinkOptions
 from replay_client._transport.insert_ids import InsertId
-from replay_client._transport.time_limits import time_limit
 from replay_client._writing.inserts import Inserts
 from replay_client.batch import Batch, Rows, UpdateResult
 from replay_client.draws import DrawMode, WeightNorm, draw_of

@@ -22,11 +22,11 @@ from typing import Generic
 
 from replay_proto.frames import Content
 
+from replay_client._transport.call import left_s
 from replay_client._transport.connection import Connection, StreamMethod
 from replay_client._transport.data_path import DataPath
 from replay_client._transport.pending import PendingRequests, R
 from replay_client._transport.streams import DirectFrames, PulledMessages, SentFrames, Stream
-from replay_client._transport.time_limits import left_s
 from replay_client.errors import ClosedError, DeadlineExceededError
 
 

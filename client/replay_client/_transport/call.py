@@ -1,4 +1,4 @@
-"""Lets an operation ask for calls to the server, without making them itself.
+"""Lets an operation ask for calls to the server, without making them itself; time limits of calls.
 
     def reset(table: str) -> Operation[int]:
         answer = yield Call("ResetTable", request.SerializeToString(), repeat=False)
@@ -12,11 +12,16 @@ operation serves clients that wait for a reply with a thread, and clients that a
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from numbers import Real
+from typing import Final, TypeAlias, TypeVar
 
 from replay_proto.frames import Content
+
+from replay_client.errors import InvalidArgumentError
 
 T = TypeVar("T")
 
@@ -72,3 +77,35 @@ async def run_async(operation: Operation[T], make: Callable[[Call], Awaitable[Co
     except StopIteration as done:
         result: T = done.value
         return result
+
+
+LONGEST_WAIT_S: Final = 1e9
+"""30 years. Longer limits count as endless, because threads, sockets and gRPC do not support them."""
+
+
+def time_limit(field: str, limit_s: object, own_s: float) -> float:
+    """Check a caller's time limit ``limit_s`` and return it in seconds; ``own_s`` is the client's default.
+
+    Time limits have the same meaning in all calls. None is the client's default, the ``timeout_s`` of `ReplayClient`;
+    with 0, do not wait; with `math.inf`, wait forever; with any other number, wait for that many seconds. Inside the
+    library, a deadline is a time on the clock `time.monotonic`, or `math.inf`.
+
+    Raises:
+        InvalidArgumentError: for NaN, a negative number, or anything that is not a number.
+    """
+    if limit_s is None:
+        return own_s
+    # bool is a subclass of int.
+    seconds = math.nan if isinstance(limit_s, bool) or not isinstance(limit_s, Real) else float(limit_s)
+    if not seconds >= 0:
+        raise InvalidArgumentError.of_field(
+            field,
+            "seconds from 0 (do not wait) to math.inf (wait forever), or None (the client's default)",
+            repr(limit_s),
+        )
+    return math.inf if seconds > LONGEST_WAIT_S else seconds
+
+
+def left_s(deadline: float) -> float | None:
+    """Return the seconds until a deadline, or None if it is `math.inf`."""
+    return None if deadline == math.inf else max(0.0, deadline - time.monotonic())

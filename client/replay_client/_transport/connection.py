@@ -37,9 +37,8 @@ from replay_proto.v1 import replay_pb2
 from replay_client._transport import attempts
 from replay_client._transport.address import checked_address, listens
 from replay_client._transport.attempts import ANSWERING_S, CHECK_AGAIN_S, CHECKS, Attempts, FirstContact
-from replay_client._transport.call import Call, Operation, run
+from replay_client._transport.call import Call, Operation, left_s, run, time_limit
 from replay_client._transport.long_waits import ASK_S, LongWait, explained, first_wait, waited_call
-from replay_client._transport.time_limits import left_s, time_limit
 from replay_client._transport.unclosed import ThreadedWork
 from replay_client.errors import (
     ClosedError,
@@ -240,7 +239,7 @@ class ConnectionBase:
             raise ClosedError("this client is closed")
 
     def deadline(self, field: str, limit_s: float | None) -> float:
-        """Convert a caller's time limit to a deadline; see `replay_client._transport.time_limits`."""
+        """Convert a caller's time limit to a deadline; see `replay_client._transport.call`."""
         return time.monotonic() + time_limit(field, limit_s, self.timeout_s)
 
     def failure(self, error: grpc.RpcError) -> ReplayError:

@@ -21,7 +21,7 @@ from typing import Final
 from google.rpc import status_pb2
 from replay_proto.frames import Content, FrameError, FrameKind, FrameParser, frame_head
 
-from replay_client._transport.time_limits import left_s
+from replay_client._transport.call import left_s
 from replay_client.errors import DeadlineExceededError, ServerUnavailableError, from_status
 
 LONGEST_BYTES: Final = (1 << 32) - 1

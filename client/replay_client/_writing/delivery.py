@@ -22,10 +22,10 @@ from contextvars import copy_context
 from typing import Final
 
 from replay_client._transport.answered_stream import AnsweredStream
+from replay_client._transport.call import left_s
 from replay_client._transport.connection import Connection
 from replay_client._transport.data_path import DataPath
 from replay_client._transport.long_waits import FOR_INSERTS, LongWait, explained, too_late
-from replay_client._transport.time_limits import left_s
 from replay_client._transport.unclosed import finish_at_exit, finish_in_thread
 from replay_client._writing.writing import WriterOptions, Writing
 from replay_client.errors import DeadlineExceededError, ServerUnavailableError

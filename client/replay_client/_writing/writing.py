@@ -21,11 +21,10 @@ from replay_proto.schema import Column
 
 from replay_client._rows.block import RowBlock
 from replay_client._rows.checks import checked_array, checked_flags, checked_rows, described
+from replay_client._transport.call import time_limit
 from replay_client._transport.pending import PendingRequests
-from replay_client._transport.time_limits import time_limit
-from replay_client._writing.episodes import Episodes, check_not_terminated
+from replay_client._writing.episodes import Episodes, Streams, check_not_terminated
 from replay_client._writing.outbox import Outbox, SentBlock
-from replay_client._writing.streams import Streams
 from replay_client.draws import checked_count
 from replay_client.errors import InvalidArgumentError, ReplayError
 from replay_client.results.description import TableDescription

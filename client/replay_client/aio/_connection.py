@@ -15,7 +15,7 @@ from replay_proto.v1 import replay_pb2
 
 from replay_client._transport.address import listens
 from replay_client._transport.attempts import ANSWERING_S, CHECK_AGAIN_S, CHECKS, Attempts, FirstContact
-from replay_client._transport.call import Call, Operation, run_async
+from replay_client._transport.call import Call, Operation, left_s, run_async, time_limit
 from replay_client._transport.connection import (
     CHANNEL_OPTIONS,
     HEALTH_CHECK,
@@ -27,10 +27,8 @@ from replay_client._transport.connection import (
     rpc_path,
 )
 from replay_client._transport.long_waits import ASK_S, LongWait, explained, first_wait, waited_call
-from replay_client._transport.time_limits import left_s, time_limit
 from replay_client._transport.unclosed import FINISH_S, Work
-from replay_client.aio._frames import FrameStream
-from replay_client.aio._waiting import Turns
+from replay_client.aio._frames import FrameStream, Turns
 from replay_client.errors import ClosedError, DeadlineExceededError, ReplayError, ServerUnavailableError
 from replay_client.security import Token
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
+from replay_client._transport.call import left_s
 from replay_client._transport.long_waits import FOR_INSERTS, LongWait, too_late
-from replay_client._transport.time_limits import left_s
 from replay_client._transport.unclosed import FINISH_S
 from replay_client._writing.writing import WriterOptions, Writing
 from replay_client.aio._connection import Connection

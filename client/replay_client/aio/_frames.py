@@ -7,6 +7,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from typing import Final, Literal
 
@@ -17,9 +18,42 @@ from replay_proto.tracing import context_metadata
 from replay_client._transport.data_path import Renewal, Shortcuts
 from replay_client._transport.frame_stream import LONGEST_BYTES, SILENCE_S
 from replay_client._transport.local_calls import HELLO_TIMEOUT_S, RETRY_S, SEND_BYTES, FrameMethod, LocalAddress
-from replay_client.aio._waiting import Changes
 from replay_client.errors import ReplayError, ServerUnavailableError, from_status
 from replay_client.results.description import TableDescription
+
+
+class Changes:
+    """Wakes up all tasks that wait for a change of some state. A canceled wait has no effect."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def notify(self) -> None:
+        """Wake up all waiting tasks."""
+        self._event.set()
+        self._event.clear()
+
+    async def wait(self, limit_s: float | None = None) -> None:
+        """Wait for the next `notify`, or for ``limit_s`` seconds; None: no limit."""
+        if limit_s is None:
+            await self._event.wait()
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._event.wait()
+
+
+class Turns:
+    """Lets one task per iteration of the event loop begin its work, so that many simultaneous calls do not block it."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def take(self) -> None:
+        """Wait for a turn. In each iteration of the loop, only one of the waiting tasks gets one."""
+        async with self._lock:
+            await asyncio.sleep(0)
+
 
 _BROKEN: Final = "the connection to the server broke"
 

@@ -12,8 +12,7 @@ from replay_proto.frames import Content
 from replay_client._transport.connection import StreamMethod
 from replay_client._transport.pending import PendingRequests, R
 from replay_client.aio._connection import Connection, MessageStream
-from replay_client.aio._frames import FrameStream, LocalPath
-from replay_client.aio._waiting import Changes
+from replay_client.aio._frames import Changes, FrameStream, LocalPath
 from replay_client.errors import ClosedError
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, overload
 from replay_proto.schema import Column
 from replay_proto.steps import Derived, Item
 
-from replay_client._learning.devices import check_device
+from replay_client._learning.handle import check_device
 from replay_client._operations import server as operations
 from replay_client._operations.mixing import Mixture, checked_sizes
 from replay_client._operations.server import IfExists
@@ -30,7 +30,7 @@ from replay_client.aio.mixed_sampler import MixedSampler
 from replay_client.aio.table import Table
 from replay_client.draws import DEFAULT_BETA, DrawMode, Prefetch, WeightNorm
 from replay_client.errors import InvalidArgumentError, ShardsChangedError
-from replay_client.results.checkpoints import Checkpoint
+from replay_client.results.copies import Checkpoint
 from replay_client.results.description import TableDescription
 from replay_client.results.shards import ShardMap
 from replay_client.results.stats import Stats

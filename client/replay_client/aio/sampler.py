@@ -21,8 +21,8 @@ from replay_client._learning.handle import SamplerHandle
 from replay_client._learning.learning import Exchange, Learning
 from replay_client._learning.one_caller import OneCaller
 from replay_client._rows.columns import BatchOrKeys
+from replay_client._transport.call import left_s
 from replay_client._transport.long_waits import FOR_DRAWS, LongWait
-from replay_client._transport.time_limits import left_s
 from replay_client._transport.unclosed import FINISH_S, Lease
 from replay_client.aio._connection import Connection
 from replay_client.aio._frames import LocalPath

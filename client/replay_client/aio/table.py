@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from replay_client._learning.devices import check_device
+from replay_client._learning.handle import check_device
 from replay_client._operations.server import describe, drop_table, inspect_table, reset_table, stats
 from replay_client._operations.table import TableHandle
 from replay_client._rows.buffers import Blank
-from replay_client._rows.choosing import chosen_columns
-from replay_client._rows.columns import BatchOrKeys
+from replay_client._rows.columns import BatchOrKeys, chosen_columns
 from replay_client._writing.writing import MAX_BLOCKS_IN_FLIGHT, WriterOptions
 from replay_client.aio._connection import Connection
 from replay_client.aio._link import LoopLink
@@ -31,10 +30,10 @@ from replay_client.aio.sampler import Sampler
 from replay_client.aio.writer import Writer
 from replay_client.batch import Batch, Rows, UpdateResult
 from replay_client.draws import DEFAULT_BETA, DrawMode, Prefetch, WeightNorm
+from replay_client.results.copies import Exported, Loaded
 from replay_client.results.description import TableDescription
 from replay_client.results.inspection import Inspection
 from replay_client.results.stats import TableStats
-from replay_client.results.transfers import Exported, Loaded
 from replay_client.sync.row_reader import RowOrder, RowPlan
 from replay_client.sync.table import Table as SyncTable
 

@@ -17,7 +17,7 @@ from replay_client._learning.mixed import MixedKeys
 from replay_client._learning.one_caller import OneCaller
 from replay_client._learning.tensors import Computed, Device, DeviceCopies, MixedTensorBatch, TensorBatch
 from replay_client._rows.columns import BatchOrKeys
-from replay_client._transport.time_limits import left_s
+from replay_client._transport.call import left_s
 from replay_client._transport.unclosed import FINISH_S, Lease
 from replay_client.aio.mixed_sampler import MixedSampler
 from replay_client.aio.sampler import Sampler

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 
-from replay_proto.extras import needs_extras
+from replay_proto.starting import needs_extras
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from rich.prompt import Confirm
 
 from replay_client.cli import checkpoints, copy, render, shards, transfer
 from replay_client.cli.distribution import Distributions
+from replay_client.cli.formats import printable_text
 from replay_client.cli.inspect_view import Inspected, inspect_screen, inspect_view
 from replay_client.cli.options import (
     DEFAULT_SERVER,
@@ -30,7 +31,6 @@ from replay_client.cli.options import (
     show,
 )
 from replay_client.cli.plain import plain_description, plain_inspection, plain_stats
-from replay_client.cli.units import printable_text
 from replay_client.cli.watch import Watched, looks
 from replay_client.cli.watch import watch as watch_it
 from replay_client.draws import DEFAULT_BETA

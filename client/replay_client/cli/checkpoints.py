@@ -9,10 +9,10 @@ from cyclopts.types import PositiveInt
 from rich.console import Console
 
 from replay_client.cli import render
+from replay_client.cli.formats import bytes_text, count_text
 from replay_client.cli.options import DEFAULT_SERVER, Json, Server, client_of, print_json, show
 from replay_client.cli.plain import plain_fields
-from replay_client.cli.units import bytes_text, count_text
-from replay_client.results.checkpoints import Checkpoint
+from replay_client.results.copies import Checkpoint
 
 PATIENCE_S = 3600.0
 """Time limit in seconds: large tables take a while to copy and to verify."""

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from replay_client.cli.options import DESTINATION, SOURCE, Json, print_json
 from replay_client.cli.plain import plain
 from replay_client.errors import TableExistsError, UnauthenticatedError
-from replay_client.results.transfers import Copied
+from replay_client.results.copies import Copied
 from replay_client.sync.copying import TableCopy, prepared
 from replay_client.sync.progress import Advance, progress_bar, progress_lines
 

@@ -19,7 +19,7 @@ from replay_client.cli.distribution import (
     labelled,
     priorities_in_force,
 )
-from replay_client.cli.units import count_text, duration_text, edge_text, number_text
+from replay_client.cli.formats import count_text, duration_text, edge_text, number_text
 from replay_client.results.description import FIFO
 
 SIZE_INCHES = (15.0, 8.0)

@@ -13,9 +13,16 @@ from rich.text import Text
 
 from replay_client.batch import Rows
 from replay_client.cli.distribution import PROPORTIONAL, Bar, Distributions, PowerLaw, labelled
-from replay_client.cli.row_text import row_line, row_text
+from replay_client.cli.formats import (
+    count_text,
+    duration_text,
+    edge_text,
+    number_text,
+    printable_text,
+    row_line,
+    row_text,
+)
 from replay_client.cli.text_plot import bar_chart, log_log_plot
-from replay_client.cli.units import count_text, duration_text, edge_text, number_text, printable_text
 from replay_client.results.description import RANK
 from replay_client.results.inspection import Inspection
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from replay_client.cli.formats import value_text
 from replay_client.cli.inspect_view import Inspected
-from replay_client.cli.row_text import value_text
 from replay_client.results.description import TableDescription
 from replay_client.results.stats import Stats, TableStats
 

@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from replay_client.cli.distribution import merged
+from replay_client.cli.formats import bytes_text, count_text, duration_text, number_text, printable_text
 from replay_client.cli.text_plot import bar_chart
-from replay_client.cli.units import bytes_text, count_text, duration_text, number_text, printable_text
 from replay_client.results.description import TableDescription
 from replay_client.results.stats import StepStats, TableStats, TimesSampled, WaitStats
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from rich.table import Table
 from rich.text import Text
 
-from replay_client.cli.units import count_text
+from replay_client.cli.formats import count_text
 
 Floats = NDArray[np.float64]
 

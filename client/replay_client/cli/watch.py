@@ -13,8 +13,8 @@ from typing import Generic, TypeVar
 from rich.console import Console, RenderableType
 from rich.live import Live
 
+from replay_client.cli.formats import duration_text
 from replay_client.cli.options import print_json
-from replay_client.cli.units import duration_text
 from replay_client.errors import DeadlineExceededError, ReplayError, ServerUnavailableError
 
 S = TypeVar("S")

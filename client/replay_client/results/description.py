@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from replay_proto.errors import FieldError
-from replay_proto.inserts import INSERT_BYTES, MOST_ROWS_AT_ONCE
+from replay_proto.layout import INSERT_BYTES, MOST_ROWS_AT_ONCE
 from replay_proto.rate_limit import RateLimit
 from replay_proto.schema import Schema
 from replay_proto.steps import Steps
 from replay_proto.v1 import replay_pb2
 
 from replay_client.errors import InternalServerError
-from replay_client.results.mirroring import mirrored
+from replay_client.results import mirrored
 
 RANK: Final = "rank"
 """The backend that draws by rank."""

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from replay_proto.v1 import replay_pb2
 
+from replay_client.results import mirrored
 from replay_client.results.description import TableDescription
-from replay_client.results.mirroring import mirrored
 from replay_client.results.stats import TimesSampled
 
 

@@ -9,8 +9,8 @@ from replay_proto.merged_stats import quantiles_of
 from replay_proto.v1 import replay_pb2
 from replay_proto.waits import wait_sentence
 
+from replay_client.results import mirrored
 from replay_client.results.description import TableDescription
-from replay_client.results.mirroring import mirrored
 from replay_client.results.shards import ShardMap
 
 

@@ -42,8 +42,8 @@ from replay_proto.v1 import replay_pb2
 
 from replay_client.batch import Rows
 from replay_client.errors import InternalServerError, InvalidArgumentError
+from replay_client.results.copies import Exported, Loaded
 from replay_client.results.description import TableDescription
-from replay_client.results.transfers import Exported, Loaded
 from replay_client.sync.progress import progress_bar
 from replay_client.sync.row_loader import RowLoader, check_loadable
 from replay_client.sync.row_reader import RowReader

@@ -25,18 +25,17 @@ from replay_proto.schema import Column
 from replay_proto.steps import Derived, Item
 
 from replay_client._extras import check_extra
-from replay_client._learning.devices import check_device
+from replay_client._learning.handle import check_device
 from replay_client._operations import server as operations
 from replay_client._operations.mixing import Mixture, checked_sizes
 from replay_client._operations.server import IfExists
 from replay_client._transport.attempts import FIRST_CONTACT_S
-from replay_client._transport.call import Operation
+from replay_client._transport.call import Operation, time_limit
 from replay_client._transport.connection import LinkOptions
 from replay_client._transport.server_link import ServerLink
-from replay_client._transport.time_limits import time_limit
 from replay_client.draws import DEFAULT_BETA, DrawMode, Prefetch, WeightNorm
 from replay_client.errors import InvalidArgumentError, ShardsChangedError, TableNotFoundError
-from replay_client.results.checkpoints import Checkpoint
+from replay_client.results.copies import Checkpoint
 from replay_client.results.description import TableDescription
 from replay_client.results.shards import ShardMap
 from replay_client.results.stats import Stats

@@ -36,8 +36,8 @@ from replay_client.errors import (
     TableNotFoundError,
     WriterError,
 )
+from replay_client.results.copies import Copied
 from replay_client.results.description import FIFO
-from replay_client.results.transfers import Copied
 from replay_client.sync.client import ReplayClient
 from replay_client.sync.progress import Advance
 from replay_client.sync.row_loader import check_room

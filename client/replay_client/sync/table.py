@@ -27,27 +27,25 @@ from replay_proto.framing import Array
 from replay_proto.v1 import replay_pb2
 
 from replay_client._extras import check_extra
-from replay_client._learning.devices import check_device
+from replay_client._learning.handle import check_device
 from replay_client._operations.server import describe, drop_table, inspect_table, reset_table, stats
 from replay_client._operations.table import TableHandle
 from replay_client._rows.buffers import Blank
-from replay_client._rows.choosing import chosen_columns
-from replay_client._rows.columns import BatchOrKeys
-from replay_client._transport.call import Call, Operation, run
+from replay_client._rows.columns import BatchOrKeys, chosen_columns
+from replay_client._transport.call import Call, Operation, run, time_limit
 from replay_client._transport.connection import Connection
 from replay_client._transport.data_path import DataPath
 from replay_client._transport.insert_ids import InsertId
 from replay_client._transport.local_calls import is_local
 from replay_client._transport.long_waits import LongWait
 from replay_client._transport.server_link import ServerLink
-from replay_client._transport.time_limits import time_limit
 from replay_client._writing.writing import MAX_BLOCKS_IN_FLIGHT, WriterOptions
 from replay_client.batch import Batch, Rows, UpdateResult
 from replay_client.draws import DEFAULT_BETA, DrawMode, Prefetch, WeightNorm
+from replay_client.results.copies import Exported, Loaded
 from replay_client.results.description import TableDescription
 from replay_client.results.inspection import Inspection
 from replay_client.results.stats import TableStats
-from replay_client.results.transfers import Exported, Loaded
 from replay_client.sync.row_loader import Insert, RowLoader
 from replay_client.sync.row_reader import RowOrder, RowReader
 from replay_client.sync.sampler import Sampler

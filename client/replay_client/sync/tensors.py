@@ -19,7 +19,7 @@ from replay_client._learning.mixed import MixedKeys
 from replay_client._learning.one_caller import OneCaller
 from replay_client._learning.tensors import Computed, Device, DeviceCopies, MixedTensorBatch, TensorBatch
 from replay_client._rows.columns import BatchOrKeys
-from replay_client._transport.time_limits import left_s
+from replay_client._transport.call import left_s
 from replay_client._transport.unclosed import Lease, finish_at_exit, finish_in_thread
 from replay_client.draws import Prefetch
 from replay_client.errors import ClosedError, DeadlineExceededError, ReplayError

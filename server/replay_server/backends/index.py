@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, NamedTuple, Self
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import numpy as np
+from replay_proto.errors import FieldError
 
-from replay_server.kernels.compile import Floats, Integers
+from replay_server.kernels.compile import Floats, Integers, as_kernel_input, kernel
 
 DEAD_PRIORITY = -1.0
 """Marks slots without a live row in the priority array (real priorities are never negative)."""
@@ -163,3 +166,63 @@ class PriorityIndex(ABC):
     @abstractmethod
     def smallest_probability(self, live: LiveRows) -> float:
         """Return the smallest probability of a live row with non-zero mass; 1 / size if the total mass is zero."""
+
+
+T = TypeVar("T")
+
+
+def read_parameters(kind: type[T], name: str, given: Mapping[str, Any]) -> T:
+    """Create the parameters of backend ``name``, with defaults for missing ones.
+
+    Raises:
+        FieldError: a parameter is unknown or out of range.
+    """
+    accepted = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    for field in given:
+        if field not in accepted:
+            raise FieldError(
+                field, f"a parameter of {name} ({', '.join(accepted) or 'it has none'})", repr(given[field])
+            )
+    return kind(**given)
+
+
+def require_not_negative(field: str, value: float) -> None:
+    """Raise `FieldError` unless ``value`` is a finite number of at least 0."""
+    if not _is_finite_number(value) or value < 0.0:
+        raise FieldError(field, "a finite number of at least 0", repr(value))
+
+
+def require_positive(field: str, value: float) -> None:
+    """Raise `FieldError` unless ``value`` is a finite number above 0."""
+    if not _is_finite_number(value) or value <= 0.0:
+        raise FieldError(field, "a finite number above 0", repr(value))
+
+
+def _is_finite_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+@kernel
+def key_in_slot(slot: int, oldest: int, oldest_slot: int, slots: int) -> int:
+    """Return the key of the live row in ``slot``; ``oldest_slot`` is the slot of the key ``oldest``."""
+    distance = slot - oldest_slot
+    if distance < 0:
+        distance += slots
+    return oldest + distance
+
+
+@kernel
+def _draw_evenly(fractions: Floats, oldest: int, size: int) -> tuple[Integers, Floats]:
+    batch = len(fractions)
+    keys = np.empty(batch, dtype=np.int64)
+    probabilities = np.empty(batch, dtype=np.float64)
+    for i in range(batch):
+        # The product may round up to ``size``.
+        keys[i] = oldest + min(int(fractions[i] * size), size - 1)
+        probabilities[i] = 1.0 / size
+    return keys, probabilities
+
+
+def draw_evenly(fractions: Floats, live: LiveRows) -> Drawn:
+    """Draw uniformly from at least one live row."""
+    return Drawn(*_draw_evenly(as_kernel_input(fractions), live.oldest, live.size))

@@ -13,8 +13,15 @@ from typing import Self
 
 import numpy as np
 
-from replay_server.backends.index import DEAD_PRIORITY, LEAST_PROBABILITY, Drawn, LiveRows, PriorityIndex, live_slots
-from replay_server.backends.parameters import require_not_negative
+from replay_server.backends.index import (
+    DEAD_PRIORITY,
+    LEAST_PROBABILITY,
+    Drawn,
+    LiveRows,
+    PriorityIndex,
+    live_slots,
+    require_not_negative,
+)
 from replay_server.backends.structures import rank_tree
 from replay_server.backends.structures.power_sums import (
     PowerSums,

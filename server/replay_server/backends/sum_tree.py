@@ -19,10 +19,12 @@ from replay_server.backends.index import (
     Drawn,
     LiveRows,
     PriorityIndex,
+    draw_evenly,
+    key_in_slot,
+    require_not_negative,
+    require_positive,
 )
-from replay_server.backends.parameters import require_not_negative, require_positive
 from replay_server.backends.structures import extremes, sums
-from replay_server.backends.structures.ring import draw_evenly, key_in_slot
 from replay_server.kernels.compile import Floats, Integers, aligned_full, as_kernel_input, kernel
 from replay_server.kernels.prefetch import prefetch
 

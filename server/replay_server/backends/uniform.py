@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from replay_server.backends.index import Drawn, LiveRows, PriorityIndex
+from replay_server.backends.index import Drawn, LiveRows, PriorityIndex, draw_evenly
 from replay_server.backends.structures import extremes
-from replay_server.backends.structures.ring import draw_evenly
 from replay_server.kernels.compile import Floats, Integers, as_kernel_input, kernel
 from replay_server.kernels.prefetch import prefetch
 

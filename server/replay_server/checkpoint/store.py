@@ -41,7 +41,7 @@ from replay_server.files import held_folders, trust
 from replay_server.files.durable_files import rename_durably
 from replay_server.files.long_work import LongWork
 from replay_server.files.mapped_file import tells_full
-from replay_server.flow.one_by_one import OneByOne
+from replay_server.flow.turns import OneByOne
 from replay_server.storage.ranges import CHECKPOINT_NUMBERS
 from replay_server.storage.table_config import is_table_name
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias, TypeVar
 
 from replay_server import errors
-from replay_server.auth.caller import Caller
+from replay_server.auth import Caller
 from replay_server.errors import Lack, RequestError
 from replay_server.flow.background import Job
 from replay_server.flow.budgets import Budget

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from replay_proto.access.serving import DEFAULT_MAX_CONNECTIONS
-from replay_proto.inserts import MOST_ROWS_AT_ONCE
+from replay_proto.layout import MOST_ROWS_AT_ONCE
 
 from replay_server import errors
 

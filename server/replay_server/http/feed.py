@@ -1,8 +1,12 @@
-"""The figures of the live page. While any page is open, they are read at most once per second, for all pages."""
+"""The figures of the live page. While any page is open, they are read at most once per second, for all pages.
+
+The page shows the figures of its own server, and links to the other servers of the service.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,16 +16,18 @@ from uuid import uuid4
 import numpy as np
 import psutil
 from replay_proto.access.tokens import Right
+from replay_proto.merged_stats import shards_in_use
+from replay_proto.v1 import replay_pb2
 
 from replay_server import __version__
-from replay_server.auth.caller import Caller
+from replay_server.auth import Caller
 from replay_server.checkpoint.store import Checkpoint, Checkpoints
-from replay_server.http.histograms import REFRESH_S, distributions_of
 from replay_server.http.history import Counts, History, Meter
-from replay_server.http.other_servers import place_of
 from replay_server.http.page_figures import (
+    REFRESH_S,
     checkpoint_figures,
     client_figures,
+    distributions_of,
     method_figures,
     table_figures,
     to_json,
@@ -29,6 +35,38 @@ from replay_server.http.page_figures import (
 from replay_server.http.snapshot import View
 from replay_server.rpc.handlers.stats import table_stats
 from replay_server.table.table import Table
+
+
+def place_of(shards: replay_pb2.ShardMap | None, port: int) -> dict[str, Any] | None:
+    """Return which shard of a service this server is, and where the others are; None if there is only one server.
+
+    Args:
+        shards: the shard map of this server.
+        port: this server's port for gRPC.
+    """
+    in_use = [] if shards is None else shards_in_use(shards)
+    if len(in_use) < 2:
+        return None
+    here = [shard.id for shard in in_use if _is_here(shard.address, port)]
+    own = here[0] if len(here) == 1 else None  # several: this host has several names for the same port
+    return {
+        "shard": own,
+        "servers": len(in_use),
+        "others": [{"shard": shard.id, "address": shard.address} for shard in in_use if shard.id != own],
+    }
+
+
+def _is_here(address: str, port: int) -> bool:
+    """Whether an address in a shard map is that of this server, as far as its own names tell."""
+    host, _, number = address.rpartition(":")
+    return number == str(port) and host.strip("[]").lower() in _own_names()
+
+
+def _own_names() -> set[str]:
+    name = socket.gethostname().lower()
+    addresses = {each.address for found in psutil.net_if_addrs().values() for each in found}
+    return {"localhost", name, name.partition(".")[0], *addresses}
+
 
 PERIOD_S: Final = 1.0
 """Minimum time between two frames."""

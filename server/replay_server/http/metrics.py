@@ -30,7 +30,7 @@ from replay_server.flow.background import Loop
 from replay_server.http.snapshot import ServerSnapshot, TableSnapshot
 from replay_server.rpc.endpoint import AnyEndpoint
 from replay_server.rpc.endpoints import SERVICE
-from replay_server.table.figures.table_figures import Waits
+from replay_server.table.table_figures import Waits
 
 _OF_TABLES: Final = ("table",)
 _OF_METHODS: Final = ("grpc_type", "grpc_service", "grpc_method")

@@ -20,7 +20,7 @@ from starlette.routing import Route
 from replay_server.errors import RequestError
 from replay_server.http.live_page import LivePage
 from replay_server.http.metrics import render
-from replay_server.http.readers import CHALLENGES, Readers
+from replay_server.http.serving import CHALLENGES, Readers
 from replay_server.http.snapshot import View
 
 _REST: Final = 4

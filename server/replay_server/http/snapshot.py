@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from replay_proto.access.tokens import Right
 
-from replay_server.auth.caller import Caller
+from replay_server.auth import Caller
 from replay_server.catalog import Catalog
 from replay_server.errors import WaitedFor
 from replay_server.files.memory_limit import MemoryUse
@@ -16,11 +16,11 @@ from replay_server.flow.background import Background, Loop
 from replay_server.flow.waits import Wait
 from replay_server.rpc.endpoint import AnyEndpoint
 from replay_server.rpc.over_grpc.connections import Connections
-from replay_server.table.figures.clients import Client
-from replay_server.table.figures.table_figures import Snapshot
+from replay_server.table.clients import Client
+from replay_server.table.gates import LimiterGate
 from replay_server.table.items.items import StepCounts
-from replay_server.table.limiter import LimiterGate
 from replay_server.table.table import Table
+from replay_server.table.table_figures import Snapshot
 
 State = Literal["starting", "ready", "stopping"]
 

@@ -19,25 +19,24 @@ import uvloop
 from replay_proto.access.certificates import RENEWAL_S, ServerCertificates
 from replay_proto.access.exposure import is_loopback
 from replay_proto.access.watched import UnusableFileError
-from replay_proto.addresses import host_and_port
+from replay_proto.channels import host_and_port
 from replay_proto.child_process import when_parent_dies
 from replay_proto.command_line import discard_output
 from replay_proto.errors import FieldError
 
 from replay_server import __version__
-from replay_server.auth.caller import Authenticator
+from replay_server.auth import Authenticator
 from replay_server.catalog import Catalog
 from replay_server.checkpoint.reading import restore, resume
 from replay_server.checkpoint.store import Checkpoints
 from replay_server.errors import FatalError, RequestError, StoppedError
 from replay_server.files import trust
-from replay_server.files.many_files import allow_many_files
 from replay_server.files.standard_error import STANDARD_ERROR
 from replay_server.flow.background import Background
 from replay_server.http.snapshot import View
-from replay_server.process.garbage import RareCollections, loading
 from replay_server.process.server import ReplayServer
 from replay_server.process.settings import ServerSettings
+from replay_server.process.surroundings import RareCollections, allow_many_files, loading
 from replay_server.process.syncing import Syncer
 from replay_server.process.warming import warm_up
 from replay_server.rpc.local_socket.listener import SOCKET_NAME
@@ -272,12 +271,10 @@ async def _http(
         yield
         return
     # Imported here because most servers have no HTTP port, and this takes 0.3 s.
-    from replay_server.http.event_stream import LONGEST_S
     from replay_server.http.feed import Feed
-    from replay_server.http.live_page import LivePage
-    from replay_server.http.readers import Readers
+    from replay_server.http.live_page import LONGEST_S, LivePage
     from replay_server.http.routes import Routes
-    from replay_server.http.serving import HttpServer
+    from replay_server.http.serving import HttpServer, Readers
 
     feed = Feed(view, checkpoints)
     readers = Readers(authenticator, on_this_host=settings.tokens is None and is_loopback(settings.http_host))

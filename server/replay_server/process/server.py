@@ -9,14 +9,14 @@ from pathlib import Path
 import grpc
 from replay_proto.access.serving import server_options
 
-from replay_server.auth.caller import Authenticator
+from replay_server.auth import Authenticator
 from replay_server.catalog import Catalog
 from replay_server.checkpoint.store import Checkpoints
 from replay_server.process.settings import ServerSettings
+from replay_server.rpc.call import OpenStreams
 from replay_server.rpc.endpoints import SERVICE, all_endpoints
 from replay_server.rpc.local_socket.listener import LocalSocket
-from replay_server.rpc.open_streams import OpenStreams
-from replay_server.rpc.over_grpc import health, reflection
+from replay_server.rpc.over_grpc import standard_services
 from replay_server.rpc.over_grpc.connections import SPARE, Connections
 from replay_server.rpc.over_grpc.lanes import Lanes
 from replay_server.rpc.over_grpc.methods import grpc_handler
@@ -81,13 +81,17 @@ class ReplayServer:
         self.lanes.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, for_grpc)])
         self._socket = socket
         self._local_socket = LocalSocket(catalog, self.endpoints, authenticator, streams)
-        self.health = health.Health(catalog.owner) if settings.health else None
+        self.health = standard_services.Health(catalog.owner) if settings.health else None
         """The health service. Streams of Watch hear of lost storage while something keeps calling `Health.look`."""
         if self.health is not None:
             self.health.add_to(self.lanes)
         if settings.reflection:
-            services = (SERVICE, reflection.SERVICE, *((health.SERVICE,) if settings.health else ()))
-            reflection.add_reflection(self.lanes, services, authenticator)
+            services = (
+                SERVICE,
+                standard_services.REFLECTION,
+                *((standard_services.HEALTH,) if settings.health else ()),
+            )
+            standard_services.add_reflection(self.lanes, services, authenticator)
 
     async def start(self) -> None:
         """Start serving."""

@@ -35,8 +35,7 @@ from replay_proto.rate_limit import ErrorBuffer, RateLimit
 from replay_proto.schema import Column, Schema
 
 from replay_server.flow.bounds import Bounds
-from replay_server.process.logs import LogFormat, set_up_logging
-from replay_server.process.temporary import ensure_temporary_directory
+from replay_server.process.surroundings import LogFormat, ensure_temporary_directory, set_up_logging
 
 if TYPE_CHECKING:  # importing these loads the kernels, which --help and invalid settings do not need
     from replay_server.storage.table_config import TableConfig

@@ -21,9 +21,9 @@ from replay_server.errors import StoppedError
 from replay_server.kernels import kernel_cache
 from replay_server.kernels.compile import KERNELS
 from replay_server.storage.power_loss.checksum_kernels import compile_checksums
-from replay_server.table.figures.times_sampled import TimesSampled
 from replay_server.table.items.step_windows import warm_up_windows
 from replay_server.table.stratified import stratified_fractions
+from replay_server.table.times_sampled import TimesSampled
 from replay_server.table.updates import first_unusable, resolve_update
 
 log = logging.getLogger(__name__)

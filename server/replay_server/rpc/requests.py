@@ -14,7 +14,7 @@ from replay_proto.errors import FieldError
 from replay_proto.frames import Content
 from replay_proto.framing import NO_ROWS, Framed, carries_rows, fields_of, split_rows
 
-from replay_server.auth.caller import Caller
+from replay_server.auth import Caller
 from replay_server.flow.bounds import PLAIN_BYTES, Bounds
 from replay_server.rpc.rights import Demand
 

@@ -11,14 +11,14 @@ from typing import Any
 
 from replay_proto.errors import FieldError
 from replay_proto.framing import Carried
-from replay_proto.inserts import MOST_ROWS_AT_ONCE
+from replay_proto.layout import MOST_ROWS_AT_ONCE
 from replay_proto.rate_limit import RateLimit
 from replay_proto.schema import Column, Schema
 from replay_proto.steps import Steps
 from replay_proto.v1 import replay_pb2
 
 from replay_server.backends import BACKENDS
-from replay_server.backends.parameters import read_parameters
+from replay_server.backends.index import read_parameters
 from replay_server.backends.sum_tree import SumTree, SumTreeParameters
 from replay_server.backends.uniform import UniformIndex
 from replay_server.storage.format import UID_BYTES

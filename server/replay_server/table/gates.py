@@ -1,4 +1,4 @@
-"""Gates of a table, which grant rows to draws and allow inserts.
+"""Gates of a table, which grant rows to draws and allow inserts; the rate limiter is one.
 
     granted = gate.grant(256)                   # up to 256 rows: draw them, or give them back
     if gate.insert_allowed(17):
@@ -12,10 +12,17 @@ A table without a gate allows every insert, and every draw if it has any rows.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from typing import NamedTuple
 
+from replay_proto.rate_limit import RateLimit
+
+from replay_server import errors
 from replay_server.errors import Lack
 from replay_server.storage.header import Header
+from replay_server.storage.ranges import SAMPLED
+from replay_server.storage.table_config import TableConfig
 from replay_server.table.items.items import Items
 
 
@@ -78,3 +85,166 @@ class Gate(ABC):
     def begin_anew(self, items: Items) -> None:
         """Forget all grants, because the table is being reset. ``items`` count its drawable rows from now on."""
         self._granted = 0
+
+
+class Counters(NamedTuple):
+    """Counters of a table since it was created or reset."""
+
+    size: int
+    """Number of drawable rows."""
+    inserted: int
+    """Number of rows inserted since the table was created or reset."""
+    sampled: int
+    """Number of rows drawn since the table was created or reset."""
+
+
+def difference(limit: RateLimit, counters: Counters) -> float:
+    """Return ``inserted * samples_per_insert - sampled``; 0.0 without a ratio."""
+    if limit.samples_per_insert is None:
+        return 0.0
+    return counters.inserted * limit.samples_per_insert - counters.sampled
+
+
+def samples_allowed(limit: RateLimit, counters: Counters, wanted: int) -> int:
+    """Return how many of ``wanted`` samples are allowed if they are drawn one at a time."""
+    if counters.size < limit.min_size:
+        return 0
+    if limit.samples_per_insert is None:
+        return wanted
+    before = difference(limit, counters)
+    allowed = max(0, min(wanted, math.floor(before - limit.min_diff)))
+    # The subtraction above may have been rounded: check the resulting difference.
+    while allowed and before - allowed < limit.min_diff:
+        allowed -= 1
+    return allowed
+
+
+def insert_allowed(limit: RateLimit, counters: Counters, rows: int) -> bool:
+    """Whether this many rows may be inserted. If the last row is allowed, so are the rows before it.
+
+    An insert that takes the table past ``min_size`` is allowed if it has at most `RateLimit.largest_insert` rows.
+    Blocking it would deadlock, because draws wait for ``min_size`` rows.
+    """
+    if limit.largest_insert is None or counters.size + rows <= limit.min_size:
+        return True
+    if counters.size < limit.min_size and rows <= limit.largest_insert:
+        return True
+    assert limit.samples_per_insert is not None
+    return (counters.inserted + rows) * limit.samples_per_insert - counters.sampled <= limit.max_diff
+
+
+def samples_needed(limit: RateLimit, counters: Counters, rows: int) -> int:
+    """Return how many samples must have been drawn in total before inserts of this many rows are allowed."""
+    assert limit.samples_per_insert is not None
+    needed = math.ceil((counters.inserted + rows) * limit.samples_per_insert - limit.max_diff)
+    # The subtraction may have been rounded down, but at least one more sample is needed.
+    return SAMPLED.nearest(max(needed, counters.sampled + 1))
+
+
+class LimiterGate(Gate):
+    """The gate of a table with a rate limit.
+
+    It computes the same as Reverb's ``RateLimiter::CanSample`` and ``CanInsert``, but for any number of rows at once.
+    """
+
+    def __init__(self, limit: RateLimit, config: TableConfig, header: Header, items: Items) -> None:
+        """Continue from the state in ``header``; ``items`` counts drawable rows."""
+        super().__init__(header)
+        self.limit = limit
+        self._capacity = config.capacity
+        self._items = items
+
+    @property
+    def counters(self) -> Counters:
+        """Current counters; granted samples count as drawn."""
+        state = self._header.state
+        return Counters(
+            size=self._items.count(state.inserted - self._header.oldest),
+            inserted=state.inserted - state.counted_from,
+            sampled=state.sampled + self._granted,
+        )
+
+    @property
+    def difference(self) -> float:
+        """The current difference, which the limiter keeps within its bounds; see `difference`."""
+        return difference(self.limit, self.counters)
+
+    def check_draw(self, rows: int) -> None:
+        """Refuse a draw that would have to wait for more inserts than the table has room for.
+
+        Samples are granted one by one, so the draw would succeed eventually, but it would block the draws behind it.
+        """
+        limit = self.limit
+        if limit.samples_per_insert is None:
+            return
+        span = limit.max_diff - limit.min_diff if math.isfinite(limit.max_diff - limit.min_diff) else 0.0
+        most = max(1, math.floor(self._capacity * limit.samples_per_insert + span))
+        if rows > most and samples_allowed(limit, self.counters, rows) < rows:
+            raise errors.too_large(
+                "rows of one draw", most, rows, "capacity * samples_per_insert + error_buffer of the table"
+            )
+
+    def grant(self, rows: int) -> int:
+        """Grant as many samples as the counters allow."""
+        granted = samples_allowed(self.limit, self.counters, rows)
+        self._granted += granted
+        return granted
+
+    def count_drawn(self, rows: int) -> None:
+        """Add the samples to the count in the table's state."""
+        self._granted -= rows
+        self._count(rows)
+
+    def count_failed(self, rows: int) -> None:
+        """Do nothing: the samples stay counted."""
+
+    def charge(self, samples: int) -> int:
+        """Count samples of a distributed table as drawn, but no more than the bounds allow.
+
+        Returns:
+            Number of samples counted, from 0 to ``samples``.
+        """
+        # The whole table has min_size rows, although this shard may have fewer.
+        return self._count(samples_allowed(self.limit, self.counters._replace(size=self.limit.min_size), samples))
+
+    def refund(self, samples: int) -> int:
+        """Take back samples, because another shard was charged instead, but no more than the bounds allow.
+
+        Returns:
+            Number of samples taken back, from 0 to ``samples``.
+        """
+        return -self._count(-min(samples, max(0, math.floor(self.limit.max_diff - self.difference))))
+
+    def _count(self, samples: int) -> int:
+        """Add samples to the count in the table's state, which stops at the ends of its range; return the change."""
+        before = self._header.state.sampled
+        after = SAMPLED.nearest(before + samples)
+        self._header.store("sampled", after)
+        return after - before
+
+    def begin_anew(self, items: Items) -> None:
+        """Forget all grants, and count drawable rows in ``items``."""
+        super().begin_anew(items)
+        self._items = items
+
+    def draw_lacks(self, rows: int, granted: int) -> Lack:
+        """Return what the draw lacks: ``"rows"`` if the table is below ``min_size``, otherwise ``"samples"``."""
+        size = self.counters.size
+        if size < self.limit.min_size:
+            return Lack("rows", size, self.limit.min_size)
+        return Lack("samples", granted, rows)
+
+    def check_insert(self, rows: int) -> None:
+        """Refuse an insert so large that it might never be allowed."""
+        largest = self.limit.largest_insert
+        if largest is not None and rows > largest and not self.insert_allowed(rows):
+            raise errors.too_large("rows of one insert", largest, rows, "error_buffer of the table's rate limiter")
+
+    def insert_allowed(self, rows: int) -> bool:
+        """Whether the counters allow the insert."""
+        return insert_allowed(self.limit, self.counters, rows)
+
+    def insert_lacks(self, rows: int) -> Lack:
+        """Return how many samples have been drawn, and how many must have been drawn before the inserts are allowed."""
+        counters = self.counters
+        return Lack("inserts", counters.sampled, samples_needed(self.limit, counters, rows))

@@ -11,8 +11,8 @@ from replay_server.backends.index import Drawn, LiveRows, PriorityIndex
 from replay_server.storage.header import Header
 from replay_server.storage.table_config import TableConfig
 from replay_server.table.draws import Draw, DrawMode
+from replay_server.table.gates import LimiterGate
 from replay_server.table.items.items import Items
-from replay_server.table.limiter import LimiterGate
 from replay_server.table.stratified import stratified_fractions
 
 

@@ -14,8 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from replay_proto.framing import Array
-from replay_proto.inserts import MOST_ROWS_AT_ONCE
-from replay_proto.layout import HEADER_FILE
+from replay_proto.layout import HEADER_FILE, MOST_ROWS_AT_ONCE
 
 from replay_server import errors
 from replay_server.backends import LiveRows, index_bytes, make_index
@@ -30,15 +29,14 @@ from replay_server.storage.runs import Runs
 from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import DamagedTableError, TableDirectory
 from replay_server.table.draws import Draw, DrawnBatch, WeightNorm, importance_weights
-from replay_server.table.figures.table_figures import TableFigures
-from replay_server.table.figures.times_sampled import COUNT_BYTES, TimesSampled
 from replay_server.table.gates import Gate
-from replay_server.table.items.items import Items, StepCounts
+from replay_server.table.items.items import Items, SingleRows, StepCounts
 from replay_server.table.items.link_kernels import BYTES_PER_SLOT
-from replay_server.table.items.single_rows import SingleRows
 from replay_server.table.items.step_windows import StepWindows
 from replay_server.table.oldest_first import OldestFirst
 from replay_server.table.priority_draws import PriorityDraws
+from replay_server.table.table_figures import TableFigures
+from replay_server.table.times_sampled import COUNT_BYTES, TimesSampled
 from replay_server.table.updates import live_only, resolve_update
 
 _NO_ORIGINS = np.zeros((MOST_ROWS_AT_ONCE, 2), np.uint64)

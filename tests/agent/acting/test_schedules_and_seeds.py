@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 from replay_agent.acting.seeds import ActorSeeds, RunSeeds
-from replay_agent.dqn.schedules import LinearSchedule
+from replay_agent.training.schedules import LinearSchedule
 
 
 def test_a_schedule_goes_in_a_line_and_stays_at_its_end() -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from replay_agent.acting.actor import ape_x_epsilons
 from replay_agent.acting.environments import inspect_environment
-from replay_agent.acting.exploration import ape_x_epsilons
 from replay_agent.acting.seeds import RunSeeds
 from replay_agent.distributed.acting_run import run_actor
-from replay_agent.distributed.actor_epsilons import ActorEpsilons
+from replay_agent.distributed.actors import ActorEpsilons
 from replay_agent.distributed.assignment import make_task
 from replay_agent.distributed.learner_client import LearnerClient
 from replay_agent.distributed.learner_server import LearnerServer

@@ -11,8 +11,7 @@ import pytest
 import torch
 from replay_agent.dqn.divergence import MAX_RETURN, DivergedError, require_finite_figures, require_return
 from replay_agent.dqn.double_dqn import DoubleDQN
-from replay_agent.dqn.figures import DECAY, FOLDED_STEPS, FiguresMeter
-from replay_agent.dqn.learner import DoubleDQNConfig
+from replay_agent.dqn.learner import DECAY, FOLDED_STEPS, DoubleDQNConfig, FiguresMeter
 from replay_agent.dqn.networks import NetworkSpec
 from replay_agent.processes.signals import StopRequest
 from replay_agent.reporting.progress import ProgressView

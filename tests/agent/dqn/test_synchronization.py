@@ -11,8 +11,7 @@ import pytest
 from replay_agent.dqn.double_dqn import DoubleDQN, TransitionBatch
 from replay_agent.dqn.learner import UpdateResult
 from replay_agent.processes.signals import StopRequest
-from replay_agent.reporting.progress import ProgressView
-from replay_agent.reporting.status import Status
+from replay_agent.reporting.progress import ProgressView, Status
 from replay_agent.training.trainer import Ending, Trainer
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode

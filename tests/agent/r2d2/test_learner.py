@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from replay_agent.dqn.networks import NetworkSpec
-from replay_agent.r2d2.learner import R2D2, R2D2Config, SequenceBatch
-from replay_agent.r2d2.networks import RecurrentQNetwork
+from replay_agent.r2d2 import R2D2, R2D2Config, RecurrentQNetwork, SequenceBatch
 
 ACTIONS, UNITS = 3, 4
 BURN_IN, LENGTH, N_STEP = 2, 3, 2

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from replay_agent.r2d2.losses import n_step_targets, rescaled, unscaled
+from replay_agent.r2d2 import n_step_targets, rescaled, unscaled
 
 EPSILONS = st.sampled_from([0.0, 1e-3, 1e-2, 1.0])
 VALUES = st.floats(-1e6, 1e6)

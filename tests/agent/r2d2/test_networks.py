@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from replay_agent.dqn.networks import NetworkSpec
-from replay_agent.r2d2.networks import RecurrentQNetwork, build_recurrent_network
+from replay_agent.r2d2 import RecurrentQNetwork, build_recurrent_network
 from torch import Tensor
 
 UNITS = 5

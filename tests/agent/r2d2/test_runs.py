@@ -15,9 +15,8 @@ from replay_agent.acting.evaluation import evaluate
 from replay_agent.acting.seeds import ActorSeeds
 from replay_agent.dqn.networks import ActingNetwork, NetworkSpec
 from replay_agent.processes.signals import StopRequest
-from replay_agent.r2d2.networks import RecurrentQNetwork, build_recurrent_network
-from replay_agent.replay.recording import make_recorder
-from replay_agent.replay.rows import STATE, sequence_batch, sequence_columns
+from replay_agent.r2d2 import RecurrentQNetwork, build_recurrent_network
+from replay_agent.replay.rows import STATE, make_recorder, sequence_batch, sequence_columns
 from replay_agent.reporting.progress import ProgressView
 from replay_agent.settings.train_settings import TrainSettings
 from replay_agent.training.run import train

@@ -28,7 +28,7 @@ from replay_agent.processes.actor_pool import ActorsFailError
 from replay_agent.ray import PlacementError, ServiceError, connect, start, stop
 from replay_agent.ray.actor_pool import RayActorPool
 from replay_agent.ray.keeper import STOP_TIMEOUT_S, KeeperReport
-from replay_agent.ray.names import NAMESPACE
+from replay_agent.ray.replay_map import NAMESPACE
 from replay_client import Column, ReplayClient
 
 from tests.support.deadlines import wait_until

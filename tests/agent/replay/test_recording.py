@@ -9,8 +9,7 @@ from replay_agent.acting.actor import Actor, Step
 from replay_agent.acting.environments import EnvironmentInfo, inspect_environment
 from replay_agent.acting.seeds import ActorSeeds
 from replay_agent.dqn.networks import NetworkSpec, build_network
-from replay_agent.replay.recording import make_recorder
-from replay_agent.replay.rows import step_columns, transition_batch, transition_columns
+from replay_agent.replay.rows import make_recorder, step_columns, transition_batch, transition_columns
 from replay_agent.replay.run_table import check_table, is_compact
 from replay_agent.settings.train_settings import TrainSettings
 from replay_client import Column, InvalidArgumentError, Mask, ReplayClient, Sequences, Table, Transitions

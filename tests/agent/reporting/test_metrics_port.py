@@ -15,8 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from replay_agent.processes.signals import StopRequest
 from replay_agent.reporting.metrics_port import MetricsPort
-from replay_agent.reporting.progress import ProgressView
-from replay_agent.reporting.status import Status
+from replay_agent.reporting.progress import ProgressView, Status
 from replay_agent.settings.train_settings import TrainSettings
 from replay_agent.training.run import train
 from replay_proto.access.exposure import ExposedError

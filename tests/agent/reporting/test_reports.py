@@ -13,9 +13,16 @@ import pytest
 import replay_agent
 from replay_agent.acting.actor import FinishedEpisode
 from replay_agent.acting.seeds import RunSeeds
+from replay_agent.distributed.actors import (
+    LINES_PER_S,
+    MAX_EPISODES,
+    MAX_LENGTH,
+    MAX_NAME_LENGTH,
+    MAX_QUEUED,
+    JoinLog,
+    Reports,
+)
 from replay_agent.distributed.assignment import make_task
-from replay_agent.distributed.episode_reports import MAX_EPISODES, MAX_LENGTH, MAX_QUEUED, Reports
-from replay_agent.distributed.join_log import LINES_PER_S, MAX_NAME_LENGTH, JoinLog
 from replay_agent.distributed.learner_client import LearnerClient, LearnerRefusesError
 from replay_agent.distributed.learner_server import LearnerServer
 from replay_agent.distributed.learner_service import Guidance, LearnerService, PublishedWeights

@@ -10,12 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from replay_agent.reporting.curve import draw_curve, running_mean
-from replay_agent.reporting.history import RECENT_EPISODES, History
-from replay_agent.reporting.progress import ProgressBar, ProgressLines, make_progress
-from replay_agent.reporting.status import RateMeter, Status
+from replay_agent.reporting.curve import RECENT_EPISODES, History, draw_curve, running_mean
+from replay_agent.reporting.progress import ProgressBar, ProgressLines, RateMeter, Status, make_progress
 from replay_agent.reporting.training_report import EvaluationSummary, TrainingReport
-from replay_agent.training.timing import Interval
+from replay_agent.training.schedules import Interval
 from rich.console import Console
 
 STATUS = Status(

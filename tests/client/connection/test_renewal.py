@@ -21,7 +21,7 @@ from replay_client import (
     aio,
 )
 from replay_client.security import token_from_environment
-from replay_proto.access.expiry import expiry_of
+from replay_proto.access.certificates import expiry_of
 
 from tests.support.access import ALL, WRONG, Authority, tls_flags, write_usual_tokens
 from tests.support.server_process import ServerProcess

@@ -10,8 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from replay_client import ReplayClient, ShardedTable
-from replay_client._shards.bundle import Bundle
-from replay_client._shards.step import Step
+from replay_client._shards.step import Bundle, Step
 from replay_client.sync.shards.drawing import sharded_sampler
 
 from tests.client.shards.conftest import shards_of

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from replay_client import Column, Derived, Next, ReplayClient, ShardedTable, Table, Transitions
 from replay_client._shards.keys import shard_ids
-from replay_client.sync.shards.writing.sharded_writer import ShardedWriter
+from replay_client.sync.shards.sharded_writer import ShardedWriter
 
 from tests.client.shards.conftest import COLUMNS, shards_of
 from tests.client.shards.test_sharded_draws import rows

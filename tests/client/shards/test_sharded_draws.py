@@ -25,7 +25,7 @@ from replay_client import (
 from replay_client._shards.keys import global_keys, shard_ids
 from replay_client.sync.shards.drawing.shard_stream import ShardStream
 from replay_client.sync.shards.drawing.sharded_sampler import ShardedSampler
-from replay_client.sync.shards.servers.member import Member
+from replay_client.sync.shards.servers.members import Member
 from scipy import stats
 
 from tests.client.shards.conftest import COLUMNS, shards_of

@@ -8,8 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from replay_client import ReplayClient, Table
-from replay_proto.merged_stats import merged_table_stats
-from replay_proto.quantiles import mixed_quantiles
+from replay_proto.merged_stats import merged_table_stats, mixed_quantiles
 from replay_proto.v1 import replay_pb2
 
 from tests.client.shards.conftest import COLUMNS, shards_of

@@ -21,7 +21,7 @@ from replay_client import (
     Transitions,
 )
 from replay_client._shards.keys import shard_ids
-from replay_client.sync.shards.writing.sharded_writer import ShardedWriter
+from replay_client.sync.shards.sharded_writer import ShardedWriter
 
 from tests.client.shards.conftest import COLUMNS, away, in_order, shards_of
 from tests.client.shards.test_sharded_draws import rows

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from replay_client import Column, InvalidArgumentError, Next, Sequences, Transitions
 from replay_client._rows.block import RowBlock
 from replay_client._transport.pending import PendingRequests
-from replay_client._writing.episodes import Episodes
+from replay_client._writing.episodes import Episodes, Streams
 from replay_client._writing.outbox import Outbox, SentBlock
-from replay_client._writing.streams import Streams
 from replay_client.results.description import TableDescription
 from replay_proto.framing import column_views
 from replay_proto.schema import Schema

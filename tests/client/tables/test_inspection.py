@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from replay_client import InvalidArgumentError, Table
 from replay_client.cli.distribution import Distributions, bars, fitted, labelled
-from replay_client.cli.row_text import value_text
+from replay_client.cli.formats import value_text
 from replay_client.cli.text_plot import log_log_plot
 
 from tests.client.numbered import rows

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import numpy as np
 from replay_client import ReplayClient, Table
 from replay_client._writing import outbox
-from replay_server.flow.pace import MESSAGES_PER_S, WriterPace
+from replay_server.rpc.handlers.inserts import MESSAGES_PER_S, WriterPace
 
 from benchmarks.fleet import LeanWriter
 from benchmarks.workloads import CARTPOLE

@@ -12,7 +12,7 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 from replay_proto.access.tokens import Right
 from replay_proto.v1 import replay_pb2
-from replay_server.rpc.field_rights import FIELDS, Needed
+from replay_server.rpc.rights import FIELDS, Needed
 
 from tests.support.access import token_entry
 from tests.support.every_request import KINDS, World

@@ -16,7 +16,7 @@ import pytest
 from replay_client.security import token_metadata
 from replay_proto.v1 import replay_pb2, replay_pb2_grpc
 from replay_server import errors
-from replay_server.auth.caller import Caller
+from replay_server.auth import Caller
 from replay_server.catalog import Catalog
 from replay_server.errors import RequestError
 from replay_server.storage.root import Root

@@ -15,8 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from replay_proto.access.tokens import Grant, Right
 from replay_proto.v1 import replay_pb2
-from replay_server.auth.caller import TokenHolder
-from replay_server.auth.revocation import Revocations
+from replay_server.auth import Revocations, TokenHolder
 from replay_server.catalog import Catalog
 from replay_server.errors import RequestError
 from replay_server.rpc.endpoints import all_endpoints

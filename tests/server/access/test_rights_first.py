@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from replay_client.security import token_metadata
 from replay_proto.v1 import replay_pb2, replay_pb2_grpc
-from replay_server.rpc.names import only
+from replay_server.rpc.rights import only
 
 from tests.support.access import ADMIN, ALL, MINE, READ, WRITE, write_usual_tokens
 from tests.support.caller import table_config

@@ -19,7 +19,7 @@ from replay_server.backends import (
     UniformParameters,
     make_index,
 )
-from replay_server.backends.parameters import read_parameters
+from replay_server.backends.index import read_parameters
 
 
 def make_parameters(backend: str, given: Mapping[str, Any]) -> object:

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from replay_server.backends.structures import rank_tree
-from replay_server.backends.structures.rank_tree.building import FILLED_ENTRIES
-from replay_server.backends.structures.rank_tree.nodes import LEAST_ENTRIES
+from replay_server.backends.structures.rank_tree.nodes import FILLED_ENTRIES, LEAST_ENTRIES
 
 from tests.support.invariants import rows_in_order
 

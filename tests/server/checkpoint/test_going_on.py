@@ -20,7 +20,7 @@ from replay_server.checkpoint.writing import write_checkpoint
 from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import TableDirectory
 from replay_server.table.draws import Draw
-from replay_server.table.limiter import LimiterGate
+from replay_server.table.gates import LimiterGate
 from replay_server.table.table import NewRows, Table, WriterStamp
 
 from tests.support.drawing import draw_batch

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from replay_proto.framing import NO_ROWS, Framed
 from replay_proto.v1 import replay_pb2
-from replay_server.auth.caller import Caller
+from replay_server.auth import Caller
 from replay_server.catalog import Catalog
 from replay_server.rpc.call import Call, Stream
 from replay_server.rpc.handlers import gathering

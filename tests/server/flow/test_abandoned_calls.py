@@ -15,7 +15,7 @@ from replay_server import errors
 from replay_server.catalog import Catalog
 from replay_server.errors import RequestError
 from replay_server.flow.budgets import Budget
-from replay_server.flow.one_by_one import OneByOne
+from replay_server.flow.turns import OneByOne
 from replay_server.storage.root import Root
 from replay_server.storage.table_config import TableConfig
 

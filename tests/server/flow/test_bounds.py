@@ -15,7 +15,7 @@ import pytest
 from replay_proto.schema import Column, Schema
 from replay_proto.v1 import replay_pb2
 from replay_server.backends import index_bytes
-from replay_server.table.figures.times_sampled import COUNT_BYTES
+from replay_server.table.times_sampled import COUNT_BYTES
 
 from tests.support.caller import CalledTable, Caller, LearnStream, WriteStream, make_draw, make_update
 from tests.support.deadlines import wait_until

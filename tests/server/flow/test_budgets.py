@@ -22,9 +22,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from replay_proto.schema import Column, Schema
 from replay_proto.v1 import replay_pb2, replay_pb2_grpc
-from replay_server.auth.identity import THIS_HOST, of_peer
+from replay_server.auth import THIS_HOST, of_peer
 from replay_server.flow.budgets import SMALL_BYTES, Budget, QueuedBudget
-from replay_server.rpc.over_grpc.health import MOST_WATCHING
+from replay_server.rpc.over_grpc.standard_services import MOST_WATCHING
 
 from tests.support.access import ALL, MINE, OTHER, write_usual_tokens
 from tests.support.caller import CalledTable, Caller, LearnStream, make_draw, table_config

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from replay_proto.errors import FieldError
 from replay_proto.rate_limit import ErrorBuffer, RateLimit
 from replay_server.storage.ranges import KEYS
-from replay_server.table.limiter import Counters, difference, insert_allowed, samples_allowed, samples_needed
+from replay_server.table.gates import Counters, difference, insert_allowed, samples_allowed, samples_needed
 
 from tests.support.examples import examples
 

@@ -9,7 +9,7 @@ import time
 import pytest
 from replay_server.errors import RequestError
 from replay_server.flow.budgets import Budget
-from replay_server.flow.long_calls import LongCalls
+from replay_server.flow.turns import LongCalls
 
 WORK_S = 0.02
 

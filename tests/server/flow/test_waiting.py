@@ -14,7 +14,7 @@ import pytest
 from replay_proto.rate_limit import RateLimit
 from replay_proto.schema import Column, Schema
 from replay_proto.v1 import replay_pb2
-from replay_server.auth import caller as callers
+from replay_server import auth as callers
 from replay_server.errors import RequestError
 from replay_server.flow.admission import Admission, Limits
 from replay_server.flow.budgets import Budget

@@ -10,7 +10,7 @@ from urllib.error import URLError
 
 import grpc
 import pytest
-from replay_server.http.readers import CHALLENGES
+from replay_server.http.serving import CHALLENGES
 
 from tests.support.access import (
     ALL,

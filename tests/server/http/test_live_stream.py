@@ -14,15 +14,14 @@ from pathlib import Path
 
 import grpc
 import pytest
-from replay_server.auth.caller import Authenticator
+from replay_server.auth import Authenticator
 from replay_server.catalog import Catalog
 from replay_server.flow.background import Background
-from replay_server.http import event_stream, feed, serving
+from replay_server.http import feed, live_page, serving
 from replay_server.http.feed import Feed
 from replay_server.http.live_page import LivePage
-from replay_server.http.readers import CHALLENGES, Readers
 from replay_server.http.routes import Routes
-from replay_server.http.serving import HttpServer
+from replay_server.http.serving import CHALLENGES, HttpServer, Readers
 from replay_server.http.snapshot import View
 from replay_server.rpc.over_grpc.connections import Connections
 from replay_server.storage.root import Root
@@ -39,7 +38,7 @@ TWICE_LONGEST_S = 0.6
 
 
 @asynccontextmanager
-async def served(folder: Path, longest_s: float = event_stream.LONGEST_S) -> AsyncIterator[tuple[Feed, int]]:
+async def served(folder: Path, longest_s: float = live_page.LONGEST_S) -> AsyncIterator[tuple[Feed, int]]:
     """A server in this process that serves nothing but the page; streams last up to ``longest_s`` seconds."""
     root = Root.in_memory(folder)
     background = Background()
@@ -212,7 +211,7 @@ def test_a_stream_outlives_the_time_limit_and_a_flood_of_connections(
 def test_a_page_that_does_not_read_is_disconnected_and_delays_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_stream, "SLOW_S", 1.0)
+    monkeypatch.setattr(live_page, "SLOW_S", 1.0)
     monkeypatch.setattr(feed, "PERIOD_S", 0.01)
     # Frames so large that buffers are soon full.
     monkeypatch.setattr(Feed, "_server", lambda _: {"filler": "x" * 500_000})
@@ -240,7 +239,7 @@ def test_a_page_that_does_not_read_is_disconnected_and_delays_no_other(
 def test_a_page_that_does_not_read_is_disconnected_when_its_stream_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_stream, "SLOW_S", 0.2)
+    monkeypatch.setattr(live_page, "SLOW_S", 0.2)
     monkeypatch.setattr(feed, "PERIOD_S", 0.1)
     # The first frame fills all buffers, and is the last one.
     monkeypatch.setattr(Feed, "_server", lambda _: {"filler": "x" * 50_000_000})

@@ -17,15 +17,14 @@ from typing import get_args
 
 import psutil
 import pytest
-from replay_server.auth.caller import Authenticator
+from replay_server.auth import Authenticator
 from replay_server.catalog import Catalog
 from replay_server.flow.background import Background
 from replay_server.http import serving
 from replay_server.http.feed import Feed
 from replay_server.http.live_page import LivePage
-from replay_server.http.readers import Readers
 from replay_server.http.routes import Routes
-from replay_server.http.serving import MOST_CONNECTIONS, HttpServer
+from replay_server.http.serving import MOST_CONNECTIONS, HttpServer, Readers
 from replay_server.http.snapshot import State, View
 from replay_server.rpc.over_grpc.connections import Connections
 from replay_server.storage.root import Root

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from replay_client import ReplayClient
 from replay_proto.v1 import replay_pb2
+from replay_server.http.feed import place_of
 from replay_server.http.history import Counts, History, Meter
-from replay_server.http.other_servers import place_of
 
 from tests.support.caller import Caller
 from tests.support.events import events

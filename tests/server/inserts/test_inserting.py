@@ -19,7 +19,7 @@ from replay_proto.framing import Array
 from replay_proto.rate_limit import RateLimit
 from replay_proto.v1 import replay_pb2
 from replay_server import errors
-from replay_server.auth.caller import Caller
+from replay_server.auth import Caller
 from replay_server.catalog import Catalog
 from replay_server.errors import RequestError
 from replay_server.files.mapped_file import NoSpaceError

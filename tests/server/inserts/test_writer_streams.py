@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from replay_server.rpc.call import Stream
-from replay_server.rpc.handlers.writer_streams import WriterStreams
+from replay_server.rpc.handlers.inserts import WriterStreams
 
 WRITER, TABLE, LATER_TABLE = b"w" * 16, b"t" * 16, b"u" * 16
 

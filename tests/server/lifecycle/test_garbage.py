@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 
-from replay_server.process.garbage import RareCollections
+from replay_server.process.surroundings import RareCollections
 
 
 def full_collections() -> int:

@@ -13,13 +13,13 @@ from google.rpc import error_details_pb2
 from replay_proto.errors import ERROR_DOMAIN, FieldError
 from replay_proto.v1 import replay_pb2
 from replay_server import errors
-from replay_server.auth.caller import Authenticator
+from replay_server.auth import Authenticator
 from replay_server.catalog import Catalog
 from replay_server.errors import RequestError
 from replay_server.flow.bounds import Bounds
 from replay_server.rpc import statuses
+from replay_server.rpc.call import OpenStreams
 from replay_server.rpc.endpoints import all_endpoints
-from replay_server.rpc.open_streams import OpenStreams
 from replay_server.rpc.over_grpc.connections import Connections
 from replay_server.rpc.over_grpc.methods import grpc_handler
 from replay_server.rpc.over_grpc.unfinished import Unfinished

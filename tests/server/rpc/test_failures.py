@@ -10,7 +10,7 @@ from grpc import StatusCode
 from replay_proto.access.tokens import Right
 from replay_proto.framing import Framed
 from replay_proto.v1 import replay_pb2
-from replay_server.auth.caller import Caller
+from replay_server.auth import Caller
 from replay_server.errors import RequestError
 from replay_server.flow.bounds import Bounds
 from replay_server.rpc.call import Call

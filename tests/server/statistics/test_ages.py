@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replay_server.table.figures.ages import InsertClock
+from replay_server.table.table_figures import InsertClock
 
 from tests.server.statistics.clocks import SetClock
 

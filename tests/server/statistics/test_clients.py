@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from replay_server.table.figures.clients import Client, Clients
-from replay_server.table.figures.rates import WINDOW_S
+from replay_server.table.clients import Client, Clients
+from replay_server.table.rates import WINDOW_S
 
 from tests.server.statistics.clocks import SetClock
 

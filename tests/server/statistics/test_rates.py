@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from replay_server.table.figures.rates import WINDOW_S, Rate
+from replay_server.table.rates import WINDOW_S, Rate
 
 from tests.server.statistics.clocks import SetClock
 

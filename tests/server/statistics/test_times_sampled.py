@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replay_server.table.figures.times_sampled import TimesSampled
+from replay_server.table.times_sampled import TimesSampled
 
 CAPACITY = 10
 SLOTS = CAPACITY + 5

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from replay_server.auth.caller import Caller
+from replay_server.auth import Caller
 from replay_server.catalog import Catalog
 from replay_server.checkpoint.reading import restore
 from replay_server.checkpoint.snapshot import take_snapshots

@@ -19,7 +19,7 @@ from replay_server.storage.power_loss.row_checksums import RowChecksums
 from replay_server.storage.runs import GOES_ON, TERMINATED, Runs, ends_of, steps_of
 from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import DamagedTableError, TableDirectory
-from replay_server.table.limiter import LimiterGate
+from replay_server.table.gates import LimiterGate
 from replay_server.table.table import NewRows, Table, WriterStamp
 
 from tests.support.examples import examples

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from replay_proto.schema import Column, Schema
 from replay_proto.steps import Steps, Transitions
-from replay_server.auth.caller import Caller
+from replay_server.auth import Caller
 from replay_server.catalog import Catalog
 from replay_server.errors import RequestError
 from replay_server.storage.root import Root

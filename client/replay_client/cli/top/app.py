@@ -23,14 +23,13 @@ from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import DataTable, Footer, Static
 
+from replay_client.cli.formats import count_text, printable_text
 from replay_client.cli.inspect_view import Inspected, inspect_screen
-from replay_client.cli.render import method_figures, server_line
-from replay_client.cli.shard_view import away_text, shard_figures
+from replay_client.cli.render import away_text, method_figures, server_line, shard_figures
 from replay_client.cli.table_view import table_view, wait_text
 from replay_client.cli.text_plot import sparkline
 from replay_client.cli.top.history import History
 from replay_client.cli.top.table_list import TableList
-from replay_client.cli.units import count_text, printable_text
 from replay_client.cli.watch import Trouble
 from replay_client.errors import ReplayError
 from replay_client.results.stats import Stats

@@ -10,10 +10,10 @@ from rich.text import Text
 from textual.binding import Binding, BindingType
 from textual.widgets import DataTable
 
+from replay_client.cli.formats import count_text, printable_text, shortened_text
 from replay_client.cli.table_view import fill_share
 from replay_client.cli.text_plot import sparkline
 from replay_client.cli.top.history import TableHistory
-from replay_client.cli.units import count_text, printable_text, shortened_text
 from replay_client.results.stats import TableStats
 
 _LEAST_NAME, _MOST_NAME = 16, 64

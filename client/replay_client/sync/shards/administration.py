@@ -13,7 +13,7 @@ from replay_client._transport.address import checked_address, checked_addresses
 from replay_client.results.shards import ShardMap, ShardState
 from replay_client.sync.shards.servers.fleet import Fleet
 from replay_client.sync.shards.servers.members import create_missing
-from replay_client.sync.shards.servers.retiring import retire
+from replay_client.sync.shards.servers.removal import retire
 
 
 class Shards:

@@ -17,7 +17,7 @@ from replay_client._shards.keys import global_keys
 from replay_client.batch import Rows
 from replay_client.errors import InvalidArgumentError, ReplayError
 from replay_client.sync.row_loader import RowLoader, check_loadable
-from replay_client.sync.shards.servers.member import Member
+from replay_client.sync.shards.servers.members import Member
 
 _PART_ROWS: Final = 256
 """Most consecutive rows that go to the same shard, in a table without steps."""

@@ -22,15 +22,13 @@ from replay_client._learning.answers import joined_rows, selected_rows
 from replay_client._operations.server import describe, get_shards, inspect_table
 from replay_client._rows.buffers import Blank, ColumnBuffers
 from replay_client._rows.checks import checked_keys, checked_priorities, checked_rows
-from replay_client._rows.choosing import chosen_columns
-from replay_client._rows.columns import BatchOrKeys
+from replay_client._rows.columns import BatchOrKeys, chosen_columns
 from replay_client._shards.keys import global_keys, live_keys, local_keys, shard_ids
 from replay_client._shards.limits import joined_refusal
-from replay_client._shards.merged_description import merged_description
-from replay_client._shards.merged_inspection import merged_inspection
+from replay_client._shards.merged import merged_description, merged_inspection
 from replay_client._shards.step import PartMemory
+from replay_client._transport.call import time_limit
 from replay_client._transport.data_path import DataPath
-from replay_client._transport.time_limits import time_limit
 from replay_client._writing.writing import MAX_BLOCKS_IN_FLIGHT, WriterOptions
 from replay_client.batch import Batch, Rows, UpdateResult
 from replay_client.draws import DEFAULT_BETA, DrawMode, Prefetch, WeightNorm
@@ -42,24 +40,24 @@ from replay_client.errors import (
     TableNotFoundError,
     TableReplacedError,
 )
+from replay_client.results.copies import Loaded
 from replay_client.results.description import TableDescription
 from replay_client.results.inspection import Inspection
 from replay_client.results.shards import ShardMap
 from replay_client.results.stats import TableStats
-from replay_client.results.transfers import Loaded
 from replay_client.sync.row_loader import Insert, RowLoader
 from replay_client.sync.row_reader import RowOrder, RowReader
 from replay_client.sync.sampler import Sampler
 from replay_client.sync.shards.drawing.shard_stream import ShardStream
 from replay_client.sync.shards.drawing.sharded_sampler import AWAY_AFTER_S, ShardedSampler
 from replay_client.sync.shards.servers.asking import ASK_S, AWAY, ask_all, ask_each
-from replay_client.sync.shards.servers.member import Member
+from replay_client.sync.shards.servers.members import Member
 from replay_client.sync.shards.servers.removal import drop_all, reset_all
 from replay_client.sync.shards.servers.reports import report_of
 from replay_client.sync.shards.servers.roster import Roster
 from replay_client.sync.shards.servers.service import table_stats_of_all
 from replay_client.sync.shards.sharded_loader import ShardedLoader, keys_refused
-from replay_client.sync.shards.writing.sharded_writer import ShardedWriter
+from replay_client.sync.shards.sharded_writer import ShardedWriter
 from replay_client.sync.table import Table
 
 log = logging.getLogger(__name__)
@@ -318,7 +316,7 @@ class ShardedTable(Table):
         max_delay_s: float = 1.0,
         reconnect_timeout_s: float | None = 60.0,
     ) -> ShardedWriter:
-        """Create a writer for actors; see `Table.writer` and `replay_client.sync.shards.writing.sharded_writer`."""
+        """Create a writer for actors; see `Table.writer` and `replay_client.sync.shards.sharded_writer`."""
         options = WriterOptions(
             streams=streams,
             block_rows=block_rows,

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from replay_server.backends.structures.levels import level_starts
+from replay_server.backends.structures.sums import level_starts
 from replay_server.kernels.compile import Floats, Integers, aligned_full, kernel, part_of_kernel
 from replay_server.kernels.prefetch import prefetch
 

@@ -18,9 +18,28 @@ from __future__ import annotations
 
 import numpy as np
 
-from replay_server.backends.structures.levels import level_starts
 from replay_server.kernels.compile import Floats, Integers, kernel, part_of_kernel
 from replay_server.kernels.prefetch import prefetch
+
+
+def level_starts(leaves: int, fan_out: int) -> Integers:
+    """Return int64[levels + 1]: where each level of a tree begins, from the leaves up, and the length of the array.
+
+    Level 0 has one entry per leaf. Each entry of a higher level represents ``fan_out`` neighbors of the level below, up
+    to a top level with a single entry. Each level is padded to a multiple of ``fan_out``, so any number of leaves
+    works.
+
+    There are at least two levels. The last level begins with the single entry at the top.
+    """
+    starts = [0]
+    entries = leaves
+    while True:
+        groups = -(-entries // fan_out)
+        starts.append(starts[-1] + groups * fan_out)
+        if entries == 1 and len(starts) > 2:
+            return np.array(starts, dtype=np.int64)
+        entries = groups
+
 
 FAN_OUT = 8
 """Children per stored node: each node replaces three binary levels, and its children fill one cache line."""

@@ -16,7 +16,7 @@ from replay_proto.steps import Sequences
 from replay_server import errors
 from replay_server.catalog import Catalog
 from replay_server.flow.bounds import ABOUT_A_BATCH_BYTES, ABOUT_A_ROW_BYTES
-from replay_server.flow.long_calls import LONG_ROWS
+from replay_server.flow.turns import LONG_ROWS
 from replay_server.rpc.call import Call
 from replay_server.table.items.items import Windows
 from replay_server.table.table import Table

@@ -1,21 +1,88 @@
-"""Handlers of Insert and Write."""
+"""Handlers of Insert and Write, one live stream for each writer, and advice on how often writers send."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Hashable
+from typing import Final
 
 from replay_proto.errors import FieldError
 from replay_proto.framing import Framed
 from replay_proto.v1 import replay_pb2
 
+from replay_server import errors
 from replay_server.catalog import Catalog
 from replay_server.flow.leases import Lease
-from replay_server.flow.long_calls import LONG_ROWS
-from replay_server.flow.pace import WriterPace
-from replay_server.rpc.call import Call
+from replay_server.flow.turns import LONG_ROWS
+from replay_server.rpc.call import Call, Stream
 from replay_server.rpc.handlers import fields
-from replay_server.rpc.handlers.writer_streams import WriterStreams
 from replay_server.table.table import NewRows, Table, WriterStamp
+
+Place = tuple[bytes, bytes]
+"""A table's uid and a writer's id."""
+
+
+class WriterStreams:
+    """The live stream of each writer, per table."""
+
+    def __init__(self) -> None:
+        self._streams: dict[Place, Stream] = {}
+        self._places: dict[Stream, Place] = {}
+
+    def __len__(self) -> int:
+        """Number of writers with a live stream."""
+        return len(self._streams)
+
+    def claim(self, stream: Stream, table_uid: bytes, writer_id: bytes) -> None:
+        """Make ``stream`` the live stream of a writer to a table.
+
+        End the writer's earlier stream to this table, if any. If ``stream`` was the live stream of another writer or
+        table before, release that claim.
+        """
+        place = (table_uid, writer_id)
+        if self._places.get(stream) == place:
+            return
+        if stream not in self._places:
+            stream.when_closed(lambda: self.release(stream))
+        self.release(stream)
+        earlier = self._streams.get(place)
+        if earlier is not None:
+            self.release(earlier)
+            earlier.end(errors.writer_superseded())
+        self._streams[place], self._places[stream] = stream, place
+
+    def release(self, stream: Stream) -> None:
+        """Release a stream's claim, if any."""
+        place = self._places.pop(stream, None)
+        if place is not None:
+            del self._streams[place]
+
+
+MESSAGES_PER_S: Final = 500.0
+"""Messages per second that all writers together should send. Handling them takes about a fifth of a core."""
+
+
+class WriterPace:
+    """Advises writers how long to collect rows before they send them.
+
+    The advised time is proportional to the number of writers that were active in the last second or two.
+    """
+
+    def __init__(self) -> None:
+        self._second = 0
+        self._active: set[Hashable] = set()  # in this second
+        self._active_before = 0  # number in the previous second
+
+    def delay_s(self, writer: Hashable, now_s: float) -> float:
+        """Record a message of a writer; return for how many seconds it should collect rows for its next message."""
+        second = int(now_s)
+        if second != self._second:
+            self._active_before = len(self._active) if second == self._second + 1 else 0
+            self._active.clear()
+            self._second = second
+        self._active.add(writer)
+        return max(self._active_before, len(self._active)) / MESSAGES_PER_S
+
 
 InsertMessage = replay_pb2.InsertRequest | replay_pb2.WriteRequest
 

@@ -9,12 +9,11 @@ from replay_proto.framing import Framed
 from replay_proto.v1 import replay_pb2
 
 from replay_server.catalog import Catalog
-from replay_server.flow.one_by_one import OneByOne
+from replay_server.flow.turns import OneByOne
 from replay_server.rpc.call import Call
 from replay_server.rpc.handlers import fields
 from replay_server.rpc.handlers.tables import describe
-from replay_server.table.distributions import ages_s, some_ages_s
-from replay_server.table.inspection import LARGEST_ROWS, MOST_LARGEST_ROWS, Ranked, look, rank
+from replay_server.table.inspection import LARGEST_ROWS, MOST_LARGEST_ROWS, Ranked, ages_s, look, rank, some_ages_s
 from replay_server.table.table import Table
 
 

@@ -14,7 +14,7 @@ from replay_proto.v1 import replay_pb2
 from replay_server.catalog import Catalog
 from replay_server.flow.admission import Admission
 from replay_server.flow.leases import Lease
-from replay_server.flow.long_calls import LONG_ROWS
+from replay_server.flow.turns import LONG_ROWS
 from replay_server.rpc.call import Call
 from replay_server.rpc.handlers import fields
 from replay_server.rpc.handlers.gathering import (
@@ -28,8 +28,8 @@ from replay_server.rpc.handlers.gathering import (
 )
 from replay_server.storage.runs import ends_of, steps_of
 from replay_server.table.draws import Draw, DrawnBatch
+from replay_server.table.gates import LimiterGate
 from replay_server.table.items.items import Windows
-from replay_server.table.limiter import LimiterGate
 from replay_server.table.table import Table
 
 Reply = Callable[[Table, Sequence[DrawnBatch]], Message]

@@ -20,9 +20,9 @@ from replay_server.rpc.call import Call
 from replay_server.rpc.endpoint import AnyEndpoint
 from replay_server.rpc.handlers.tables import describe
 from replay_server.rpc.method_figures import MethodFigures
-from replay_server.table.distributions import some_priorities
-from replay_server.table.figures.rates import WINDOW_S
-from replay_server.table.limiter import LimiterGate
+from replay_server.table.gates import LimiterGate
+from replay_server.table.inspection import some_priorities
+from replay_server.table.rates import WINDOW_S
 from replay_server.table.table import Table
 
 _FRACTIONS: Final = (0.0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)

@@ -10,7 +10,7 @@ from replay_proto.framing import Framed
 from replay_proto.v1 import replay_pb2
 
 from replay_server import errors
-from replay_server.auth.caller import Caller
+from replay_server.auth import Caller
 from replay_server.backends import RankIndex
 from replay_server.catalog import Catalog
 from replay_server.rpc.call import Call

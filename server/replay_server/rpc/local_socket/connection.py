@@ -7,24 +7,63 @@ without a task.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+import types
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
 import grpc
 from replay_proto.frames import Content, FrameError, FrameKind, FrameParser, FrameTooLongError, frame_head
 
 from replay_server import errors
-from replay_server.auth.caller import Caller
+from replay_server.auth import Caller
 from replay_server.errors import RequestError
 from replay_server.rpc.call import Call, Stream
 from replay_server.rpc.endpoint import AnyEndpoint
-from replay_server.rpc.local_socket.eager import start
 from replay_server.rpc.local_socket.long_frames import LongFrame
 from replay_server.rpc.statuses import to_status
 
 if TYPE_CHECKING:
     from replay_server.rpc.local_socket.listener import LocalSocket
+
+
+T = TypeVar("T")
+
+
+def start(work: Coroutine[Any, Any, T]) -> T | asyncio.Task[T]:
+    """Run a coroutine until it first waits.
+
+    Most requests never wait, so they need no task. Python 3.12 has this as `asyncio.eager_task_factory`; Python 3.11
+    does not. Before it first waits, the coroutine must not use `asyncio.timeout` or `asyncio.current_task`, because it
+    is not yet in a task.
+
+    Returns:
+        The coroutine's result or, if it has to wait, a task that runs the rest.
+
+    Raises:
+        Exception: whatever the coroutine raises.
+    """
+    try:
+        awaited = work.send(None)
+    except StopIteration as finished:
+        result: T = finished.value
+        return result
+    return asyncio.get_running_loop().create_task(_rest(work, awaited))
+
+
+@types.coroutine
+def _rest(work: Coroutine[Any, Any, T], awaited: Any) -> Generator[Any, Any, T]:
+    try:
+        yield awaited
+    except BaseException as error:  # the awaited operation failed, or the task was canceled
+        try:
+            awaited = work.throw(error)
+        except StopIteration as finished:
+            result: T = finished.value
+            return result
+        return (yield from _rest(work, awaited))
+    return (yield from work.__await__())
+
 
 _HELLO_BYTES: Final = 1 << 14
 """Maximum size of a hello, so that it is never a long frame: its caller is not known yet."""

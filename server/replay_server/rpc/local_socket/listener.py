@@ -26,13 +26,12 @@ from replay_proto.tracing import Metadata, is_tracing, span
 from replay_proto.v1 import replay_pb2
 
 from replay_server import errors
-from replay_server.auth.caller import Authenticator, Caller
+from replay_server.auth import Authenticator, Caller
 from replay_server.catalog import Catalog
-from replay_server.rpc.call import Call
+from replay_server.rpc.call import Call, OpenStreams
 from replay_server.rpc.endpoint import AnyEndpoint
 from replay_server.rpc.local_socket.connection import Admitted, LocalConnection
 from replay_server.rpc.local_socket.long_frames import budget_of_long_frames
-from replay_server.rpc.open_streams import OpenStreams
 
 log = logging.getLogger(__name__)
 

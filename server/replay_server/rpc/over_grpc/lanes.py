@@ -17,7 +17,7 @@ from typing import Final
 
 import grpc
 from replay_proto.access.serving import configure_listeners, connections_that_fit, listeners
-from replay_proto.addresses import host_and_port
+from replay_proto.channels import host_and_port
 
 from replay_server.errors import FatalError
 

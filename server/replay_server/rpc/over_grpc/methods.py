@@ -10,11 +10,10 @@ from grpc_status import rpc_status
 from replay_proto.access.serving import only_message
 from replay_proto.tracing import span
 
-from replay_server.auth.caller import Authenticator, Caller
+from replay_server.auth import Authenticator, Caller
 from replay_server.errors import RequestError
-from replay_server.rpc.call import Call, Stream
+from replay_server.rpc.call import Call, OpenStreams, Stream
 from replay_server.rpc.endpoint import AnyEndpoint
-from replay_server.rpc.open_streams import OpenStreams
 from replay_server.rpc.over_grpc.connections import Connections
 from replay_server.rpc.over_grpc.unfinished import Connection, Unfinished
 from replay_server.rpc.statuses import to_status

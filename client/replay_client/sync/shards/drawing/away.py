@@ -15,7 +15,7 @@ from replay_proto.frames import Content
 from replay_client._operations.server import describe
 from replay_client._transport.call import Call, run
 from replay_client.errors import ReplayError
-from replay_client.sync.shards.servers.member import Member
+from replay_client.sync.shards.servers.members import Member
 
 log = logging.getLogger(__name__)
 

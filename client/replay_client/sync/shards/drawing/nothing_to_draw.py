@@ -10,7 +10,7 @@ from replay_proto.waits import waited_text
 from replay_client._transport.call import Call, Operation
 from replay_client._transport.long_waits import ASK_S
 from replay_client.errors import DeadlineExceededError, ReplayError, TableEmptyError
-from replay_client.sync.shards.servers.member import Member
+from replay_client.sync.shards.servers.members import Member
 
 
 def nothing_to_draw(name: str, waited_s: float, wait_s: float, members: Sequence[Member]) -> ReplayError:

@@ -26,10 +26,9 @@ from replay_client._learning.prefetch import FEWEST, MOST, prefetching
 from replay_client._rows.buffers import Blank, ColumnBuffers
 from replay_client._rows.checks import checked_keys, checked_priorities
 from replay_client._rows.columns import BatchOrKeys
-from replay_client._shards.bundle import Bundle
 from replay_client._shards.keys import by_shard
 from replay_client._shards.mass import shard_chances
-from replay_client._shards.step import RowRequest, Step
+from replay_client._shards.step import Bundle, RowRequest, Step
 from replay_client._transport.long_waits import FOR_DRAWS, LongWait, explained
 from replay_client.batch import Batch
 from replay_client.draws import Prefetch, with_beta
@@ -46,7 +45,7 @@ from replay_client.sync.shards.drawing.away import AwayShard
 from replay_client.sync.shards.drawing.credit import Credit
 from replay_client.sync.shards.drawing.nothing_to_draw import nothing_to_draw, too_small
 from replay_client.sync.shards.drawing.shard_stream import ShardStream
-from replay_client.sync.shards.servers.member import Member
+from replay_client.sync.shards.servers.members import Member
 from replay_client.sync.shards.servers.roster import AWAY_LOOK_S, Roster
 
 log = logging.getLogger(__name__)

@@ -8,11 +8,11 @@ from functools import partial
 from typing import Final, TypeVar
 
 from replay_client._operations import server as operations
-from replay_client._shards.newest_map import newest_map
+from replay_client._shards.checks import newest_map
 from replay_client._transport.call import Operation
 from replay_client._transport.server_link import ServerLink
 from replay_client.errors import CheckpointNotFoundError, ServerUnavailableError
-from replay_client.results.checkpoints import Checkpoint, CheckpointTable
+from replay_client.results.copies import Checkpoint, CheckpointTable
 from replay_client.sync.shards.servers.asking import answers, ask_all
 
 T = TypeVar("T")

@@ -15,9 +15,8 @@ from dataclasses import replace
 from typing import Final, get_args
 
 from replay_client._operations import server as operations
-from replay_client._shards.dividing import check_divisible
+from replay_client._shards.checks import check_divisible, newest_map, refuse_clash
 from replay_client._shards.keys import MOST_ID
-from replay_client._shards.newest_map import newest_map, refuse_clash
 from replay_client._transport.address import address_order
 from replay_client._transport.server_link import ServerLink
 from replay_client.errors import (
@@ -28,8 +27,7 @@ from replay_client.errors import (
 )
 from replay_client.results.shards import LostRows, ServerShards, Shard, ShardMap, ShardState
 from replay_client.sync.shards.servers.asking import ASK_S, AWAY, ask_all
-from replay_client.sync.shards.servers.losses import rows_lost_with
-from replay_client.sync.shards.servers.reports import Reports
+from replay_client.sync.shards.servers.reports import Reports, rows_lost_with
 
 _SPREADING_S: Final = 1.0
 """Seconds to wait while another client sends the first map to all servers."""

@@ -1,4 +1,4 @@
-"""Opens the shards of tables on the servers of a map."""
+"""The shards of a table, as a client has opened them on the servers of a map."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from replay_proto.v1 import replay_pb2
 
 from replay_client._operations import server as operations
-from replay_client._shards.dividing import check_backend, check_divisible
+from replay_client._shards.checks import check_backend, check_divisible
 from replay_client._transport.call import Operation
+from replay_client._transport.server_link import ServerLink
 from replay_client.errors import (
     InvalidArgumentError,
     PermissionDeniedError,
@@ -23,8 +25,28 @@ from replay_client.results.description import TableDescription
 from replay_client.results.shards import Shard, ShardMap
 from replay_client.sync.shards.servers.asking import AWAY, ask_all
 from replay_client.sync.shards.servers.fleet import Fleet
-from replay_client.sync.shards.servers.member import Member
 from replay_client.sync.table import Table
+
+
+@dataclass(frozen=True)
+class Member:
+    """See the module."""
+
+    id: int
+    """Id of the shard: the upper bits of the keys of its rows in the whole table."""
+    link: ServerLink
+    """The link to the shard's server."""
+    table: Table
+    """The shard's own table. Its keys do not contain the shard's id."""
+    description: TableDescription
+    """The description of the shard's table when it was opened."""
+    is_active: bool
+    """Whether the shard gets new rows."""
+
+    def __str__(self) -> str:
+        """Name the shard in messages."""
+        return f"shard {self.id} at {self.link.options.address}"
+
 
 log = logging.getLogger(__name__)
 

@@ -15,11 +15,14 @@ the way down. To find the place of a row, compare it with boundaries.
   one at a time, and nodes on their paths are split, merged or rebalanced.
 """
 
-from replay_server.backends.structures.rank_tree.building import fill, make_tree
-from replay_server.backends.structures.rank_tree.nodes import MOST_RANKED, RankTree, allocate
-from replay_server.backends.structures.rank_tree.reading import (
+from replay_server.backends.structures.rank_tree.nodes import (
+    MOST_RANKED,
+    RankTree,
+    allocate,
+    fill,
     keys_of_ranks,
     largest_priority,
+    make_tree,
     smallest_priority,
 )
 from replay_server.backends.structures.rank_tree.writing import MOST_MOVED, move

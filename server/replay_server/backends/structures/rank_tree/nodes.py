@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay_server.kernels.compile import Floats, Integers, aligned_empty, kernel, part_of_kernel
+from replay_server.kernels.prefetch import touch
 
 WIDTH = 32
 """Maximum entries per node."""
@@ -156,3 +157,87 @@ def place_of(tree: RankTree, node: int, priority: float, key: int) -> int:
 def child_for(tree: RankTree, node: int, priority: float, key: int) -> int:
     """Return the index of the child for a row: the last child whose boundary equals or outranks the row."""
     return place_of(tree, node, priority, key - 1) - 1
+
+
+FILLED_ENTRIES = WIDTH * 3 // 4
+"""Entries per node after `fill`, which leaves room for insertions and removals."""
+
+
+def make_tree(slots: int) -> RankTree:
+    """Create an empty tree with room for ``slots`` rows."""
+    tree = allocate(slots)
+    fill(tree, np.empty(0, dtype=np.float64), np.empty(0, dtype=np.int64))
+    return tree
+
+
+@kernel
+def fill(tree: RankTree, priorities: Floats, keys: Integers) -> None:
+    """Replace all rows with sorted ones. priorities: float64[n], in order of rank; keys: int64[n]."""
+    free_all(tree)
+    tree.state[HEIGHT] = 0
+    children = np.empty(0, dtype=np.int64)
+    nodes = _fill_level(tree, priorities, keys, children)
+    while len(nodes) > 1:
+        boundaries = np.empty(len(nodes), dtype=np.float64)
+        boundary_keys = np.empty(len(nodes), dtype=np.int64)
+        for i in range(len(nodes)):
+            boundaries[i] = tree.priorities[nodes[i], 0] if i > 0 else BEFORE_ALL
+            boundary_keys[i] = tree.keys[nodes[i], 0] if i > 0 else 0
+        nodes = _fill_level(tree, boundaries, boundary_keys, nodes)
+        tree.state[HEIGHT] += 1
+    tree.state[ROOT] = nodes[0]
+
+
+@kernel
+def _fill_level(tree: RankTree, priorities: Floats, keys: Integers, children: Integers) -> Integers:
+    """Distribute sorted entries evenly over new nodes, and return the nodes: leaves if ``children`` is empty."""
+    entries = len(keys)
+    count = max(1, -(-entries // FILLED_ENTRIES))
+    nodes = np.empty(count, dtype=np.int64)
+    for i in range(count):
+        first, stop = i * entries // count, (i + 1) * entries // count
+        node = take_node(tree, len(children) > 0)
+        for at in range(first, stop):
+            tree.priorities[node, at - first] = priorities[at]
+            tree.keys[node, at - first] = keys[at]
+            if len(children) > 0:
+                tree.children[node, at - first] = children[at]
+        resize(tree, node, stop - first)
+        nodes[i] = node
+    return nodes
+
+
+@kernel
+def keys_of_ranks(tree: RankTree, ranks: Integers) -> Integers:
+    """Return the keys of the rows with these ranks; rank 0 has the largest priority. Descends level by level."""
+    left = ranks.astype(np.int32)
+    nodes = np.full(len(ranks), tree.state[ROOT])
+    for _ in range(tree.state[HEIGHT]):
+        for i in range(len(nodes)):
+            rows_up_to, rank = tree.rows_up_to[nodes[i]], left[i]
+            at = np.int32(0)
+            for entry in range(len(rows_up_to)):
+                at += np.int32(rows_up_to[entry] <= rank)
+            left[i] = rank - (rows_up_to[at - 1] if at > 0 else 0)
+            nodes[i] = tree.children[nodes[i], at]
+    for i in range(len(nodes)):
+        touch(tree.keys, nodes[i] * WIDTH + left[i])
+    for i in range(len(nodes)):
+        nodes[i] = tree.keys[nodes[i], left[i]]
+    return nodes
+
+
+def largest_priority(tree: RankTree) -> float:
+    """Return the priority of the first row; there is at least one row."""
+    node = tree.state[ROOT]
+    for _ in range(tree.state[HEIGHT]):
+        node = tree.children[node, 0]
+    return float(tree.priorities[node, 0])
+
+
+def smallest_priority(tree: RankTree) -> float:
+    """Return the priority of the last row; there is at least one row."""
+    node = tree.state[ROOT]
+    for _ in range(tree.state[HEIGHT]):
+        node = tree.children[node, tree.sizes[node] - 1]
+    return float(tree.priorities[node, tree.sizes[node] - 1])

@@ -1,1 +1,0 @@
-"""Writers of tables on several servers."""

@@ -1,1 +1,0 @@
-"""Statistics of a table, recorded incrementally to avoid scans."""
