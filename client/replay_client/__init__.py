@@ -15,9 +15,10 @@ asyncio.
 from replay_proto.schema import Column, Schema
 from replay_proto.steps import Derived, Discount, Mask, Next, Return, Sequences, Stack, Steps, Transitions
 
+from replay_client._adapters import columns_from_example
 from replay_client._learning.mixed import MixedKeys
 from replay_client._writing.writer_stream import WriterStream
-from replay_client.batch import Batch, MixedBatch, Rows, UpdateResult
+from replay_client.batch import Batch, MixedBatch, RowInfo, Rows, UpdateResult
 from replay_client.draws import DrawMode, WeightNorm
 from replay_client.errors import (
     CheckpointDamagedError,
@@ -114,6 +115,7 @@ __all__ = [
     "ReplayError",
     "ResourceExhaustedError",
     "Return",
+    "RowInfo",
     "RowLoader",
     "RowReader",
     "Rows",
@@ -154,5 +156,6 @@ __all__ = [
     "WriterStream",
     "WriterSupersededError",
     "WriterUnknownError",
+    "columns_from_example",
     "sequence_priorities",
 ]

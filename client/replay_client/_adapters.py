@@ -1,4 +1,4 @@
-"""Shared by the buffers of other libraries: the columns of a first row, and whether two observations are the same."""
+"""Shared by the buffers of other libraries: the columns of an example, and whether two observations are the same."""
 
 from __future__ import annotations
 
@@ -10,8 +10,25 @@ from numpy.typing import NDArray
 from replay_proto.errors import FieldError
 from replay_proto.schema import Column, Schema
 
-from replay_client._rows.checks import described
+from replay_client._rows.checks import as_array, described, flat_items
 from replay_client.errors import InvalidArgumentError
+
+
+def columns_from_example(example: Mapping[str, Any]) -> dict[str, Column]:
+    """Derive the columns of a table from the values of one row.
+
+        columns = columns_from_example({"obs": obs, "action": 0, "reward": np.float32(0), "terminated": False})
+        table = client.create_table("replay", columns=columns, capacity=1_000_000)
+
+    Args:
+        example: values of one row by name, as for `Writer.append`: numbers, arrays, tensors, or mappings and tuples of
+            them, whose parts become columns such as ``obs/camera``. Python's numbers become int64 and float64.
+
+    Raises:
+        InvalidArgumentError: a table cannot store a value of this dtype or shape, or a column of this name.
+    """
+    flat = {part: value for name, given in example.items() for part, value in flat_items(name, given)}
+    return columns_of({name: as_array(value)[None] for name, value in flat.items()})
 
 
 def columns_of(rows: Mapping[str, NDArray[Any]]) -> dict[str, Column]:

@@ -11,8 +11,21 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from replay_proto.v1 import replay_pb2
 
 from replay_client._rows.columns import Columns, MixedRows, T_co
+
+
+@dataclass(frozen=True, eq=False)
+class RowInfo:
+    """What the server knows of drawn rows, besides their priorities. In a table of steps, of their anchors."""
+
+    times_sampled: NDArray[np.uint32]
+    """uint32[batch]: how often each row was drawn before the request for this batch, since it was inserted or the
+    server started."""
+    ages_s: NDArray[np.float32]
+    """float32[batch]: seconds since each row was inserted or the server started, whichever is later. The time of an
+    insert is known to about 1/256 of the time in which the table is filled."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -41,6 +54,8 @@ class Drawn(Columns[T_co]):
     """Smallest probability of a live row with non-zero mass."""
     inserted: int
     """Rows ever inserted into the table."""
+    row_info: RowInfo | None
+    """What else is known of each row, as NumPy arrays; None unless the draw asked for it with ``row_info=True``."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -85,7 +100,17 @@ class Rows(Columns[NDArray[Any]]):
     """int64[n]: the number of each step within its episode; None: not a table of steps."""
     ends: NDArray[np.uint8] | None = None
     """uint8[n]: 0 for a step, 1 for a row that closes a truncated episode, 2 for one that closes a terminated episode.
-    None: not a table of steps."""
+    None: not a table of steps. `truncated` and `terminated` are the same as flags."""
+
+    @property
+    def terminated(self) -> NDArray[np.bool_] | None:
+        """bool[n]: whether each row closes an episode that terminated; None: not a table of steps."""
+        return None if self.ends is None else self.ends == replay_pb2.EPISODE_END_TERMINATED
+
+    @property
+    def truncated(self) -> NDArray[np.bool_] | None:
+        """bool[n]: whether each row closes an episode that was truncated; None: not a table of steps."""
+        return None if self.ends is None else self.ends == replay_pb2.EPISODE_END_TRUNCATED
 
 
 @dataclass(frozen=True)

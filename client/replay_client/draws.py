@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
-from typing import Final, Literal, TypeVar
+from collections.abc import Collection, Mapping
+from typing import Final, Literal, TypedDict, TypeVar
 
 import numpy as np
 from replay_proto.v1 import replay_pb2
@@ -24,6 +24,20 @@ DEFAULT_BETA: Final = 0.4
 
 Prefetch = int | Literal["auto"]
 """Batches that a sampler keeps in flight. "auto": the fewest, from 2 to 16, with which the learner does not wait."""
+
+
+class SamplerOptions(TypedDict, total=False):
+    """Options of all samplers; see `Table.sampler`, which also has their defaults."""
+
+    beta: float
+    weight_norm: WeightNorm
+    draw_mode: DrawMode
+    prefetch: Prefetch
+    timeout_s: float | None
+    reconnect_timeout_s: float | None
+    columns: Collection[str] | None
+    row_info: bool
+
 
 _WEIGHT_NORMS: Final[Mapping[str, replay_pb2.WeightNorm.ValueType]] = {
     "batch": replay_pb2.WEIGHT_NORM_BATCH,
@@ -44,6 +58,7 @@ def draw_of(
     draw_mode: DrawMode = "stratified",
     wait_s: float = 0.0,
     columns: replay_pb2.ColumnNames | None = None,
+    row_info: bool = False,
 ) -> replay_pb2.Draw:
     """Build the message for a draw; see `Table.sample` for the arguments.
 
@@ -52,6 +67,8 @@ def draw_of(
     Raises:
         InvalidArgumentError: a name is unknown, or a value is not a number or is out of range.
     """
+    if not isinstance(row_info, bool):
+        raise InvalidArgumentError.of_field("row_info", "True or False", repr(row_info))
     return replay_pb2.Draw(
         batch_size=checked_count("batch_size", batch_size),
         beta=checked_beta(beta),
@@ -59,6 +76,7 @@ def draw_of(
         draw_mode=_named("draw_mode", draw_mode, _DRAW_MODES),
         wait_s=wait_s,
         columns=columns,
+        row_info=row_info,
     )
 
 

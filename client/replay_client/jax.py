@@ -78,13 +78,13 @@ _KINDS: Final = (
         Batch,
         plain=("probabilities", "weights"),
         wide={"row_keys": "<i8"},
-        facts=("beta", "table_size", "drawable", "total_mass", "smallest_probability", "inserted"),
+        facts=("beta", "table_size", "drawable", "total_mass", "smallest_probability", "inserted", "row_info"),
     ),
     _Kind(
         MixedBatch,
         plain=("probabilities", "weights", "tables"),
         wide={"row_keys": "<i8"},
-        facts=("beta", "table_size", "drawable", "total_mass", "smallest_probability", "inserted"),
+        facts=("beta", "table_size", "drawable", "total_mass", "smallest_probability", "inserted", "row_info"),
     ),
     _Kind(
         Rows,

@@ -24,7 +24,7 @@ from gymnasium import spaces
 from replay_proto.errors import FieldError
 from replay_proto.schema import SEPARATOR, Column
 
-from replay_client._rows.checks import nested_items
+from replay_client._rows.checks import flat_items, nested_items
 from replay_client.errors import InvalidArgumentError
 
 _PLAIN = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
@@ -70,12 +70,7 @@ def flatten_value(name: str, value: Any) -> dict[str, Any]:
     Returns:
         Arrays by column; a value that is not nested becomes the column ``name``.
     """
-    if not isinstance(value, Mapping | tuple):
-        return {name: value}
-    flat: dict[str, Any] = {}
-    for part_name, part in nested_items(name, value):
-        flat.update(flatten_value(part_name, part))
-    return flat
+    return dict(flat_items(name, value))
 
 
 def unflatten_value(space: gymnasium.Space[Any], name: str, columns: Mapping[str, Any]) -> Any:

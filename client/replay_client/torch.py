@@ -70,6 +70,7 @@ class TableDataset(IterableDataset[TensorBatch]):
         timeout_s: float | None = math.inf,
         reconnect_timeout_s: float | None = 60.0,
         columns: Collection[str] | None = None,
+        row_info: bool = False,
         device: Device | None = None,
     ) -> None:
         """Use a table.
@@ -84,6 +85,7 @@ class TableDataset(IterableDataset[TensorBatch]):
             timeout_s: seconds to wait for a batch, as for `Table.sampler`.
             reconnect_timeout_s: seconds to retry an unreachable server, as for `Table.sampler`.
             columns: names of the columns to draw, as for `Table.sample`.
+            row_info: as for `Table.sample`.
             device: device to which batches are prefetched, as for `Table.sampler`; None: the CPU. Workers always return
                 batches on the CPU; use `to_torch` to copy them to a device.
 
@@ -100,6 +102,7 @@ class TableDataset(IterableDataset[TensorBatch]):
             "timeout_s": timeout_s,
             "reconnect_timeout_s": reconnect_timeout_s,
             "columns": columns,
+            "row_info": row_info,
         }
         self._device = device
         # Workers see changes, because they share the memory.

@@ -17,7 +17,7 @@ from replay_client._rows.buffers import Blank, ColumnBuffers
 from replay_client._rows.expansion import Expansion, as_bytes
 from replay_client._rows.mapped_rows import MappedRows
 from replay_client._rows.windows import Windows
-from replay_client.batch import Batch, Rows
+from replay_client.batch import Batch, RowInfo, Rows
 from replay_client.errors import InternalServerError
 
 M = TypeVar("M", replay_pb2.SampleResponse, replay_pb2.LearnResponse)
@@ -102,6 +102,7 @@ class BatchReader:
             total_mass=message.total_mass,
             smallest_probability=message.smallest_probability,
             inserted=message.inserted,
+            row_info=_row_info(message) if message.times_sampled else None,
         )
 
     def _copied(self, keys: NDArray[np.int64], mapped: MappedRows) -> dict[str, Array] | None:
@@ -244,6 +245,10 @@ def joined_rows(parts: Sequence[Rows]) -> Rows:
         steps=np.concatenate([part.steps for part in parts if part.steps is not None]) if has_steps else None,
         ends=np.concatenate([part.ends for part in parts if part.ends is not None]) if has_steps else None,
     )
+
+
+def _row_info(message: replay_pb2.Batch) -> RowInfo:
+    return RowInfo(times_sampled=_own(message.times_sampled, "<u4"), ages_s=_own(message.ages_s, "<f4"))
 
 
 def _check_size(rows: memoryview, row_count: int, due_bytes: int) -> None:

@@ -15,7 +15,7 @@ from replay_client._learning.one_caller import OneCaller
 from replay_client._rows.buffers import JoinedBuffers
 from replay_client._rows.checks import checked_keys, checked_priorities
 from replay_client._rows.columns import Columns, MixedRows
-from replay_client.batch import Batch, MixedBatch
+from replay_client.batch import Batch, MixedBatch, RowInfo
 from replay_client.draws import Prefetch, WeightNorm
 from replay_client.errors import InvalidArgumentError
 
@@ -178,6 +178,7 @@ class MixedHandle(Generic[S]):
             total_mass=sum(batch.total_mass for batch in drawn),
             smallest_probability=min(batch.smallest_probability for batch in drawn),
             inserted=sum(batch.inserted for batch in drawn),
+            row_info=_joined_info(drawn),
             tables=self._tables.copy(),
             parts=parts,
         )
@@ -196,3 +197,11 @@ class MixedHandle(Generic[S]):
         return np.concatenate(
             [batch.weights * np.float32(math.exp(log - largest)) for batch, log in zip(drawn, logs, strict=True)]
         )
+
+
+def _joined_info(drawn: Sequence[Batch]) -> RowInfo | None:
+    known = [batch.row_info for batch in drawn if batch.row_info is not None]
+    if not known:
+        return None
+    times_sampled = np.concatenate([info.times_sampled for info in known])
+    return RowInfo(times_sampled, np.concatenate([info.ages_s for info in known]))

@@ -118,10 +118,11 @@ class TableOperations:
         draw_mode: DrawMode,
         timeout_s: float | None,
         reader: BatchReader,
+        row_info: bool = False,
     ) -> replay_pb2.Draw:
         """Check and build the message for a draw with the reader's columns."""
         wait_s = time_limit("timeout_s", timeout_s, self._timeout_s)
-        return draw_of(batch_size, beta, weight_norm, draw_mode, wait_s, reader.names)
+        return draw_of(batch_size, beta, weight_norm, draw_mode, wait_s, reader.names, row_info)
 
     def sample(self, draw: replay_pb2.Draw, reader: BatchReader) -> Operation[Batch]:
         """Draw a batch."""

@@ -198,6 +198,13 @@ def nested_items(name: str, value: Mapping[Any, Any] | tuple[Any, ...]) -> list[
     return [(f"{name}{SEPARATOR}{key}", part) for key, part in parts]
 
 
+def flat_items(name: str, value: Any) -> list[tuple[str, Any]]:
+    """Return the values in a nested value with their names, or the value itself if it is not a mapping or a tuple."""
+    if not isinstance(value, Mapping | tuple):
+        return [(name, value)]
+    return [item for part_name, part in nested_items(name, value) for item in flat_items(part_name, part)]
+
+
 def checked_priorities(priorities: ArrayLike, row_count: int) -> NDArray[np.float64]:
     """Convert priorities to a contiguous ``float64[row_count]``.
 

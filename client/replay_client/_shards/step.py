@@ -20,7 +20,7 @@ from replay_client._rows.buffers import Blank
 from replay_client._rows.copying import in_long_rows
 from replay_client._shards.keys import global_keys
 from replay_client._shards.mass import joined_weights, places_of_batches, rows_by_shard
-from replay_client.batch import Batch
+from replay_client.batch import Batch, RowInfo
 from replay_client.draws import DrawMode
 from replay_client.errors import InternalServerError
 
@@ -56,6 +56,7 @@ class Bundle:
         self._least = step.smallest_probability() or float(probabilities.min())
         is_by_batch = draw.weight_norm == replay_pb2.WEIGHT_NORM_BATCH
         self._weights = joined_weights(self._probabilities, None if is_by_batch else self._least, draw.beta)
+        self._info = _info_of(step.parts, places) if draw.row_info else None
         self._beta = draw.beta
         self._size = sum([state.size for state in states])
         self._drawable = sum([state.drawable for state in states])
@@ -79,6 +80,7 @@ class Bundle:
             total_mass=self._total_mass,
             smallest_probability=self._least,
             inserted=self._inserted,
+            row_info=None if self._info is None else RowInfo(*(each[number] for each in self._info)),
         )
 
 
@@ -89,6 +91,15 @@ class Part(NamedTuple):
     rows: slice
     """Their place in the step's columns."""
     batch: Batch
+
+
+def _info_of(parts: Sequence[Part], places: NDArray[np.intp]) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
+    """Return uint32[batches, batch_size] and float32[batches, batch_size]: the fields of `RowInfo` of all batches."""
+    times_sampled, ages_s = np.empty(places.size, np.uint32), np.empty(places.size, np.float32)
+    for part in parts:
+        if (info := part.batch.row_info) is not None:
+            times_sampled[part.rows], ages_s[part.rows] = info.times_sampled, info.ages_s
+    return times_sampled.take(places), ages_s.take(places)
 
 
 class RowRequest(NamedTuple):

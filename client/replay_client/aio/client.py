@@ -13,7 +13,7 @@ import math
 import os
 from collections.abc import AsyncIterator, Awaitable, Collection, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, Unpack, overload
 
 from replay_proto.schema import Column
 from replay_proto.steps import Derived, Item
@@ -28,7 +28,7 @@ from replay_client._transport.connection import LinkOptions
 from replay_client.aio._link import LoopLink
 from replay_client.aio.mixed_sampler import MixedSampler
 from replay_client.aio.table import Table
-from replay_client.draws import DEFAULT_BETA, DrawMode, Prefetch, WeightNorm
+from replay_client.draws import DEFAULT_BETA, DrawMode, Prefetch, SamplerOptions, WeightNorm
 from replay_client.errors import InvalidArgumentError, ShardsChangedError
 from replay_client.results.copies import Checkpoint
 from replay_client.results.description import TableDescription
@@ -155,14 +155,8 @@ class ReplayClient:
         self,
         batch_sizes: Mapping[str, int],
         *,
-        beta: float = ...,
-        weight_norm: WeightNorm = ...,
-        draw_mode: DrawMode = ...,
-        prefetch: Prefetch = ...,
-        timeout_s: float | None = ...,
-        reconnect_timeout_s: float | None = ...,
-        columns: Collection[str] | None = ...,
         device: None = ...,
+        **options: Unpack[SamplerOptions],
     ) -> MixedSampler: ...
 
     @overload
@@ -170,14 +164,8 @@ class ReplayClient:
         self,
         batch_sizes: Mapping[str, int],
         *,
-        beta: float = ...,
-        weight_norm: WeightNorm = ...,
-        draw_mode: DrawMode = ...,
-        prefetch: Prefetch = ...,
-        timeout_s: float | None = ...,
-        reconnect_timeout_s: float | None = ...,
-        columns: Collection[str] | None = ...,
         device: Device,
+        **options: Unpack[SamplerOptions],
     ) -> MixedTensorSampler: ...
 
     async def mixed_sampler(
@@ -191,6 +179,7 @@ class ReplayClient:
         timeout_s: float | None = math.inf,
         reconnect_timeout_s: float | None = 60.0,
         columns: Collection[str] | None = None,
+        row_info: bool = False,
         device: Device | None = None,
     ) -> MixedSampler | MixedTensorSampler:
         """Open tables and create a sampler of them; see `replay_client.ReplayClient.mixed_sampler`."""
@@ -206,6 +195,7 @@ class ReplayClient:
                 beta=beta,
                 weight_norm=weight_norm,
                 draw_mode=draw_mode,
+                row_info=row_info,
                 prefetch=prefetch,
                 timeout_s=timeout_s,
                 reconnect_timeout_s=reconnect_timeout_s,

@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -29,7 +29,7 @@ from replay_client.aio.row_reader import RowReader
 from replay_client.aio.sampler import Sampler
 from replay_client.aio.writer import Writer
 from replay_client.batch import Batch, Rows, UpdateResult
-from replay_client.draws import DEFAULT_BETA, DrawMode, Prefetch, WeightNorm
+from replay_client.draws import DEFAULT_BETA, DrawMode, Prefetch, SamplerOptions, WeightNorm
 from replay_client.results.copies import Exported, Loaded
 from replay_client.results.description import TableDescription
 from replay_client.results.inspection import Inspection
@@ -81,10 +81,11 @@ class Table(TableHandle):
         draw_mode: DrawMode = "stratified",
         timeout_s: float | None = 0.0,
         columns: Collection[str] | None = None,
+        row_info: bool = False,
     ) -> Batch:
         """Draw rows by priority; see `replay_client.Table.sample`."""
         reader = self._operations.batch_reader(self._operations.chosen(columns))
-        draw = self._operations.draw(batch_size, beta, weight_norm, draw_mode, timeout_s, reader)
+        draw = self._operations.draw(batch_size, beta, weight_norm, draw_mode, timeout_s, reader, row_info)
         await self._path.renew()
         return await self._connection.run(self._operations.sample(draw, reader))
 
@@ -169,14 +170,8 @@ class Table(TableHandle):
         self,
         batch_size: int,
         *,
-        beta: float = ...,
-        weight_norm: WeightNorm = ...,
-        draw_mode: DrawMode = ...,
-        prefetch: Prefetch = ...,
-        timeout_s: float | None = ...,
-        reconnect_timeout_s: float | None = ...,
-        columns: Collection[str] | None = ...,
         device: None = ...,
+        **options: Unpack[SamplerOptions],
     ) -> Sampler: ...
 
     @overload
@@ -184,14 +179,8 @@ class Table(TableHandle):
         self,
         batch_size: int,
         *,
-        beta: float = ...,
-        weight_norm: WeightNorm = ...,
-        draw_mode: DrawMode = ...,
-        prefetch: Prefetch = ...,
-        timeout_s: float | None = ...,
-        reconnect_timeout_s: float | None = ...,
-        columns: Collection[str] | None = ...,
         device: Device,
+        **options: Unpack[SamplerOptions],
     ) -> TensorSampler: ...
 
     def sampler(
@@ -205,6 +194,7 @@ class Table(TableHandle):
         timeout_s: float | None = math.inf,
         reconnect_timeout_s: float | None = 60.0,
         columns: Collection[str] | None = None,
+        row_info: bool = False,
         device: Device | None = None,
     ) -> Sampler | TensorSampler:
         """Create a sampler for learners; see `replay_client.Table.sampler`."""
@@ -218,6 +208,7 @@ class Table(TableHandle):
             beta=beta,
             weight_norm=weight_norm,
             draw_mode=draw_mode,
+            row_info=row_info,
             timeout_s=timeout_s,
         )
         if device is None:

@@ -19,7 +19,7 @@ import copy
 import math
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack, overload
 
 from replay_proto.schema import Column
 from replay_proto.steps import Derived, Item
@@ -33,7 +33,7 @@ from replay_client._transport.attempts import FIRST_CONTACT_S
 from replay_client._transport.call import Operation, time_limit
 from replay_client._transport.connection import LinkOptions
 from replay_client._transport.server_link import ServerLink
-from replay_client.draws import DEFAULT_BETA, DrawMode, Prefetch, WeightNorm
+from replay_client.draws import DEFAULT_BETA, DrawMode, Prefetch, SamplerOptions, WeightNorm
 from replay_client.errors import InvalidArgumentError, ShardsChangedError, TableNotFoundError
 from replay_client.results.copies import Checkpoint
 from replay_client.results.description import TableDescription
@@ -260,14 +260,8 @@ class ReplayClient:
         self,
         batch_sizes: Mapping[str, int],
         *,
-        beta: float = ...,
-        weight_norm: WeightNorm = ...,
-        draw_mode: DrawMode = ...,
-        prefetch: Prefetch = ...,
-        timeout_s: float | None = ...,
-        reconnect_timeout_s: float | None = ...,
-        columns: Collection[str] | None = ...,
         device: None = ...,
+        **options: Unpack[SamplerOptions],
     ) -> MixedSampler: ...
 
     @overload
@@ -275,14 +269,8 @@ class ReplayClient:
         self,
         batch_sizes: Mapping[str, int],
         *,
-        beta: float = ...,
-        weight_norm: WeightNorm = ...,
-        draw_mode: DrawMode = ...,
-        prefetch: Prefetch = ...,
-        timeout_s: float | None = ...,
-        reconnect_timeout_s: float | None = ...,
-        columns: Collection[str] | None = ...,
         device: Device,
+        **options: Unpack[SamplerOptions],
     ) -> MixedTensorSampler: ...
 
     def mixed_sampler(
@@ -296,6 +284,7 @@ class ReplayClient:
         timeout_s: float | None = math.inf,
         reconnect_timeout_s: float | None = 60.0,
         columns: Collection[str] | None = None,
+        row_info: bool = False,
         device: Device | None = None,
     ) -> MixedSampler | MixedTensorSampler:
         """Create a sampler whose batches have rows of several tables, such as ``{"online": 128, "demo": 128}``.
@@ -314,6 +303,7 @@ class ReplayClient:
                 draw, as for `Table.sampler`.
             reconnect_timeout_s: seconds to retry an unreachable server, as for `Table.sampler`.
             columns: names of the columns to draw, as for `Table.sample`. None: all columns of all tables.
+            row_info: as for `Table.sample`.
             device: prefetch batches as tensors on this device, as for `Table.sampler`.
 
         Raises:
@@ -333,6 +323,7 @@ class ReplayClient:
                 beta=beta,
                 weight_norm=weight_norm,
                 draw_mode=draw_mode,
+                row_info=row_info,
                 prefetch=prefetch,
                 timeout_s=timeout_s,
                 reconnect_timeout_s=reconnect_timeout_s,

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -41,7 +41,7 @@ from replay_client._transport.long_waits import LongWait
 from replay_client._transport.server_link import ServerLink
 from replay_client._writing.writing import MAX_BLOCKS_IN_FLIGHT, WriterOptions
 from replay_client.batch import Batch, Rows, UpdateResult
-from replay_client.draws import DEFAULT_BETA, DrawMode, Prefetch, WeightNorm
+from replay_client.draws import DEFAULT_BETA, DrawMode, Prefetch, SamplerOptions, WeightNorm
 from replay_client.results.copies import Exported, Loaded
 from replay_client.results.description import TableDescription
 from replay_client.results.inspection import Inspection
@@ -138,6 +138,7 @@ class Table(TableHandle):
         draw_mode: DrawMode = "stratified",
         timeout_s: float | None = 0.0,
         columns: Collection[str] | None = None,
+        row_info: bool = False,
     ) -> Batch:
         """Draw rows by priority, with replacement. From a queue, remove and return the oldest rows.
 
@@ -152,6 +153,7 @@ class Table(TableHandle):
                 draw. 0: do not wait; None: the client's default; `math.inf`: forever.
             columns: names of the columns to return, or of nested observations; None: all. Other columns are neither
                 sent nor copied. A `Mask` is always returned.
+            row_info: whether to return `Batch.row_info`: how often each row was drawn before, and its age.
 
         Raises:
             InvalidArgumentError: for a number out of range, or an unknown name.
@@ -162,7 +164,7 @@ class Table(TableHandle):
             TableReplacedError: the table was dropped, and another one has its name.
         """
         reader = self._operations.batch_reader(self._operations.chosen(columns))
-        draw = self._operations.draw(batch_size, beta, weight_norm, draw_mode, timeout_s, reader)
+        draw = self._operations.draw(batch_size, beta, weight_norm, draw_mode, timeout_s, reader, row_info)
         self._data_path.renew()
         return self._run(self._operations.sample(draw, reader))
 
@@ -426,14 +428,8 @@ class Table(TableHandle):
         self,
         batch_size: int,
         *,
-        beta: float = ...,
-        weight_norm: WeightNorm = ...,
-        draw_mode: DrawMode = ...,
-        prefetch: Prefetch = ...,
-        timeout_s: float | None = ...,
-        reconnect_timeout_s: float | None = ...,
-        columns: Collection[str] | None = ...,
         device: None = ...,
+        **options: Unpack[SamplerOptions],
     ) -> Sampler: ...
 
     @overload
@@ -441,14 +437,8 @@ class Table(TableHandle):
         self,
         batch_size: int,
         *,
-        beta: float = ...,
-        weight_norm: WeightNorm = ...,
-        draw_mode: DrawMode = ...,
-        prefetch: Prefetch = ...,
-        timeout_s: float | None = ...,
-        reconnect_timeout_s: float | None = ...,
-        columns: Collection[str] | None = ...,
         device: Device,
+        **options: Unpack[SamplerOptions],
     ) -> TensorSampler: ...
 
     def sampler(
@@ -462,6 +452,7 @@ class Table(TableHandle):
         timeout_s: float | None = math.inf,
         reconnect_timeout_s: float | None = 60.0,
         columns: Collection[str] | None = None,
+        row_info: bool = False,
         device: Device | None = None,
     ) -> Sampler | TensorSampler:
         """Create a sampler for learners, which prefetches batches and sends updates on the same stream.
@@ -480,6 +471,7 @@ class Table(TableHandle):
                 count as drawn for the limiter.
             reconnect_timeout_s: seconds to retry an unreachable server, as for `writer`.
             columns: names of the columns to draw, as for `sample`.
+            row_info: as for `sample`.
             device: prefetch batches as tensors on this device (needs torch); a draw then misses the last
                 ``prefetch`` updates. None: batches are NumPy arrays.
 
@@ -498,6 +490,7 @@ class Table(TableHandle):
             beta=beta,
             weight_norm=weight_norm,
             draw_mode=draw_mode,
+            row_info=row_info,
             timeout_s=timeout_s,
         )
         if device is None:

@@ -1356,6 +1356,7 @@ class Draw(google.protobuf.message.Message):
     WAIT_S_FIELD_NUMBER: builtins.int
     COLUMNS_FIELD_NUMBER: builtins.int
     CHARGED_APART_FIELD_NUMBER: builtins.int
+    ROW_INFO_FIELD_NUMBER: builtins.int
     batch_size: builtins.int
     """Number of rows, at least 1; it may exceed the table's size."""
     beta: builtins.float
@@ -1372,6 +1373,8 @@ class Draw(google.protobuf.message.Message):
     """If true, the rate limiter neither delays nor counts the draw, because `LearnRequest.charge` counts it, perhaps in
     another shard. Not in a queue.
     """
+    row_info: builtins.bool
+    """If true, the reply says of each row how often it was drawn before, and how old it is."""
     @property
     def columns(self) -> global___ColumnNames:
         """The columns in the field `rows` of the reply, which has them in the order of the schema. Absent: in a table of
@@ -1388,9 +1391,10 @@ class Draw(google.protobuf.message.Message):
         wait_s: builtins.float = ...,
         columns: global___ColumnNames | None = ...,
         charged_apart: builtins.bool = ...,
+        row_info: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["columns", b"columns"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batch_size", b"batch_size", "beta", b"beta", "charged_apart", b"charged_apart", "columns", b"columns", "draw_mode", b"draw_mode", "wait_s", b"wait_s", "weight_norm", b"weight_norm"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch_size", b"batch_size", "beta", b"beta", "charged_apart", b"charged_apart", "columns", b"columns", "draw_mode", b"draw_mode", "row_info", b"row_info", "wait_s", b"wait_s", "weight_norm", b"weight_norm"]) -> None: ...
 
 global___Draw = Draw
 
@@ -1413,6 +1417,8 @@ class Batch(google.protobuf.message.Message):
     AFTER_FIELD_NUMBER: builtins.int
     ENDS_FIELD_NUMBER: builtins.int
     DRAWABLE_FIELD_NUMBER: builtins.int
+    TIMES_SAMPLED_FIELD_NUMBER: builtins.int
+    AGES_S_FIELD_NUMBER: builtins.int
     keys: builtins.bytes
     """int64[batch_size]: keys of the drawn rows; in a table of steps, of the anchors."""
     probabilities: builtins.bytes
@@ -1443,6 +1449,14 @@ class Batch(google.protobuf.message.Message):
     """In a table of steps, uint8[batch_size]: EpisodeEnd of the last row of each window."""
     drawable: builtins.int
     """Drawable rows: in a table of steps, those with a complete window; otherwise all live rows."""
+    times_sampled: builtins.bytes
+    """If `Draw.row_info`, uint32[batch_size]: how often each row was drawn before this request, since it was inserted or
+    the server started.
+    """
+    ages_s: builtins.bytes
+    """If `Draw.row_info`, float32[batch_size]: seconds since each row was inserted or the server started. The time of an
+    insert is known to about 1/256 of the time in which the table is filled.
+    """
     def __init__(
         self,
         *,
@@ -1459,8 +1473,10 @@ class Batch(google.protobuf.message.Message):
         after: builtins.bytes = ...,
         ends: builtins.bytes = ...,
         drawable: builtins.int = ...,
+        times_sampled: builtins.bytes = ...,
+        ages_s: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["after", b"after", "before", b"before", "beta", b"beta", "drawable", b"drawable", "ends", b"ends", "inserted", b"inserted", "keys", b"keys", "probabilities", b"probabilities", "size", b"size", "smallest_probability", b"smallest_probability", "total_mass", b"total_mass", "weights", b"weights", "window_keys", b"window_keys"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["after", b"after", "ages_s", b"ages_s", "before", b"before", "beta", b"beta", "drawable", b"drawable", "ends", b"ends", "inserted", b"inserted", "keys", b"keys", "probabilities", b"probabilities", "size", b"size", "smallest_probability", b"smallest_probability", "times_sampled", b"times_sampled", "total_mass", b"total_mass", "weights", b"weights", "window_keys", b"window_keys"]) -> None: ...
 
 global___Batch = Batch
 

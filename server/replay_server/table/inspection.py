@@ -39,12 +39,7 @@ def some_ages_s(table: Table) -> NDArray[np.float64]:
     if not table.size:
         return np.empty(0)
     keys = np.linspace(table.inserted - 1, table.oldest, min(table.size, _AGES)).round().astype(np.int64)
-    return ages_s(table, keys)
-
-
-def ages_s(table: Table, keys: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return float64[n]: ages in seconds of live rows. keys: int64[n]."""
-    return np.array([table.figures.age_s(key) for key in keys.tolist()], np.float64)
+    return table.figures.ages_s(keys)
 
 
 MOST_LOOKED_AT = 1 << 20

@@ -11,7 +11,6 @@ Rates cover the last minute.
 
 from __future__ import annotations
 
-import bisect
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -46,11 +45,15 @@ class InsertClock:
         if inserted - self._readings[-1][0] >= self._every:
             self._readings.append((inserted, self._clock()))
 
-    def age_s(self, key: int) -> float:
-        """Return the seconds since a live row was inserted, as precisely as the readings allow."""
-        index = bisect.bisect_right(self._readings, (key, float("inf")))
-        at = self._readings[min(index, len(self._readings) - 1)][1]
-        return self._clock() - at
+    def ages_s(self, keys: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return float64[n]: seconds since each of these live rows was inserted, as precisely as the readings allow.
+
+        keys: int64[n].
+        """
+        next_keys, times = zip(*self._readings, strict=True)
+        places = np.searchsorted(next_keys, keys, side="right").clip(max=len(times) - 1)
+        ages: NDArray[np.float64] = self._clock() - np.array(times)[places]
+        return ages
 
 
 class Waits(NamedTuple):
@@ -188,9 +191,9 @@ class TableFigures:
         """Number of priorities set."""
         return self._updated.total
 
-    def age_s(self, key: int) -> float:
-        """Return the seconds since a live row was inserted."""
-        return self._clock.age_s(key)
+    def ages_s(self, keys: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return float64[n]: seconds since each of these live rows was inserted. keys: int64[n]."""
+        return self._clock.ages_s(keys)
 
     def times_sampled(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return int64[n]: how often each of these live rows was drawn. keys: int64[n]."""

@@ -220,6 +220,7 @@ class ShardedTable(Table):
         draw_mode: DrawMode = "stratified",
         timeout_s: float | None = 0.0,
         columns: Collection[str] | None = None,
+        row_info: bool = False,
     ) -> Batch:
         """Draw rows by priority; see `Table.sample`. Each call opens streams to all servers, so `sampler` is faster."""
         sampler = self._part_sampler(
@@ -231,6 +232,7 @@ class ShardedTable(Table):
             beta=beta,
             weight_norm=weight_norm,
             draw_mode=draw_mode,
+            row_info=row_info,
             timeout_s=timeout_s,
         )
         try:

@@ -13,7 +13,7 @@ from replay_server.flow.turns import OneByOne
 from replay_server.rpc.call import Call
 from replay_server.rpc.handlers import fields
 from replay_server.rpc.handlers.tables import describe
-from replay_server.table.inspection import LARGEST_ROWS, MOST_LARGEST_ROWS, Ranked, ages_s, look, rank, some_ages_s
+from replay_server.table.inspection import LARGEST_ROWS, MOST_LARGEST_ROWS, Ranked, look, rank, some_ages_s
 from replay_server.table.table import Table
 
 
@@ -68,6 +68,6 @@ def _largest(table: Table, ranked: Ranked) -> replay_pb2.LargestRows:
         keys=rows.keys.tobytes(),
         priorities=rows.priorities.tobytes(),
         probabilities=table.probabilities(rows.priorities, ranks).tobytes(),
-        ages_s=ages_s(table, rows.keys).tobytes(),
+        ages_s=table.figures.ages_s(rows.keys).tobytes(),
         times_sampled=table.figures.times_sampled(rows.keys).tobytes(),
     )

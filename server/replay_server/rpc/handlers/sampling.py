@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from google.protobuf.message import Message
 from replay_proto.errors import FieldError
 from replay_proto.framing import Carried, Framed
@@ -74,7 +75,8 @@ class SamplingHandlers:
         self._check_size(lease.table, wanted)
 
         def reply(table: Table, drawn: Sequence[DrawnBatch]) -> Message:
-            return replay_pb2.SampleResponse(batch=replay_pb2.Batch(**_fields(drawn[0])), table_uid=table.uid)
+            batch = replay_pb2.Batch(**_fields(table, drawn[0], wanted))
+            return replay_pb2.SampleResponse(batch=batch, table_uid=table.uid)
 
         admission = await self._admitted(call, lease, wanted)
         return await self._drawn(call, admission, wanted, reply)
@@ -145,10 +147,10 @@ class SamplingHandlers:
         if wanted is None:
             return response.SerializeToString()
 
-        def reply(_: Table, drawn: Sequence[DrawnBatch]) -> Message:
+        def reply(table: Table, drawn: Sequence[DrawnBatch]) -> Message:
             del response.batches[:]
             for batch in drawn:
-                response.batches.add(**_fields(batch))
+                response.batches.add(**_fields(table, batch, wanted))
             return response
 
         try:
@@ -301,10 +303,12 @@ def _drawing(table: Table, wanted: _Wanted) -> Callable[[], list[DrawnBatch]]:
     return lambda: table.draw_at(wanted.draw, points)
 
 
-def _fields(batch: DrawnBatch) -> dict[str, Any]:
+def _fields(table: Table, batch: DrawnBatch, wanted: _Wanted) -> dict[str, Any]:
     windows = {} if batch.windows is None else _window_fields(batch.windows)
+    info = _info_fields(table, batch) if wanted.message.row_info else {}
     return {
         **windows,
+        **info,
         "keys": batch.keys.tobytes(),
         "probabilities": batch.probabilities.tobytes(),
         "weights": batch.weights.tobytes(),
@@ -314,6 +318,13 @@ def _fields(batch: DrawnBatch) -> dict[str, Any]:
         "smallest_probability": batch.smallest_probability,
         "inserted": batch.inserted,
         "drawable": batch.drawable,
+    }
+
+
+def _info_fields(table: Table, batch: DrawnBatch) -> dict[str, Any]:
+    return {
+        "times_sampled": table.figures.times_sampled(batch.keys).astype(np.uint32).tobytes(),
+        "ages_s": table.figures.ages_s(batch.keys).astype(np.float32).tobytes(),
     }
 
 

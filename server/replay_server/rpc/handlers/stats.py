@@ -159,8 +159,8 @@ def _age_quantiles(table: Table) -> list[replay_pb2.Quantile]:
     if table.size == 0:
         return []
     newest = table.inserted - 1
-    ages_s = (table.figures.age_s(newest - int(fraction * (table.size - 1))) for fraction in _FRACTIONS)
-    return _quantiles(ages_s)
+    keys = newest - (np.array(_FRACTIONS) * (table.size - 1)).astype(np.int64)
+    return _quantiles(table.figures.ages_s(keys).tolist())
 
 
 def _quantiles(values: Iterable[float]) -> list[replay_pb2.Quantile]:
