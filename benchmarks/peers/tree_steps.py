@@ -17,6 +17,9 @@ from benchmarks.service import full_table, running_server
 from benchmarks.workloads import WORKLOADS
 
 WARM_UP_S = 0.2
+SETTLE_S = 0.15
+"""Steps before each window. Linux often wakes client and server on one core, and needs about 50 ms to part them again;
+steps take twice as long until then."""
 
 
 def main() -> None:
@@ -40,6 +43,7 @@ def main() -> None:
         print(json.dumps(list(contestants)), flush=True)
         for line in sys.stdin:
             name, window_s = json.loads(line)
+            contestants[name](SETTLE_S)
             print(contestants[name](window_s), flush=True)
 
 

@@ -607,15 +607,15 @@ class Table(TableHandle):
         return run(operation, self._call)
 
     def _call(self, call: Call) -> Content:
-        path = self._data_path
+        path, connection = self._data_path, self._connection
         if path.address is None or not is_local(call.method):
-            return self._connection.call(call)
-        self._connection.check_usable()
+            return connection.call(call)
+        connection.check_usable()
         path.renew()
-        limit_s = time_limit("timeout_s", call.timeout_s, self._connection.timeout_s)
+        limit_s = time_limit("timeout_s", call.timeout_s, connection.timeout_s)
         deadline = time.monotonic() + limit_s
-        with LongWait(f"the call {call.method} to {self._connection.address}", partial(self._connection.explain, call)):
+        with LongWait(f"the call {call.method} to {connection.address}", partial(connection.explain, call)):
             answer = path.call(call.method, call.request, limit_s + call.margin_s)
         if answer is None:
-            answer = self._connection.call(replace(call, timeout_s=max(0.0, deadline - time.monotonic())))
+            answer = connection.call(replace(call, timeout_s=max(0.0, deadline - time.monotonic())))
         return answer

@@ -42,8 +42,7 @@ class PriorityDraws:
         """Return random points for all batches, as fractions of the mass: float64[count * batch_size] in [0, 1)."""
         if draw.mode is DrawMode.INDEPENDENT:
             return self._random.random(count * draw.batch_size)
-        batches = [stratified_fractions(self._random, draw.batch_size) for _ in range(count)]
-        return np.concatenate(batches) if count > 1 else batches[0]
+        return stratified_fractions(self._random, draw.batch_size, count)
 
     def draw(self, points: NDArray[np.float64], live: LiveRows) -> Drawn:
         """Return the rows at these fractions of the mass. This changes no state; see `hand_out`."""

@@ -28,7 +28,7 @@ from replay_server.storage.ranges import KEYS
 from replay_server.storage.runs import Runs
 from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import DamagedTableError, TableDirectory
-from replay_server.table.draws import Draw, DrawnBatch, WeightNorm, importance_weights
+from replay_server.table.draws import Draw, DrawnBatch, WeightNorm, importance_weights, least_of_batches
 from replay_server.table.gates import Gate
 from replay_server.table.items.items import Items, SingleRows, StepCounts
 from replay_server.table.items.link_kernels import BYTES_PER_SLOT
@@ -337,24 +337,26 @@ class Table:
         if drawable == 0:
             raise errors.table_empty(self.name, self.draw_lacks(1, 0))
         drawn = self.draws.draw(points, live)
-        total_mass, smallest = self.total_mass, self.draws.smallest_probability(live)
+        total_mass, smallest, inserted = self.total_mass, self.draws.smallest_probability(live), self.inserted
+        is_by_batch = draw.weight_norm is WeightNorm.BATCH
+        least = least_of_batches(drawn.probabilities, draw.batch_size) if is_by_batch else smallest
+        weights = importance_weights(drawn.probabilities, least, draw.beta)
         batches = []
         for start in range(0, len(drawn.keys), draw.batch_size):
             rows = slice(start, start + draw.batch_size)
-            probabilities = drawn.probabilities[rows]
-            reference = float(probabilities.min()) if draw.weight_norm is WeightNorm.BATCH else smallest
+            keys = drawn.keys[rows]
             batches.append(
                 DrawnBatch(
-                    keys=drawn.keys[rows],
-                    probabilities=probabilities,
-                    weights=importance_weights(probabilities, reference, draw.beta),
+                    keys=keys,
+                    probabilities=drawn.probabilities[rows],
+                    weights=weights[rows],
                     beta=draw.beta,
                     size=live.size,
                     total_mass=total_mass,
                     smallest_probability=smallest,
-                    inserted=self.inserted,
+                    inserted=inserted,
                     drawable=drawable,
-                    windows=self._items.windows(drawn.keys[rows]),
+                    windows=self._items.windows(keys),
                 )
             )
         return batches

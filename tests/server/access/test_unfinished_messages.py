@@ -124,7 +124,8 @@ def test_a_caller_that_completes_nothing_holds_no_more_than_its_share(
             unfinished, reader = Unfinished(LARGEST), Reader()
             connections = [unfinished.connection(f"ipv4:127.0.0.1:{port(client)}", "caller") for client, _ in pairs]
             for connection in connections:
-                stack.enter_context(connection.reading(reader))
+                connection.begin(reader)
+                stack.callback(connection.finish, reader)
             for part in (bytes(LARGEST - 10_000), *[bytes(10)] * MORE_PARTS):
                 for client, ours in pairs:
                     client.sendall(part)

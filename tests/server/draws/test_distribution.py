@@ -237,6 +237,17 @@ def test_weights_over_the_largest_of_the_batch(situation: Situation) -> None:
         assert batch.weights.max() == 1.0
 
 
+def test_each_batch_of_a_request_has_its_own_largest_weight(situation: Situation) -> None:
+    stream = LearnStream(situation.table)
+    for beta, mode in BETAS_AND_MODES:
+        _, batches = stream.ask(draw=make_draw(8, beta=beta, weight_norm=BATCH, draw_mode=mode), batches=5)
+        for batch in batches:
+            chosen = situation.probability_of(batch.keys)
+            expected = formulas.weights(chosen, chosen.min(), len(situation.keys), beta)
+            np.testing.assert_allclose(batch.weights, expected, rtol=1e-6)
+    stream.close()
+
+
 def test_weights_over_the_largest_of_the_table(situation: Situation) -> None:
     least = situation.exact[situation.exact > 0].min()
     for beta, mode in BETAS_AND_MODES:

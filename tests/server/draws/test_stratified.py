@@ -28,3 +28,11 @@ def test_every_order_of_the_segments_is_equally_likely() -> None:
     random = np.random.default_rng(2)
     seen = [tuple(np.floor(stratified_fractions(random, 4) * 4).astype(int).tolist()) for _ in range(24_000)]
     assert chisquare([seen.count(order) for order in permutations(range(4))]).pvalue > 0.001
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 64])
+@pytest.mark.parametrize("batches", [2, 3, 16])
+def test_batches_drawn_together_are_those_drawn_one_after_another(count: int, batches: int) -> None:
+    together, alone = np.random.default_rng(3), np.random.default_rng(3)
+    expected = [stratified_fractions(alone, count) for _ in range(batches)]
+    assert stratified_fractions(together, count, batches).tolist() == np.concatenate(expected).tolist()

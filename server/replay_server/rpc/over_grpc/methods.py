@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from typing import Self
 
 import grpc
 from grpc_status import rpc_status
@@ -47,8 +48,7 @@ def grpc_handler(
             with span(f"replay/{endpoint.name}", context.invocation_metadata() or ()):
                 call = Call(caller_of(context))
                 connection = unfinished.connection(context.peer(), call.caller.identity)
-                reader = _Reader(context, connection)
-                with connection.reading(reader):
+                with _Reader(context, connection) as reader:
                     message = await only_message(reader)
                 answer = await _answer(endpoint, message, call, context)
                 connection.replied(len(answer))
@@ -100,7 +100,7 @@ async def _answer_each(endpoint: AnyEndpoint, caller: Caller, context: Context, 
     reader = _Reader(context, connection)
     stream = Stream(reader.end)
     try:
-        with caller.while_valid(reader.end), connection.reading(reader):
+        with caller.while_valid(reader.end), reader:
             while isinstance(data := await reader.read(), bytes):
                 call = Call(caller, stream)
                 try:
@@ -122,6 +122,14 @@ class _Reader:
         self._task = asyncio.current_task()  # the task that serves the stream
         self._reading = False
         self._refusal: RequestError | None = None
+
+    def __enter__(self) -> Self:
+        """Register with the connection, before the first message is read."""
+        self._connection.begin(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.finish(self)
 
     def end(self, refusal: RequestError) -> None:
         """End the stream: `read` raises this refusal instead of returning the next message."""

@@ -6,9 +6,10 @@ has received in whole messages is counted here. The difference is what it has no
 caller:
 
     connection = unfinished.connection(peer, caller.identity)
-    with connection.reading(reader):        # while messages of a call are read
-        message = await reader.read()
-        connection.whole(len(message))
+    connection.begin(reader)                # before messages of a call are read
+    message = await reader.read()
+    connection.whole(len(message))
+    connection.finish(reader)
 
 While calls read messages, `Unfinished.look` compares both, often if the server's memory grows, and rarely otherwise. It
 ends calls of connections that hold unfinished messages:
@@ -36,12 +37,12 @@ import asyncio
 import ctypes
 import logging
 import mmap
+import os
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Final, Protocol
 
 from replay_server import errors
@@ -84,6 +85,8 @@ _SEARCHES: Final = 3
 """The sockets of connections that gRPC names otherwise, such as link-local ones, are not searched for any longer."""
 _WARN_S: Final = 10.0
 """Seconds between two warnings."""
+_STATM_BYTES: Final = 256
+"""More than the size of /proc/self/statm."""
 _GIVEN_BACK_BYTES: Final = 8 << 20
 """If so many unfinished bytes have been given up, the freed memory is given back to the operating system."""
 
@@ -138,15 +141,14 @@ class Connection:
         """Count a reply, whose bytes the client acknowledges."""
         self._expected += size // _REPLY_BYTES_PER_BYTE
 
-    @contextmanager
-    def reading(self, reader: Ends) -> Iterator[None]:
-        """Register a call inside the block, in which it reads messages."""
+    def begin(self, reader: Ends) -> None:
+        """Register a call that reads messages from now on."""
         self.readers.add(reader)
         self._begins()
-        try:
-            yield
-        finally:
-            self.readers.discard(reader)
+
+    def finish(self, reader: Ends) -> None:
+        """Forget a call that has read all of its messages."""
+        self.readers.discard(reader)
 
     def look(self, now: float, since_s: float) -> bool:
         """Update `unfinished` after ``since_s`` seconds; return whether the connection is still open.
@@ -348,5 +350,11 @@ def _end_quickly(connection: Connection, refusal: RequestError) -> float:
 
 def _memory_bytes() -> int:
     """Memory of this process, without pages of files."""
-    _, resident, shared, *_ = Path("/proc/self/statm").read_text().split()
+    _, resident, shared, *_ = os.pread(_statm(), _STATM_BYTES, 0).split()
     return (int(resident) - int(shared)) * mmap.PAGESIZE
+
+
+@cache
+def _statm() -> int:
+    """Descriptor of the file, which stays open: to open it takes ten times as long as to read it."""
+    return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
