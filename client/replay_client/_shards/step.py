@@ -28,9 +28,10 @@ from replay_client.errors import InternalServerError
 class Bundle:
     """Divides the rows of a step among its batches, once all parts have arrived.
 
-    bundle = Bundle(step, states, columns)          # copies all rows to `columns`
-    bundle.take()                                   # the next batch
-    bundle.left                                     # number of batches that were not taken
+        bundle = Bundle(step, states, columns)          # copies all rows to `columns`
+        bundle.take()                                   # the next batch
+
+    Batches that were not taken are counted in `left`.
     """
 
     def __init__(self, step: Step, states: Collection[replay_pb2.TableState], columns: Mapping[str, Array]) -> None:
