@@ -130,7 +130,7 @@ async def _serve(
     view.state = "ready"
     log.info("version %s, tables in %s", __version__, root.path)
     await _announce(settings.host, port)
-    collections = RareCollections()
+    collections = RareCollections(server.unfinished.open_calls)
     _repeat_all(settings, server, checkpoints, background, collections)
     await stop.wait()
     view.state = "stopping"

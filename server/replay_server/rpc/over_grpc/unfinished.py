@@ -219,6 +219,10 @@ class Unfinished:
         self._completed.setdefault(caller, self._awake_s)
         return found
 
+    def open_calls(self) -> int:
+        """Return how many calls read messages."""
+        return sum(len(connection.readers) for connection in self._connections.values())
+
     async def look(self) -> None:
         """Look once, after a pause, and once calls read messages; see the docstring of the module."""
         await self._reads.wait()
