@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.support.deadlines import wait_until
 from tests.support.warm_program import SERVER, ForkedProcess, run_forked, warm_program
 
 _READY = re.compile(r"replay-server listening on (\S+):(\d+)\n")
@@ -78,6 +79,16 @@ class ServerProcess:
     def log(self) -> str:
         """Its log so far."""
         return self._log.read_text("utf-8")
+
+    def wait_for_log(self, text: str, *, before: str = "") -> str:
+        """Wait until its log contains a text, which a thread of the server writes; return the log so far.
+
+        Args:
+            text: what a line says.
+            before: the log before that line.
+        """
+        wait_until(lambda: text in self.log().removeprefix(before), f"the log says {text!r}")
+        return self.log()
 
     def terminate(self) -> int:
         """Terminate it, and return its exit status."""

@@ -32,7 +32,7 @@ def test_a_client_over_the_limit_is_told_so_and_admitted_once_there_is_room(
             with pytest.raises(ServerUnavailableError, match=r"at most 3 allowed \(max_connections of the server\)"):
                 late.tables()
         assert scrape(server).value("replay_connections_refused_total") == 1
-        assert "a connection from 127.0.0.1 is refused, 1 so far: its lane has 3 already" in server.log()
+        server.wait_for_log("a connection from 127.0.0.1 is refused, 1 so far: its lane has 3 already")
         clients[0].close()
         patient = stack.enter_context(ReplayClient(server.address, timeout_s=20.0))
         assert patient.tables() == []  # as soon as the server has noticed

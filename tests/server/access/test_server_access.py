@@ -163,9 +163,7 @@ def test_a_token_that_is_added_is_known_soon(client_of: ClientOf, tokens: Path, 
             return False
 
     wait_until(is_known, f"the change is noticed, which takes {REFRESH_S} s")
-    log = server.log()
-    assert "tokens.toml has changed and was read again" in log
-    assert new not in log
+    assert new not in server.wait_for_log("tokens.toml has changed and was read again")
 
 
 def test_a_stream_keeps_to_the_table_it_may_touch(server: ServerProcess, client_of: ClientOf) -> None:

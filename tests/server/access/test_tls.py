@@ -18,7 +18,6 @@ from replay_proto.access.certificates import RENEWAL_S, ServerCertificates
 from replay_proto.v1 import replay_pb2, replay_pb2_grpc
 
 from tests.support.access import ALL, Authority, tls_flags, write_usual_tokens
-from tests.support.deadlines import wait_until
 from tests.support.refusals import code_of
 from tests.support.server_process import ServerProcess
 
@@ -137,8 +136,7 @@ def test_a_certificate_that_cannot_be_used_leaves_the_one_before(
         assert certificate_of(server) == before
     certified.key.unlink()
     assert certificate_of(server) == before
-    wait_until(lambda: "is invalid, keeping its previous content" in server.log(), "the log says so")
-    assert "PRIVATE KEY" not in server.log()
+    assert "PRIVATE KEY" not in server.wait_for_log("is invalid, keeping its previous content")
     certified.key.write_bytes(key)
     assert gets_in(server, authority.tls())
 

@@ -12,7 +12,6 @@ from typing import Any
 from replay_server.process.surroundings import JsonLines
 
 from tests.support.caller import Caller
-from tests.support.deadlines import wait_until
 from tests.support.server_process import ServerProcess, run_to_its_end
 
 JSON = ("--log-format", "json")
@@ -34,7 +33,7 @@ def test_every_event_is_a_line_with_table_client_and_duration(
     caller.checkpoint("seen")
     table.reset()
     table.drop()
-    wait_until(lambda: "table seen dropped" in server.log(), "everything is logged")
+    server.wait_for_log("table seen dropped")
     found = {event["message"].partition(":")[0]: event for event in events(server)}
     for message, field in {
         "table seen created": ("table", "seen"),
@@ -60,7 +59,7 @@ def test_calls_add_nothing_to_the_log(
 ) -> None:
     server = start_server(*JSON)
     table = call(server).create()
-    wait_until(lambda: "created" in server.log(), "the table is logged")
+    server.wait_for_log("created")
     before = len(events(server))
     for _ in range(20):
         table.insert(range(3))

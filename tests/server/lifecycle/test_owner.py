@@ -251,7 +251,7 @@ def test_a_directory_that_is_removed_under_its_server_is_told(
             table.insert(range(5))
         assert "replay_rows_inserted_total" in get(server, "/metrics").text
         assert get(server, "/healthz").status == 200
-        assert server.log().count("what it stores from now on would be lost") == 1
+        assert server.wait_for_log(told := "what it stores from now on would be lost").count(told) == 1
     assert "Traceback" not in server.log()
 
 

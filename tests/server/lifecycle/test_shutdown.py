@@ -85,7 +85,7 @@ def test_streams_at_work_may_end_within_the_drain(start_server: StartServer, cal
     stream = LearnStream(table)
     stream.ask(draw=make_draw(1))
     server.process.send_signal(signal.SIGTERM)
-    wait_until(lambda: "stopping" in server.log(), "the server stops")
+    server.wait_for_log("stopping")
     answer, _ = stream.ask(draw=make_draw(3))
     assert len(answer.batches) == 1
     stream.close()
