@@ -18,16 +18,50 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Generic
+from typing import Generic, Protocol
 
 from replay_proto.frames import Content
 
 from replay_client._transport.call import left_s
-from replay_client._transport.connection import Connection, StreamMethod
+from replay_client._transport.connection import Connection, MessageStream, StreamMethod
 from replay_client._transport.data_path import DataPath
+from replay_client._transport.frame_stream import DirectFrames, SentFrames
 from replay_client._transport.pending import PendingRequests, R
-from replay_client._transport.streams import DirectFrames, PulledMessages, SentFrames, Stream
 from replay_client.errors import ClosedError, DeadlineExceededError
+
+
+class Stream(Protocol):
+    """An open stream of requests and replies. One thread receives and closes; any thread may cancel."""
+
+    def send_pending(self) -> None:
+        """See to it that the pending requests are sent. The lock of the requests is held, so this must not wait."""
+
+    def receive(self, timeout_s: float) -> Content:
+        """Wait for the next reply, for at most ``timeout_s`` seconds; `math.inf` means no limit.
+
+        Raises:
+            DeadlineExceededError: timed out. The reply still comes, and the next call waits for it.
+            ReplayError: the request was refused, or the stream ended.
+        """
+
+    def cancel(self) -> None:
+        """Cancel the stream; `receive` raises from then on, even in a thread that is already waiting."""
+
+    def close(self) -> None:
+        """Release the stream. Call `cancel` first, without holding the lock of the requests."""
+
+
+class PulledMessages:
+    """A gRPC stream, whose thread pulls the requests from an iterator."""
+
+    def __init__(self, messages: MessageStream, wake: Callable[[], None]) -> None:
+        """Use an open stream. ``wake`` wakes up its iterator of requests."""
+        self.send_pending = wake
+        self.receive = messages.receive
+        self.cancel = messages.cancel
+
+    def close(self) -> None:
+        """See `Stream`: gRPC releases what has been canceled."""
 
 
 class AnsweredStream(Generic[R]):

@@ -4,25 +4,31 @@
     stream.send(request)
     answer = stream.receive()                   # replies come in the order of the requests
 
-See `FrameHello` in the protocol.
+See `FrameHello` in the protocol. For the pending requests of an `AnsweredStream`, there are two ways to send: a learner
+sends its short requests itself (`DirectFrames`), and a writer has a thread that sends long ones (`SentFrames`).
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import select
 import socket
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from google.rpc import status_pb2
 from replay_proto.frames import Content, FrameError, FrameKind, FrameParser, frame_head
 
 from replay_client._transport.call import left_s
+from replay_client._transport.pending import PendingRequests
 from replay_client.errors import DeadlineExceededError, ServerUnavailableError, from_status
+
+log = logging.getLogger(__name__)
 
 LONGEST_BYTES: Final = (1 << 32) - 1
 """Maximum length of a received frame: unlimited in practice, because the server limits its messages."""
@@ -172,3 +178,61 @@ class FrameStream:
         poll.register(self._link, events)
         wait_s = left_s(deadline)
         return bool(poll.poll(None if wait_s is None else min(wait_s * 1000, _LONGEST_WAIT_MS)))
+
+
+class DirectFrames:
+    """A connection to the local socket, on which the receiving thread also sends."""
+
+    def __init__(self, frames: FrameStream, pending: PendingRequests[Any]) -> None:
+        """Use an open connection for the pending requests."""
+        self._frames = frames
+        self._pending = pending
+        self.receive = frames.receive
+        self.cancel = frames.cancel
+        self.close = frames.close
+
+    def send_pending(self) -> None:
+        """See `Stream`."""
+        while (request := self._pending.next_to_send()) is not None:
+            self._frames.send(b"".join(request.parts()))
+
+
+class SentFrames:
+    """A connection to the local socket with a thread that sends, as gRPC has for its streams."""
+
+    def __init__(self, frames: FrameStream, requests: Iterator[Sequence[Content]], wake: Callable[[], None]) -> None:
+        """Start the thread. It sends ``requests``, each in parts, until the iterator or the connection ends.
+
+        ``wake`` wakes up the iterator.
+        """
+        self.send_pending = wake
+        self.cancel = frames.cancel
+        self._frames = frames
+        self._requests = requests
+        self._failure: Exception | None = None  # what kept a request from being built
+        self._sender = threading.Thread(target=self._send_all, name="replay-writer-sends", daemon=True)
+        self._sender.start()
+
+    def receive(self, timeout_s: float) -> Content:
+        """See `Stream`. Raises what kept a request from being built, too."""
+        try:
+            return self._frames.receive(timeout_s)
+        except ServerUnavailableError:
+            if self._failure is not None:
+                raise self._failure from None
+            raise
+
+    def close(self) -> None:
+        """See `Stream`. Waits for the thread to end."""
+        self._sender.join()
+        self._frames.close()
+
+    def _send_all(self) -> None:
+        try:
+            for request in self._requests:
+                self._frames.send_whole(request)
+        except OSError as error:
+            log.debug("the connection to the server broke while a request was sent: %s", error)
+        except Exception as error:  # for example, a lack of memory
+            self._failure = error
+        self._frames.cancel()  # so that nobody waits for the reply to what was not sent

@@ -31,10 +31,9 @@ from replay_client import (
 )
 from replay_client._operations.server import describe
 from replay_client._transport import frame_stream
-from replay_client._transport.frame_stream import FrameStream
+from replay_client._transport.frame_stream import DirectFrames, FrameStream, SentFrames
 from replay_client._transport.local_calls import FrameMethod, LocalAddress, LocalCalls
 from replay_client._transport.pending import PendingRequests, Request
-from replay_client._transport.streams import DirectFrames, SentFrames
 from replay_proto.frames import FrameKind, frame_head
 from replay_proto.v1 import replay_pb2
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from replay_client import Column, ReplayClient, Table, aio
-from replay_client._transport.streams import DirectFrames
+from replay_client._transport.frame_stream import DirectFrames
 from replay_client.results.description import TableDescription
 from replay_proto.owner import OWNER_FILE, read_owner
 

@@ -20,7 +20,8 @@ from replay_client import (
     TableNotFoundError,
     TableReplacedError,
 )
-from replay_client._transport.streams import PulledMessages, SentFrames
+from replay_client._transport.answered_stream import PulledMessages
+from replay_client._transport.frame_stream import SentFrames
 from replay_client._writing import outbox
 from replay_proto.v1 import replay_pb2
 
