@@ -299,8 +299,8 @@ class ServiceReplayBuffer(ReplayBuffer):
         Raises:
             InvalidArgumentError: a TD error is not finite, or the number of TD errors differs from that of samples.
         """
-        link = self._sampler or self.table
-        link.update_priorities(samples.row_keys, td_errors.detach().abs().flatten())
+        target = self._sampler or self.table
+        target.update_priorities(samples.row_keys, td_errors.detach().abs().flatten())
 
     def reset(self) -> None:
         """Remove all rows of the table, including rows that others have inserted."""

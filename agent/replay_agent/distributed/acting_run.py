@@ -26,7 +26,7 @@ from replay_agent.distributed.learner_client import (
 )
 from replay_agent.dqn.networks import ActingNetwork, build_network
 from replay_agent.r2d2 import build_recurrent_network
-from replay_agent.replay.links import CLOSE_TIMEOUT_S, TABLE_LOST
+from replay_agent.replay.access import CLOSE_TIMEOUT_S, TABLE_LOST
 from replay_agent.replay.rows import Recorder, make_recorder
 from replay_agent.settings.actor_settings import ActorSettings
 

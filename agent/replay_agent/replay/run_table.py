@@ -13,7 +13,7 @@ from replay_proto.steps import Derived, Item
 
 from replay_agent.acting.environments import EnvironmentInfo
 from replay_agent.dqn.networks import NetworkKind, network_kind
-from replay_agent.replay.links import LockstepLink, ReplayLink
+from replay_agent.replay.access import LockstepAccess, ReplayAccess
 from replay_agent.replay.pacing import Pacer, TableCount
 from replay_agent.replay.rows import sequence_columns, step_columns, transition_columns
 from replay_agent.settings.train_settings import TrainSettings
@@ -73,7 +73,7 @@ def _layout(settings: TrainSettings, env: EnvironmentInfo) -> tuple[Mapping[str,
 
 
 class RunTable:
-    """The run's table, and the trainer's link to it."""
+    """The run's table, and the trainer's access to it."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class RunTable:
         timeout_s: float,
         device: torch.device,
     ) -> None:
-        """Store the arguments; `link` creates the table.
+        """Store the arguments; `access` creates the table.
 
         Args:
             client: client of the replay server.
@@ -108,25 +108,25 @@ class RunTable:
         self._seed = seed
         self._timeout_s = timeout_s
         self._device = device
-        self._link: ReplayLink | None = None
+        self._access: ReplayAccess | None = None
 
-    def link(self) -> ReplayLink:
-        """Return the link to the table; if there is none, create or open the table first.
+    def access(self) -> ReplayAccess:
+        """Return the access to the table; if there is none, create or open the table first.
 
         Raises:
             TableExistsError: a table of this name has another config; the message says what to do.
             ReplayError: one of `TABLE_LOST` or another failure.
         """
-        if self._link is None:
+        if self._access is None:
             table = self._create_or_open()
             description = table.describe()
             if description.size:
                 log.info("table %s has %d rows already", table.name, description.size)
             self._pacer.attach(description.inserted, description.size)
             self._pacer.can_draw = not self.is_compact
-            kind = LockstepLink if self._settings.lockstep else ReplayLink
-            self._link = kind(table, self._settings, self._timeout_s, self._device)
-        return self._link
+            kind = LockstepAccess if self._settings.lockstep else ReplayAccess
+            self._access = kind(table, self._settings, self._timeout_s, self._device)
+        return self._access
 
     def to_json(self) -> dict[str, Any]:
         """Return the table's identity and row counts, as JSON values."""
@@ -145,25 +145,25 @@ class RunTable:
         Raises:
             ReplayError: one of `TABLE_LOST` or another failure.
         """
-        link = self.link()
+        access = self.access()
         if saved["uid"] != self._uid:
             return False
         if not is_shared:
-            stats = link.table.stats()
+            stats = access.table.stats()
             counted = TableCount(saved["inserted"], saved["size"])
             closing_share = stats.steps.closing / stats.size if stats.steps and stats.size else 0.0
             self._pacer.catch_up(counted, stats.inserted, stats.size, closing_share)
         return True
 
     def flush(self) -> None:
-        """Wait until all appended rows are acknowledged, but at most `links.FLUSH_TIMEOUT_S`. Errors are ignored."""
-        if self._link is not None:
-            self._link.flush()
+        """Wait until all appended rows are acknowledged, but at most `access.FLUSH_TIMEOUT_S`. Errors are ignored."""
+        if self._access is not None:
+            self._access.flush()
 
     def lose(self, error: Exception) -> None:
-        """Record that the table no longer exists, so that the next `link` creates a new one."""
+        """Record that the table no longer exists, so that the next `access` creates a new one."""
         log.warning("the table is gone, creating a new one: %s", error)
-        if self._link is None:
+        if self._access is None:
             time.sleep(RETRY_S)
         self.close()
 
@@ -190,16 +190,16 @@ class RunTable:
         Raises:
             ReplayError: one of `TABLE_LOST` if the table is already gone, or another failure.
         """
-        if self._link is not None:
-            table = self._link.table
+        if self._access is not None:
+            table = self._access.table
             self.close()
             table.drop()
 
     def close(self) -> None:
-        """Flush, if the table still exists, and close the link."""
-        if self._link is not None:
-            self._link.close()
-            self._link = None
+        """Flush, if the table still exists, and close the access."""
+        if self._access is not None:
+            self._access.close()
+            self._access = None
 
     def _create_or_open(self) -> Table:
         settings = self._settings
@@ -225,4 +225,4 @@ class RunTable:
 
     @property
     def _uid(self) -> str | None:
-        return None if self._link is None else self._link.table.uid.hex()
+        return None if self._access is None else self._access.table.uid.hex()

@@ -24,7 +24,7 @@ from replay_agent.dqn.networks import network_kind
 from replay_agent.processes.actor_pool import ActorPool, ActorsFailError, Pool
 from replay_agent.processes.own_access import OwnAccess, own_access
 from replay_agent.processes.signals import StopRequest
-from replay_agent.replay.links import TABLE_LOST
+from replay_agent.replay.access import TABLE_LOST
 from replay_agent.replay.run_table import check_table
 from replay_agent.reporting.curve import draw_curve
 from replay_agent.reporting.metrics_port import MetricsPort

@@ -22,7 +22,7 @@ from replay_agent.dqn.divergence import require_finite, require_finite_figures, 
 from replay_agent.dqn.networks import ActingNetwork
 from replay_agent.processes.actor_pool import Pool
 from replay_agent.processes.signals import StopRequest
-from replay_agent.replay.links import TABLE_LOST, ReplayLink
+from replay_agent.replay.access import TABLE_LOST, ReplayAccess
 from replay_agent.replay.pacing import Pacer
 from replay_agent.replay.run_table import RunTable
 from replay_agent.reporting.curve import History
@@ -107,7 +107,7 @@ class Trainer:
             timeout_s=reconnect_timeout_s,
             device=device,
         )
-        self.table.link()
+        self.table.access()
         self._weights = PublishedWeights(self.learner.weights())
         task = make_task(
             env.env_id,
@@ -254,15 +254,15 @@ class Trainer:
     def _turn(self, progress: ProgressView, pool: Pool | None) -> None:
         """Take the environment and gradient steps that are due, or wait for rows. Then do periodic tasks."""
         try:
-            link = self.table.link()
+            access = self.table.access()
             if self._actor is not None and not self.pacer.owes_update:
-                self._act(self._actor, link)
+                self._act(self._actor, access)
             if self.pacer.has_rows and not self.pacer.can_draw:
-                self.pacer.can_draw = link.can_draw()
+                self.pacer.can_draw = access.can_draw()
             if self.pacer.owes_update:
-                self._learn(link)
+                self._learn(access)
             elif self._actor is None:
-                self._wait_for_rows(link)
+                self._wait_for_rows(access)
         except TABLE_LOST as error:
             self.table.lose(error)
         except InvalidArgumentError:
@@ -272,31 +272,31 @@ class Trainer:
         self._take_reports(EPISODES_PER_TURN)
         self._do_what_is_due(progress, pool)
 
-    def _act(self, actor: Actor, link: ReplayLink) -> None:
+    def _act(self, actor: Actor, access: ReplayAccess) -> None:
         """Take one environment step and insert the rows that it completes."""
         step, episode = actor.step(self._epsilon(self.pacer.env_steps))
         self.pacer.count_own_step()
-        link.record(step)
+        access.record(step)
         if episode is not None:
             self._note_episode(episode)
 
-    def _learn(self, link: ReplayLink) -> None:
+    def _learn(self, access: ReplayAccess) -> None:
         """Take one gradient step and write the new priorities back, without waiting for the device."""
         began = time.monotonic()
-        batch = link.next_batch(self._beta(self.pacer.env_steps))
+        batch = access.next_batch(self._beta(self.pacer.env_steps))
         self._shown.batch_wait_s += time.monotonic() - began
         self.pacer.observe_inserted(batch.inserted)
         result = self.learner.update(self._batch_of(batch))
         self.pacer.count_update()
-        link.write_back(batch, result.priorities)
+        access.write_back(batch, result.priorities)
         if self.learner.updates % self._settings.publish_interval == 0:
             self._weights.publish(self.learner.weights())
         self._shown.batch = batch
 
-    def _wait_for_rows(self, link: ReplayLink) -> None:
+    def _wait_for_rows(self, access: ReplayAccess) -> None:
         """Poll the table to count the actors' steps; sleep briefly if no gradient step is due."""
         before = self.pacer.env_steps
-        self.pacer.observe_inserted(link.table.describe().inserted)
+        self.pacer.observe_inserted(access.table.describe().inserted)
         if self.pacer.env_steps > before:
             self._shown.note = ""
             self._due.silence.restart()

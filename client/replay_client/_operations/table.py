@@ -19,7 +19,7 @@ from replay_client._rows.checks import MOST_KEYS_AT_ONCE, checked_keys, checked_
 from replay_client._rows.columns import BatchOrKeys, chosen_columns, chosen_of_steps
 from replay_client._rows.mapped_rows import NearRows
 from replay_client._transport.call import Call, Operation, time_limit
-from replay_client._transport.connection import LinkOptions
+from replay_client._transport.connection import SessionOptions
 from replay_client._transport.insert_ids import InsertId
 from replay_client._writing.inserts import Inserts
 from replay_client.batch import Batch, Rows, UpdateResult
@@ -194,7 +194,9 @@ class TableOperations:
 class TableHandle:
     """Base class of the tables of all clients, without I/O."""
 
-    def __init__(self, description: TableDescription, options: LinkOptions, near: NearRows, *, created: bool) -> None:
+    def __init__(
+        self, description: TableDescription, options: SessionOptions, near: NearRows, *, created: bool
+    ) -> None:
         self.created: Final = created
         """Whether `ReplayClient.create_table` created the table; False if it already existed."""
         self.name: Final = description.name

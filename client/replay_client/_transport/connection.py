@@ -106,7 +106,7 @@ CHANNEL_OPTIONS: Final = (
 
 
 @dataclass(frozen=True)
-class LinkOptions:
+class SessionOptions:
     """The options of a client, without its token."""
 
     address: str
@@ -123,7 +123,7 @@ class LinkOptions:
     @classmethod
     def checked(
         cls, address: str, *, timeout_s: float, wait_for_server_s: float | None, tls: Tls | None, same_host: bool
-    ) -> LinkOptions:
+    ) -> SessionOptions:
         """Check the arguments of `ReplayClient`.
 
         Raises:
@@ -210,7 +210,7 @@ os.register_at_fork(after_in_child=_Process.forked)
 class ConnectionBase:
     """Base class of connections with threads and on event loops, without I/O."""
 
-    def __init__(self, options: LinkOptions, token: Token | None = None) -> None:
+    def __init__(self, options: SessionOptions, token: Token | None = None) -> None:
         self.access = Access(token, options.tls)
         """The token and certificates."""
         self.address = options.address
@@ -260,14 +260,14 @@ class ConnectionBase:
 class Connection(ConnectionBase):
     """A channel to one server, for use in the process that created it."""
 
-    def __init__(self, options: LinkOptions, token: Token | None = None) -> None:
+    def __init__(self, options: SessionOptions, token: Token | None = None) -> None:
         super().__init__(options, token)
         self.works: weakref.WeakSet[ThreadedWork] = weakref.WeakSet()
         """Work in the background over this connection, which is finished before the client is closed."""
         self._earlier: list[grpc.Channel] = []  # with older certificates: their calls and streams run on
         self._open()
 
-    def move(self, options: LinkOptions) -> None:
+    def move(self, options: SessionOptions) -> None:
         """Connect to another address. Calls and streams that have begun remain with the old one until they end."""
         self._options, self.address = options, options.address
         self._open()

@@ -1,6 +1,6 @@
 """A connection to the server's local socket, which carries the same messages as gRPC at a fraction of the cost.
 
-    stream = FrameStream(link)                  # a connected socket
+    stream = FrameStream(connected)                  # a connected socket
     stream.send(request)
     answer = stream.receive()                   # replies come in the order of the requests
 
@@ -45,12 +45,12 @@ _SEND_PATIENCE_S: Final = 0.05
 class FrameStream:
     """A connection for calls of one method. One thread sends and receives; any thread may cancel."""
 
-    def __init__(self, link: socket.socket) -> None:
+    def __init__(self, connected: socket.socket) -> None:
         """Use a connected socket."""
-        link.setblocking(False)
-        self._link = link
+        connected.setblocking(False)
+        self._socket = connected
         self._arrival = select.poll()  # kept, because a new one would cost every reply about a microsecond
-        self._arrival.register(link, select.POLLIN)
+        self._arrival.register(connected, select.POLLIN)
         self.is_alive: Callable[[], bool] = lambda: True
         """Tells whether the server answers on another connection. Called when a reply is late."""
         self._parser = FrameParser(LONGEST_BYTES)
@@ -84,7 +84,7 @@ class FrameStream:
         left.reverse()
         while left:
             try:
-                sent = self._link.sendmsg(left[: -_MOST_PARTS - 1 : -1])
+                sent = self._socket.sendmsg(left[: -_MOST_PARTS - 1 : -1])
             except BlockingIOError:
                 self._wait(select.POLLOUT, math.inf)
                 continue
@@ -122,12 +122,12 @@ class FrameStream:
     def cancel(self) -> None:
         """Cancel the connection. From then on, `receive` raises, even in a thread that is already waiting."""
         with suppress(OSError):  # it has ended
-            self._link.shutdown(socket.SHUT_RDWR)
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the socket. Call only while no thread is in `receive`."""
         self.cancel()
-        self._link.close()
+        self._socket.close()
 
     def _frame(self, deadline: float) -> tuple[FrameKind, Content]:
         while (taken := self._parser.take()) is None:
@@ -135,7 +135,7 @@ class FrameStream:
                 self._check_silence(deadline)
                 continue
             try:
-                size = self._link.recv_into(self._parser.space())
+                size = self._socket.recv_into(self._parser.space())
             except BlockingIOError:
                 continue
             if not size:
@@ -164,7 +164,7 @@ class FrameStream:
         """Send as much as the socket accepts now; return whether data is left."""
         try:
             while self._unsent:
-                self._unsent = self._unsent[self._link.send(self._unsent) :]
+                self._unsent = self._unsent[self._socket.send(self._unsent) :]
         except BlockingIOError:
             return True
         except OSError:
@@ -175,7 +175,7 @@ class FrameStream:
     def _wait(self, events: int, deadline: float) -> bool:
         """Wait until the socket is ready. Return False if the deadline comes first."""
         poll = select.poll()
-        poll.register(self._link, events)
+        poll.register(self._socket, events)
         wait_s = left_s(deadline)
         return bool(poll.poll(None if wait_s is None else min(wait_s * 1000, _LONGEST_WAIT_MS)))
 

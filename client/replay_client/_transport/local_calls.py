@@ -237,16 +237,16 @@ def _greeted(
     address: LocalAddress, method: FrameMethod | Literal[""], context: Metadata, deadline: float
 ) -> FrameStream:
     """Open a connection, send the hello, and wait until the server accepts it."""
-    link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
-        link.settimeout(max(0.0, deadline - time.monotonic()))
+        connected.settimeout(max(0.0, deadline - time.monotonic()))
         with address.short_path() as path:
-            link.connect(path)
-        link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
-        stream = FrameStream(link)
+            connected.connect(path)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
+        stream = FrameStream(connected)
         stream.send(address.hello(method, context))
         address.check_welcome(stream.receive(max(0.0, deadline - time.monotonic())))
     except BaseException:
-        link.close()
+        connected.close()
         raise
     return stream

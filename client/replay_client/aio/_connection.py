@@ -20,7 +20,7 @@ from replay_client._transport.connection import (
     CHANNEL_OPTIONS,
     HEALTH_CHECK,
     ConnectionBase,
-    LinkOptions,
+    SessionOptions,
     StreamMethod,
     cut_off,
     may_be_cut,
@@ -77,7 +77,7 @@ class MessageStream:
 class Connection(ConnectionBase):
     """A channel to one server. It is opened on first use, and belongs to the event loop that is running then."""
 
-    def __init__(self, options: LinkOptions, token: Token | None = None) -> None:
+    def __init__(self, options: SessionOptions, token: Token | None = None) -> None:
         super().__init__(options, token)
         self._channel: aio.Channel | None = None
         self._earlier: list[aio.Channel] = []  # with older certificates: their calls and streams run on

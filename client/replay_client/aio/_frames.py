@@ -121,8 +121,8 @@ class FrameStream(asyncio.BufferedProtocol):
         """Use the connection."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        link: socket.socket = transport.get_extra_info("socket")
-        link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
+        connected: socket.socket = transport.get_extra_info("socket")
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return memory to receive into."""

@@ -24,8 +24,8 @@ from replay_client._operations.mixing import Mixture, checked_sizes
 from replay_client._operations.server import IfExists
 from replay_client._transport.attempts import FIRST_CONTACT_S
 from replay_client._transport.call import Operation
-from replay_client._transport.connection import LinkOptions
-from replay_client.aio._link import LoopLink
+from replay_client._transport.connection import SessionOptions
+from replay_client.aio._session import LoopSession
 from replay_client.aio.mixed_sampler import MixedSampler
 from replay_client.aio.table import Table
 from replay_client.draws import DEFAULT_BETA, DrawMode, Prefetch, SamplerOptions, WeightNorm
@@ -66,16 +66,16 @@ class ReplayClient:
         """
         if isinstance(address, str) and "," in address:
             raise InvalidArgumentError.of_field("address", _ONE_SERVER, address)
-        options = LinkOptions.checked(
+        options = SessionOptions.checked(
             address, timeout_s=timeout_s, wait_for_server_s=wait_for_server_s, tls=tls, same_host=same_host
         )
-        self._link = LoopLink(options, token)
-        self._link.connection  # noqa: B018 - reads and validates TLS files
+        self._session = LoopSession(options, token)
+        self._session.connection  # noqa: B018 - reads and validates TLS files
 
     @property
     def address(self) -> str:
         """The server's address, as given."""
-        return self._link.options.address
+        return self._session.options.address
 
     def __repr__(self) -> str:
         return f"<aio.ReplayClient of {self.address}>"
@@ -119,13 +119,13 @@ class ReplayClient:
         except ShardsChangedError:
             await self._check_alone(name)
             raise
-        return Table(self._link, description, created=created)
+        return Table(self._session, description, created=created)
 
     async def table(self, name: str) -> Table:
         """Open an existing table; see `replay_client.ReplayClient.table`."""
         description, shards = await self._run(operations.open_table(name))
         _check_is_all(shards, name)
-        return Table(self._link, description)
+        return Table(self._session, description)
 
     async def load_parquet(
         self,
@@ -143,12 +143,12 @@ class ReplayClient:
         A thread reads the file and inserts the rows. If the call is canceled, a table with some of the rows may remain.
         """
         await self._check_alone()
-        client = self._link.blocking_client()
+        client = self._session.blocking_client()
         load = partial(client.load_parquet, path, name=name, priorities=priorities, keys=keys)
-        loaded = await self._link.in_thread(
+        loaded = await self._session.in_thread(
             client, lambda: load(timeout_s=timeout_s, progress=progress, **config).describe()
         )
-        return Table(self._link, loaded, created=True)
+        return Table(self._session, loaded, created=True)
 
     @overload
     async def mixed_sampler(
@@ -254,7 +254,7 @@ class ReplayClient:
 
     async def close(self) -> None:
         """Close the connection. Close writers and samplers first."""
-        await self._link.close()
+        await self._session.close()
 
     async def __aenter__(self) -> ReplayClient:
         return self
@@ -282,11 +282,11 @@ class ReplayClient:
 
     async def _check_alone(self, name: str = "") -> None:
         """Ask the server whether it is the only one; raise like `_check_is_all`."""
-        server = await self._run(operations.get_shards(timeout_s=self._link.connection.timeout_s))
+        server = await self._run(operations.get_shards(timeout_s=self._session.connection.timeout_s))
         _check_is_all(server.map, name)
 
     async def _run(self, operation: Operation[T]) -> T:
-        return await self._link.connection.run(operation)
+        return await self._session.connection.run(operation)
 
 
 def _check_is_all(shards: ShardMap | None, name: str = "") -> None:

@@ -24,7 +24,7 @@ from replay_client._rows.buffers import Blank
 from replay_client._rows.columns import BatchOrKeys, chosen_columns
 from replay_client._writing.writing import MAX_BLOCKS_IN_FLIGHT, WriterOptions
 from replay_client.aio._connection import Connection
-from replay_client.aio._link import LoopLink
+from replay_client.aio._session import LoopSession
 from replay_client.aio.row_reader import RowReader
 from replay_client.aio.sampler import Sampler
 from replay_client.aio.writer import Writer
@@ -49,14 +49,14 @@ T = TypeVar("T")
 class Table(TableHandle):
     """See `replay_client.Table`."""
 
-    def __init__(self, link: LoopLink, description: TableDescription, *, created: bool = False) -> None:
+    def __init__(self, session: LoopSession, description: TableDescription, *, created: bool = False) -> None:
         """Created by `ReplayClient`."""
-        self._path = link.local_path(description, partial(describe, description.name))
-        super().__init__(description, link.options, self._path.near, created=created)
-        self._link = link
+        self._path = session.local_path(description, partial(describe, description.name))
+        super().__init__(description, session.options, self._path.near, created=created)
+        self._session = session
 
     def __reduce__(self) -> tuple[Callable[..., Table], tuple[object, ...]]:
-        return partial(Table, created=self.created), (self._link, self._description)
+        return partial(Table, created=self.created), (self._session, self._description)
 
     async def size(self) -> int:
         """Return the number of live rows; see `replay_client.Table.size`."""
@@ -263,9 +263,9 @@ class Table(TableHandle):
 
     @property
     def _connection(self) -> Connection:
-        return self._link.connection
+        return self._session.connection
 
     async def _in_thread(self, work: Callable[[SyncTable], T]) -> T:
         """Run blocking work in a thread, on a blocking `SyncTable` of this table."""
-        link = self._link.blocking()
-        return await self._link.in_thread(link, partial(work, SyncTable(link, self._description)))
+        session = self._session.blocking()
+        return await self._session.in_thread(session, partial(work, SyncTable(session, self._description)))

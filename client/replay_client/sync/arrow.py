@@ -229,9 +229,9 @@ class ParquetRows:
 
     def _rows(self, table: TableDescription, *optional: str | None) -> Iterator[Rows]:
         """Read the table's columns, the places in episodes, and those of the columns ``optional`` that are not None."""
-        links = [name for name in _STEP_COLUMNS if name in self._schema.names]
+        of_steps = [name for name in _STEP_COLUMNS if name in self._schema.names]
         columns = [name for name in table.schema if name in self._schema.names]
-        names = [*columns, *links, *(name for name in optional if name is not None)]
+        names = [*columns, *of_steps, *(name for name in optional if name is not None)]
         if not self.row_count:
             return  # old versions of pyarrow cannot iterate over an empty file
         with _readable(self._path):

@@ -31,8 +31,8 @@ from replay_client._operations.mixing import Mixture, checked_sizes
 from replay_client._operations.server import IfExists
 from replay_client._transport.attempts import FIRST_CONTACT_S
 from replay_client._transport.call import Operation, time_limit
-from replay_client._transport.connection import LinkOptions
-from replay_client._transport.server_link import ServerLink
+from replay_client._transport.connection import SessionOptions
+from replay_client._transport.session import Session
 from replay_client.draws import DEFAULT_BETA, DrawMode, Prefetch, SamplerOptions, WeightNorm
 from replay_client.errors import InvalidArgumentError, ShardsChangedError, TableNotFoundError
 from replay_client.results.copies import Checkpoint
@@ -94,19 +94,19 @@ class ReplayClient:
         Raises:
             InvalidArgumentError: for a malformed address or token, an invalid time limit, or an unreadable TLS file.
         """
-        links = [
-            ServerLink(
-                LinkOptions.checked(
+        sessions = [
+            Session(
+                SessionOptions.checked(
                     each, timeout_s=timeout_s, wait_for_server_s=wait_for_server_s, tls=tls, same_host=same_host
                 ),
                 token,
             )
             for each in _split(address)
         ]
-        self._link = links[0]
-        self._fleet = Fleet(links)
-        self._has_several = len(links) > 1
-        self._link.connection  # noqa: B018 - reads and validates TLS files
+        self._session = sessions[0]
+        self._fleet = Fleet(sessions)
+        self._has_several = len(sessions) > 1
+        self._session.connection  # noqa: B018 - reads and validates TLS files
 
     @property
     def address(self) -> str:
@@ -187,7 +187,7 @@ class ReplayClient:
             except ShardsChangedError:
                 pass  # The server is one of several.
             else:
-                return Table(self._link, description, created=created)
+                return Table(self._session, description, created=created)
         return create_sharded(self._fleet, config, if_exists)
 
     def load_parquet(
@@ -223,7 +223,7 @@ class ReplayClient:
             check_extra("cli", "rich")
         from replay_client.sync import arrow  # pyarrow is optional
 
-        time_limit("timeout_s", timeout_s, self._link.options.timeout_s)
+        time_limit("timeout_s", timeout_s, self._session.options.timeout_s)
         rows = arrow.ParquetRows(path)
         exported = rows.table()
         if "columns" in config:
@@ -252,7 +252,7 @@ class ReplayClient:
                     raise
             else:
                 if shards is None:
-                    return Table(self._link, description)
+                    return Table(self._session, description)
         return open_sharded(self._fleet, self._fleet.find(), name)
 
     @overload
@@ -400,8 +400,8 @@ class ReplayClient:
         shards = self._fleet.find() if self._has_several else self._fleet.current()
         if shards is None:
             return self._run(operations.checkpoint(tables, series=series, keep=keep, timeout_s=timeout_s))
-        links = self._fleet.links_of(shards)
-        return write_parts(links, tables, series=series, keep=keep, timeout_s=timeout_s)
+        sessions = self._fleet.sessions_of(shards)
+        return write_parts(sessions, tables, series=series, keep=keep, timeout_s=timeout_s)
 
     def checkpoints(self) -> list[Checkpoint]:
         """List the server's checkpoints, oldest first. Parts on several servers are listed as one checkpoint.
@@ -411,8 +411,8 @@ class ReplayClient:
         """
         if not self._has_several:
             found, shards = self._run(operations.list_checkpoints())
-            return found if shards is None else list_parts(self._fleet.links_of(shards))
-        return list_parts(self._fleet.links_of(map_of(self._fleet)))
+            return found if shards is None else list_parts(self._fleet.sessions_of(shards))
+        return list_parts(self._fleet.sessions_of(map_of(self._fleet)))
 
     def verify_checkpoint(self, name: str, *, timeout_s: float | None = None, partial: bool = False) -> Checkpoint:
         """Have the server verify the checksum of every file of a checkpoint.
@@ -426,10 +426,10 @@ class ReplayClient:
             CheckpointDamagedError: a file is corrupt; the message names it.
             CheckpointNotFoundError: the checkpoint does not exist, or parts of it are missing.
         """
-        links = self._all_links()
-        if links is None:
+        sessions = self._all_sessions()
+        if sessions is None:
             return self._run(operations.verify_checkpoint(name, timeout_s=timeout_s))
-        return verify_parts(links, name, timeout_s=timeout_s, is_partial=partial)
+        return verify_parts(sessions, name, timeout_s=timeout_s, is_partial=partial)
 
     @property
     def shards(self) -> Shards:
@@ -442,13 +442,13 @@ class ReplayClient:
 
     def keep_alive(self, needed: object) -> None:
         """Hold a reference to an object for as long as this client or a table, writer or sampler of it exists."""
-        self._link.connection.kept_alive.append(needed)
+        self._session.connection.kept_alive.append(needed)
 
     def close(self) -> None:
         """Close all connections. Close writers and samplers first."""
         self._fleet.reports.send()
-        for link in list(self._fleet.links.values()):
-            link.close()
+        for session in list(self._fleet.sessions.values()):
+            session.close()
 
     def __enter__(self) -> ReplayClient:
         return self
@@ -479,10 +479,10 @@ class ReplayClient:
     def __copy__(self) -> ReplayClient:
         return copy.deepcopy(self)  # with a separate connection: closing one leaves the other open
 
-    def _all_links(self) -> dict[int, ServerLink] | None:
-        """Return the links to all servers by the ids of their shards; None: there is only one."""
+    def _all_sessions(self) -> dict[int, Session] | None:
+        """Return the sessions to all servers by the ids of their shards; None: there is only one."""
         shards = self._all_shards()
-        return None if shards is None else self._fleet.links_of(shards)
+        return None if shards is None else self._fleet.sessions_of(shards)
 
     def _all_shards(self) -> ShardMap | None:
         return map_of(self._fleet) if self._has_several else self._fleet.current()
@@ -491,7 +491,7 @@ class ReplayClient:
         if self._has_several:
             expected = "one server for this call; create a client of each"
             raise InvalidArgumentError.of_field("address", expected, self.address)
-        return self._link.connection.run(operation)
+        return self._session.connection.run(operation)
 
 
 def _split(address: str) -> list[str]:

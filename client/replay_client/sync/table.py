@@ -38,7 +38,7 @@ from replay_client._transport.data_path import DataPath
 from replay_client._transport.insert_ids import InsertId
 from replay_client._transport.local_calls import is_local
 from replay_client._transport.long_waits import LongWait
-from replay_client._transport.server_link import ServerLink
+from replay_client._transport.session import Session
 from replay_client._writing.writing import MAX_BLOCKS_IN_FLIGHT, WriterOptions
 from replay_client.batch import Batch, Rows, UpdateResult
 from replay_client.draws import DEFAULT_BETA, DrawMode, Prefetch, SamplerOptions, WeightNorm
@@ -65,16 +65,16 @@ class Table(TableHandle):
 
     def __init__(
         self,
-        link: ServerLink,
+        session: Session,
         description: TableDescription,
         *,
         created: bool = False,
         data_path: DataPath | None = None,
     ) -> None:
-        """Created by `ReplayClient`. ``data_path`` has the shortcuts to use; None: those that the link prepares."""
-        path = data_path or link.data_path(description, partial(describe, description.name))
-        super().__init__(description, link.options, path.near, created=created)
-        self._link = link
+        """Created by `ReplayClient`. ``data_path`` has the shortcuts to use; None: those that the session prepares."""
+        path = data_path or session.data_path(description, partial(describe, description.name))
+        super().__init__(description, session.options, path.near, created=created)
+        self._session = session
         self._data_path = path
 
     def size(self) -> int:
@@ -94,7 +94,7 @@ class Table(TableHandle):
         return True  # even if the table is empty
 
     def __reduce__(self) -> tuple[Callable[..., Table], tuple[object, ...]]:
-        return partial(Table, created=self.created), (self._link, self._description)
+        return partial(Table, created=self.created), (self._session, self._description)
 
     def insert(
         self, rows: Mapping[str, Any], *, priorities: ArrayLike | None = None, timeout_s: float | None = None
@@ -600,7 +600,7 @@ class Table(TableHandle):
 
     @property
     def _connection(self) -> Connection:
-        return self._link.connection
+        return self._session.connection
 
     def _run(self, operation: Operation[T]) -> T:
         """Run an operation, using a shortcut if available."""

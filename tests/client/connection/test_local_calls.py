@@ -397,11 +397,11 @@ def nowhere(near: Table, tmp_path: Path) -> Callable[[Path], Table]:
 
     def at(path: Path) -> Table:
         near._data_path.renew()
-        found = near._link.data_path(near.describe(), partial(describe, near.name))
+        found = near._session.data_path(near.describe(), partial(describe, near.name))
         found.near = near._data_path.near
         found.address = LocalAddress(replace(near.describe(), socket=str(path)))
         found.calls = LocalCalls(found.address)
-        return Table(near._link, near.describe(), data_path=found)
+        return Table(near._session, near.describe(), data_path=found)
 
     return at
 
@@ -553,7 +553,7 @@ def test_a_flush_of_a_large_update_gives_up_in_time(start_server: StartServer, c
 
 def test_errors_of_the_socket_never_reach_the_caller(near: Table) -> None:
     """Calls succeed whatever the state of the connections in the pool."""
-    for spoil in (FrameStream.cancel, lambda stream: stream._link.shutdown(socket.SHUT_WR)):
+    for spoil in (FrameStream.cancel, lambda stream: stream._session.shutdown(socket.SHUT_WR)):
         near.sample(1, beta=0.4)
         for kept in near._data_path.calls._idle["Sample"]:  # type: ignore[union-attr]
             spoil(kept.stream)

@@ -134,7 +134,7 @@ def test_after_a_restart_rows_are_copied_and_streams_are_local_again(
 
 def test_a_pickled_table_of_an_earlier_run_finds_the_new_server(server: ServerProcess, client: ReplayClient) -> None:
     table = filled(client, 1.0)
-    link, description = table._link, table._description
+    link, description = table._session, table._description
     server.terminate()
     server.restart()
     again = Table(link, description)
@@ -163,7 +163,7 @@ def link_to(table: Table, description: TableDescription, seen: Path) -> Table:
     """The table of a client to which the server's directory is at another place."""
     root = seen / "tables"
     moved = replace(description, directory=str(root / description.name), socket=str(root / ".socket"))
-    return Table(table._link, moved)
+    return Table(table._session, moved)
 
 
 def test_a_socket_of_another_server_next_to_the_right_record_proves_nothing(
@@ -176,7 +176,7 @@ def test_a_socket_of_another_server_next_to_the_right_record_proves_nothing(
         socket = filled(strangers, 3.0).describe().socket
     Path(table.describe().socket).unlink()
     Path(table.describe().socket).symlink_to(socket)
-    again = Table(table._link, table.describe())
+    again = Table(table._session, table.describe())
     assert values(again) == {1.0}
     assert again._data_path.near.mapped is None
     wait_until(lambda: again.stats().sampled == 4 * ROWS, "it was drawn over gRPC")

@@ -86,7 +86,7 @@ def test_a_data_directory_keeps_the_tables(tmp_path: Path) -> None:
 def test_in_one_line_it_runs_as_long_as_something_of_the_client_is_used() -> None:
     client = LocalServer().client()
     server: Any
-    (server,) = client._link.connection.kept_alive
+    (server,) = client._session.connection.kept_alive
     pid = server.pid
     table = client.create_table("t", columns=COLUMNS, capacity=10)
     table.insert({"number": [1]})

@@ -220,7 +220,7 @@ def test_files_that_are_not_as_described_are_not_used(near: Table, tmp_path: Pat
 
 def path_to(near: Table, directory: Path | str) -> DataPath:
     """What a client finds out if the server describes another directory."""
-    path = near._link.data_path(replace(near.describe(), directory=str(directory)), partial(describe, near.name))
+    path = near._session.data_path(replace(near.describe(), directory=str(directory)), partial(describe, near.name))
     path.renew()
     return path
 
@@ -271,7 +271,7 @@ def test_a_directory_that_may_not_be_read_is_left_alone(near: Table, tmp_path: P
     with nobody():
         with pytest.raises(PermissionError):
             (tmp_path / OWNER_FILE).read_bytes()
-        path = near._link.data_path(replace(description, directory=str(folder)), partial(describe, near.name))
+        path = near._session.data_path(replace(description, directory=str(folder)), partial(describe, near.name))
         path.renew()
         assert not is_near(path)
     tmp_path.chmod(0o700)
@@ -285,7 +285,7 @@ def test_on_a_machine_of_another_memory_order_rows_travel_and_calls_take_the_soc
     assert found.near.mapped is None
     assert found.calls is not None
     before = near.stats().sampled_same_host
-    table = Table(near._link, near.describe(), data_path=found)
+    table = Table(near._session, near.describe(), data_path=found)
     assert_whole(table.sample(20, beta=0.4).columns)
     with table.sampler(20_000, beta=0.4) as sampler:
         for _ in range(5):

@@ -43,7 +43,7 @@ def store(server: ServerProcess, like: TableDescription, *, version: int = 1, **
     config.MergeFrom(type(config)(**whole))
     with ReplayClient(server.address) as client:
         create = operations.create_table(config, "open", shards_version=version)
-        return client._link.connection.run(create)[0]
+        return client._session.connection.run(create)[0]
 
 
 def drop_without(away: ServerProcess, client: ReplayClient) -> None:

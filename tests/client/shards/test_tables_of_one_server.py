@@ -52,7 +52,7 @@ def test_such_a_table_is_refused_if_there_are_several_servers_already(
         alone.drop_table("t")
         version = client.shards.set([server.address for server in servers[:2]]).version
         create = operations.create_table(description.to_config(), "open", shards_version=version)
-        alone._link.connection.run(create)
+        alone._session.connection.run(create)
     changes: list[Callable[[], object]] = [
         lambda: client.table("t"),
         lambda: client.shards.set([server.address for server in servers]),

@@ -40,7 +40,7 @@ def is_untouched(server: ServerProcess) -> bool:
 def tables_of(server: ServerProcess) -> list[str]:
     """Names of the tables that a server has itself."""
     with ReplayClient(server.address) as client:
-        return [table.name for table in client._link.connection.run(operations.list_tables())[0]]
+        return [table.name for table in client._session.connection.run(operations.list_tables())[0]]
 
 
 def test_two_addresses_of_one_server_are_refused(servers: list[ServerProcess]) -> None:
@@ -126,7 +126,7 @@ def test_a_table_is_created_nowhere_if_a_server_has_another_of_its_name(
             samples_per_insert=None,
             error_buffer=None,
         )
-        alone._link.connection.run(operations.create_table(config, "open", shards_version=1))
+        alone._session.connection.run(operations.create_table(config, "open", shards_version=1))
     where = f"shard 2 at {servers[2].address} than in shard 1 at {servers[1].address}"
     openings: list[Callable[[], object]] = [lambda: make(client, capacity=300), lambda: client.table("t")]
     for refuse in openings:
@@ -254,7 +254,7 @@ def test_two_maps_of_one_version_are_a_clash_that_is_named(servers: list[ServerP
                 tuple(replace(each, state="lost") if each.id == lost else each for each in shards.shards)
             )
             with ReplayClient(address) as alone:
-                alone._link.connection.run(operations.set_shards(changed, 1))
+                alone._session.connection.run(operations.set_shards(changed, 1))
     with ReplayClient(f"{one},{other}") as client:
         clash = rf"one shard map.*version 2 of.*{one}.*{other}"
         for use in (client.tables, client.stats, client.shards.map, lambda: client.shards.mark(1, state="draining")):
@@ -271,7 +271,7 @@ def test_a_change_that_meets_another_of_its_version_is_refused(servers: list[Ser
         first = shards.with_shards((replace(shards.shards[0], state="draining"), shards.shards[1]))
         second = shards.with_shards((shards.shards[0], replace(shards.shards[1], state="draining")))
         with ReplayClient(other) as alone:
-            alone._link.connection.run(operations.set_shards(first, 1))
+            alone._session.connection.run(operations.set_shards(first, 1))
         with pytest.raises(InvalidArgumentError, match=rf"the change with version 2.*{other} with version 2"):
             client._fleet.change(second)
 
@@ -298,7 +298,7 @@ def test_two_changes_do_not_win_over_the_one_of_someone_else(servers: list[Serve
         with pytest.raises(InvalidArgumentError, match=rf"^map.ancestors: .* 2 \({once.id.hex()}\).*{twice.id.hex()}"):
             _send(other, twice, expected=2)
         with ReplayClient(other) as alone:
-            assert alone._link.connection.run(operations.get_shards(timeout_s=5.0)).map == once
+            assert alone._session.connection.run(operations.get_shards(timeout_s=5.0)).map == once
 
 
 def test_a_client_does_not_follow_a_map_without_a_change_that_it_knows(servers: list[ServerProcess]) -> None:
@@ -323,4 +323,4 @@ def test_a_client_does_not_follow_a_map_without_a_change_that_it_knows(servers: 
 def _send(address: str, shards: ShardMap, *, expected: int) -> None:
     """Give one server a map, as someone would who does not reach the others."""
     with ReplayClient(address) as alone:
-        alone._link.connection.run(operations.set_shards(shards, expected))
+        alone._session.connection.run(operations.set_shards(shards, expected))

@@ -65,7 +65,7 @@ def test_a_client_arrives_with_its_options_and_a_connection_of_its_own(
 ) -> None:
     with ReplayClient(server.address, timeout_s=7.0, same_host=False) as client:
         arrived = travel(client)
-        assert (arrived.address, arrived._link.options) == (client.address, client._link.options)
+        assert (arrived.address, arrived._session.options) == (client.address, client._session.options)
         arrived.tables()
         arrived.close()
         client.tables()
@@ -74,7 +74,7 @@ def test_a_client_arrives_with_its_options_and_a_connection_of_its_own(
 def test_handles_that_travel_together_share_their_connection(client: ReplayClient, table: Table) -> None:
     for travel in (TRAVELS["pickle"], TRAVELS["deepcopy"]):
         there, its_table = travel([client, table])
-        assert there._link is its_table._link
+        assert there._session is its_table._session
 
 
 def insert_there(table: Table, numbers: range) -> None:
@@ -246,7 +246,7 @@ def test_a_script_that_is_run_twice_says_that_it_goes_on_with_the_rows_of_before
 def test_threads_share_the_connection_of_a_client_that_arrived(client: ReplayClient) -> None:
     arrived: ReplayClient = pickle.loads(pickle.dumps(client))
     found = []
-    threads = [threading.Thread(target=lambda: found.append(arrived._link.connection)) for _ in range(16)]
+    threads = [threading.Thread(target=lambda: found.append(arrived._session.connection)) for _ in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:

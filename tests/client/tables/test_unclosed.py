@@ -14,7 +14,7 @@ from threading import Event
 
 import pytest
 from replay_client import ClosedError, Column, ReplayClient, Table
-from replay_client._transport import server_link
+from replay_client._transport import session
 
 from tests.client.conftest import COLUMNS, ways
 from tests.client.numbered import row, rows
@@ -105,7 +105,7 @@ def test_a_client_that_is_closed_first_delivers_the_rows_of_its_writers(
 def test_rows_that_cannot_be_delivered_any_more_are_counted_in_a_warning(
     start_server: StartServer, connect: Connect, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_link, "FINISH_S", 0.2)
+    monkeypatch.setattr(session, "FINISH_S", 0.2)
     client = connect(server := start_server())
     writer = client.create_table("lost", columns=COLUMNS, capacity=100).writer(max_delay_s=1000.0)
     writer.append(**row(0))

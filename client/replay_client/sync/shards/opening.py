@@ -54,7 +54,7 @@ def create_sharded(fleet: Fleet, config: replay_pb2.TableConfig, if_exists: IfEx
     for shard in sorted(shards.in_use, key=lambda shard: shard not in there):  # existing tables may refuse
         operation = operations.create_table(of_shard, if_exists, shards_version=shards.version)
         with naming(shard):
-            description, is_new = fleet.link(shard.address).connection.run(operation)
+            description, is_new = fleet.session(shard.address).connection.run(operation)
         members[shard.id] = member_of(fleet, shard, description)
         created.append(is_new)
         of_shard.capacity = description.capacity  # a server that was added later gets as much as the others

@@ -189,7 +189,7 @@ class ShardWriters:
         """Ask the servers that are there what inserts wait for; None: they wait for nothing, or nobody knows."""
         for member in self._seen:
             if member.id in self._by_id and not self.is_away(member.id):
-                found = member.link.connection.first_wait(self._name, FOR_INSERTS)
+                found = member.session.connection.first_wait(self._name, FOR_INSERTS)
                 if isinstance(found, replay_pb2.WaitStats):
                     return found
         return None

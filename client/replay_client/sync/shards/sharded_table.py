@@ -86,7 +86,7 @@ class ShardedTable(Table):
     def __init__(self, roster: Roster, *, created: bool = False) -> None:
         """Created by `ReplayClient`; ``roster`` has the shards."""
         description = merged_description([member.description for member in roster.members])
-        super().__init__(roster.members[0].link, description, created=created, data_path=DataPath(description))
+        super().__init__(roster.members[0].session, description, created=created, data_path=DataPath(description))
         self._roster = roster
         self._random = np.random.default_rng(description.seed)
         self._latest: dict[int, TableDescription] = {}  # of each shard
@@ -101,7 +101,7 @@ class ShardedTable(Table):
         return {member.id: member.table for member in self._members}
 
     def __repr__(self) -> str:
-        servers = ", ".join(f"{member.id} at {member.link.options.address}" for member in self._members)
+        servers = ", ".join(f"{member.id} at {member.session.options.address}" for member in self._members)
         return f"<ShardedTable {self.name!r}, shards {servers}: {self.backend}, {self.capacity} rows>"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -195,7 +195,7 @@ class ShardedTable(Table):
         began = time.monotonic()
         if began < self._away_until.get(member.id, 0.0):
             return False
-        connection = member.link.connection
+        connection = member.session.connection
         if not connection.has_answered(within_s=_ANSWERED_S):
             try:
                 connection.ask(get_shards(timeout_s=ASK_S), timeout_s=ASK_S)
@@ -381,7 +381,7 @@ class ShardedTable(Table):
             ServerUnavailableError: no server is reachable.
         """
         members = self._members
-        self._latest |= ask_all({member.id: member.link for member in members}, partial(describe, self.name))
+        self._latest |= ask_all({member.id: member.session for member in members}, partial(describe, self.name))
         return merged_description([self._latest.get(member.id, member.description) for member in members])
 
     def stats(self) -> TableStats:
@@ -402,9 +402,9 @@ class ShardedTable(Table):
         `Inspection.largest` is exact. The ranks of all other rows are estimated from selected ranks of each shard.
         """
         members = {member.id: member for member in self._members}
-        links = {id: member.link for id, member in members.items()}
+        sessions = {id: member.session for id, member in members.items()}
         looks = {id: partial(inspect_table, self.name, member.table.uid, largest) for id, member in members.items()}
-        found = ask_each(links, looks)
+        found = ask_each(sessions, looks)
         away = [shard.id for shard in self._roster.shards.in_use if shard.id not in found]
         return merged_inspection(found, largest, away)
 

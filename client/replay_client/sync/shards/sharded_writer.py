@@ -52,7 +52,7 @@ class ShardedWriter(Writer):
         """
         first = roster.members[0]
         self.steps = first.description.steps  # type: ignore[misc]  # final, and the base class is not initialized
-        self._connection = first.link.connection
+        self._connection = first.session.connection
         self._table = first.description
         self._writers = ShardWriters(roster, options, reconnect_timeout_s=reconnect_timeout_s, random=random)
         self._shard = np.zeros(options.streams, np.int64)  # the shard of each stream's current episode

@@ -64,7 +64,7 @@ class AwayShard:
             self._thread.join()
 
     def _call(self, call: Call) -> Content:
-        return self.member.link.connection.call(replace(call, timeout_s=_LOOK_S))
+        return self.member.session.connection.call(replace(call, timeout_s=_LOOK_S))
 
     def look(self) -> bool:
         """Ask the server for the table; return whether it has answered. The thread calls this."""

@@ -51,7 +51,7 @@ def _hopeless(members: Sequence[Member]) -> TableEmptyError | None:
         if member.description.steps is None:
             continue
         try:
-            member.link.connection.ask(_draw_one(member), timeout_s=ASK_S)
+            member.session.connection.ask(_draw_one(member), timeout_s=ASK_S)
         except TableEmptyError as refusal:
             if refusal.metadata.get("waited_for", "rows") != "rows":
                 return refusal

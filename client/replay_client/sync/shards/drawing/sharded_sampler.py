@@ -98,7 +98,7 @@ class ShardedSampler(Sampler):
         """
         self._roster = roster
         self._seen = roster.members
-        self._connection = self._seen[0].link.connection
+        self._connection = self._seen[0].session.connection
         self._name = self._seen[0].table.name
         self._members = {member.id: member for member in self._seen}
         self._open_stream = open_stream
@@ -269,7 +269,7 @@ class ShardedSampler(Sampler):
         if self._streams and not self._is_allowed:  # no server knows of this wait
             return self._refusal(waited_s, math.inf).message + because
         for member in self._present():
-            found = member.link.connection.first_wait(self._name, FOR_DRAWS)
+            found = member.session.connection.first_wait(self._name, FOR_DRAWS)
             return explained(self._name, waited_s, found) + because
         return f"none of the servers of table {self._name!r} can be reached{because}"
 

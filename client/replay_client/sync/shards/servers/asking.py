@@ -1,6 +1,6 @@
 """Asks several servers at the same time.
 
-    ask_all(fleet.links_of(shards), operations.list_tables)     # {0: ..., 2: ...}: shard 1 is away
+    ask_all(fleet.sessions_of(shards), operations.list_tables)     # {0: ..., 2: ...}: shard 1 is away
 
 A server that is away or hangs delays the result by at most `ASK_S`.
 """
@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from replay_client._transport.call import Operation
-from replay_client._transport.server_link import ServerLink
+from replay_client._transport.session import Session
 from replay_client.errors import DeadlineExceededError, ServerUnavailableError
 
 T = TypeVar("T")
@@ -47,18 +47,18 @@ def answers(calls: Mapping[int, Callable[[], T]]) -> dict[int, T]:
     return found
 
 
-def ask_all(links: Mapping[int, ServerLink], operation: Callable[[], Operation[T]]) -> dict[int, T]:
+def ask_all(sessions: Mapping[int, Session], operation: Callable[[], Operation[T]]) -> dict[int, T]:
     """Run the same operation on the server of each shard; see `ask_each`."""
-    return ask_each(links, dict.fromkeys(links, operation))
+    return ask_each(sessions, dict.fromkeys(sessions, operation))
 
 
-def ask_each(links: Mapping[int, ServerLink], operations: Mapping[int, Callable[[], Operation[T]]]) -> dict[int, T]:
+def ask_each(sessions: Mapping[int, Session], operations: Mapping[int, Callable[[], Operation[T]]]) -> dict[int, T]:
     """Run an operation on the server of each shard, and return the results by shard.
 
     Servers that are away are left out.
 
     Args:
-        links: links to the servers, by shard.
+        sessions: sessions to the servers, by shard.
         operations: functions that create the operation of each shard. The calls of an operation must be idempotent.
 
     Raises:
@@ -66,14 +66,14 @@ def ask_each(links: Mapping[int, ServerLink], operations: Mapping[int, Callable[
         ReplayError: a server refused its call.
     """
     try:
-        return answers({id: partial(_ask, links[id], operation) for id, operation in operations.items()})
+        return answers({id: partial(_ask, sessions[id], operation) for id, operation in operations.items()})
     except AWAY:
-        return answers({id: partial(_run, links[id], operation) for id, operation in operations.items()})
+        return answers({id: partial(_run, sessions[id], operation) for id, operation in operations.items()})
 
 
-def _ask(link: ServerLink, operation: Callable[[], Operation[T]]) -> T:
-    return link.connection.ask(operation(), timeout_s=ASK_S)
+def _ask(session: Session, operation: Callable[[], Operation[T]]) -> T:
+    return session.connection.ask(operation(), timeout_s=ASK_S)
 
 
-def _run(link: ServerLink, operation: Callable[[], Operation[T]]) -> T:
-    return link.connection.run(operation())
+def _run(session: Session, operation: Callable[[], Operation[T]]) -> T:
+    return session.connection.run(operation())

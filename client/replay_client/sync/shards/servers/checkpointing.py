@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 from replay_client._operations import server as operations
 from replay_client._shards.checks import newest_map
 from replay_client._transport.call import Operation
-from replay_client._transport.server_link import ServerLink
+from replay_client._transport.session import Session
 from replay_client.errors import CheckpointNotFoundError, ServerUnavailableError
 from replay_client.results.copies import Checkpoint, CheckpointTable
 from replay_client.sync.shards.servers.asking import answers, ask_all
@@ -21,7 +21,7 @@ _SERIES: Final = "checkpoint"
 
 
 def write_parts(
-    links: Mapping[int, ServerLink],
+    sessions: Mapping[int, Session],
     tables: Iterable[str],
     *,
     series: str | None,
@@ -36,30 +36,32 @@ def write_parts(
     """
     series = operations.checked_text("series", series or _SERIES)
     names = operations.checked_names("tables", tables)
-    listed = _of_each(links, {shard_id: partial(_listed, link) for shard_id, link in links.items()})
+    listed = _of_each(sessions, {shard_id: partial(_listed, session) for shard_id, session in sessions.items()})
     numbers = [_number(each.name) for parts in listed.values() for each in parts if _is_of(each.name, series)]
     number = max(numbers, default=0) + 1
 
-    def write(shard_id: int, link: ServerLink) -> Checkpoint:
+    def write(shard_id: int, session: Session) -> Checkpoint:
         call = operations.checkpoint(
             names, series=series, keep=keep, timeout_s=timeout_s, number=number, shard_id=shard_id
         )
-        return link.connection.run(call)
+        return session.connection.run(call)
 
-    return joined(_of_each(links, {shard_id: partial(write, shard_id, link) for shard_id, link in links.items()}))
+    return joined(
+        _of_each(sessions, {shard_id: partial(write, shard_id, session) for shard_id, session in sessions.items()})
+    )
 
 
-def list_parts(links: Mapping[int, ServerLink]) -> list[Checkpoint]:
+def list_parts(sessions: Mapping[int, Session]) -> list[Checkpoint]:
     """List the checkpoints of all servers, oldest first; parts of servers that are away are missing."""
     by_name: dict[str, dict[int, Checkpoint]] = {}
-    for shard_id, (found, _) in ask_all(links, operations.list_checkpoints).items():
+    for shard_id, (found, _) in ask_all(sessions, operations.list_checkpoints).items():
         for each in found:
             by_name.setdefault(each.name, {})[shard_id] = each
     return sorted(map(joined, by_name.values()), key=lambda each: (each.taken_s, each.name))
 
 
 def verify_parts(
-    links: Mapping[int, ServerLink], name: str, *, timeout_s: float | None, is_partial: bool
+    sessions: Mapping[int, Session], name: str, *, timeout_s: float | None, is_partial: bool
 ) -> Checkpoint:
     """Have all servers verify their parts of a checkpoint.
 
@@ -74,8 +76,8 @@ def verify_parts(
         except CheckpointNotFoundError:
             return None
 
-    there = {shard_id: links[shard_id] for shard_id in ask_all(links, operations.list_checkpoints)}
-    found = answers({shard_id: partial(link.connection.run, verify()) for shard_id, link in there.items()})
+    there = {shard_id: sessions[shard_id] for shard_id in ask_all(sessions, operations.list_checkpoints)}
+    found = answers({shard_id: partial(session.connection.run, verify()) for shard_id, session in there.items()})
     parts = {shard_id: part for shard_id, part in found.items() if part is not None}
     if not parts:
         raise CheckpointNotFoundError(f"no server has a checkpoint {name!r}")
@@ -105,19 +107,23 @@ def joined(parts: Mapping[int, Checkpoint]) -> Checkpoint:
     )
 
 
-def _listed(link: ServerLink) -> Sequence[Checkpoint]:
-    found, _ = link.connection.run(operations.list_checkpoints())
+def _listed(session: Session) -> Sequence[Checkpoint]:
+    found, _ = session.connection.run(operations.list_checkpoints())
     return found
 
 
-def _of_each(links: Mapping[int, ServerLink], calls: Mapping[int, partial[T]]) -> dict[int, T]:
+def _of_each(sessions: Mapping[int, Session], calls: Mapping[int, partial[T]]) -> dict[int, T]:
     """Make a call to each server, and return the answers by shard.
 
     Raises:
         ServerUnavailableError: a server is away.
     """
     found = answers(calls)
-    away = [f"shard {shard_id} at {link.options.address}" for shard_id, link in links.items() if shard_id not in found]
+    away = [
+        f"shard {shard_id} at {session.options.address}"
+        for shard_id, session in sessions.items()
+        if shard_id not in found
+    ]
     if away:
         raise ServerUnavailableError(f"a checkpoint needs all servers, but these are away: {', '.join(away)}")
     return found

@@ -1,8 +1,8 @@
 """The servers of one service, found from the addresses of some of them.
 
-fleet = Fleet(links)
+fleet = Fleet(sessions)
 shards = fleet.find()               # the newest shard map; the first client of several servers creates it
-fleet.link(shards.in_use[0].address)
+fleet.session(shards.in_use[0].address)
 fleet.change(new)                   # raises ShardsChangedError if another client was faster
 """
 
@@ -18,7 +18,7 @@ from replay_client._operations import server as operations
 from replay_client._shards.checks import check_divisible, newest_map, refuse_clash
 from replay_client._shards.keys import MOST_ID
 from replay_client._transport.address import address_order
-from replay_client._transport.server_link import ServerLink
+from replay_client._transport.session import Session
 from replay_client.errors import (
     InvalidArgumentError,
     PermissionDeniedError,
@@ -37,31 +37,31 @@ _POLL_S: Final = 0.05
 class Fleet:
     """See the module. Thread-safe."""
 
-    def __init__(self, links: Sequence[ServerLink]) -> None:
-        """``links`` lead to the addresses that the user gave. No server is contacted yet."""
-        self.links = {link.options.address: link for link in links}
+    def __init__(self, sessions: Sequence[Session]) -> None:
+        """``sessions`` are those of the addresses that the user gave. No server is contacted yet."""
+        self.sessions = {session.options.address: session for session in sessions}
         """Links by address, to all servers found so far."""
-        self.seeds = tuple(self.links)
+        self.seeds = tuple(self.sessions)
         """The given addresses."""
         self.reports = Reports()
         """What was heard of shards, and not yet told the other servers."""
 
-    def link(self, address: str) -> ServerLink:
-        """Return the link to a server."""
-        found = self.links.get(address)
-        return found or self.links.setdefault(address, next(iter(self.links.values())).to(address))
+    def session(self, address: str) -> Session:
+        """Return the session to a server."""
+        found = self.sessions.get(address)
+        return found or self.sessions.setdefault(address, next(iter(self.sessions.values())).to(address))
 
-    def links_of(self, shards: ShardMap) -> dict[int, ServerLink]:
-        """Return the links to all servers in use, by the ids of their shards."""
-        return {shard.id: self.link(shard.address) for shard in shards.in_use}
+    def sessions_of(self, shards: ShardMap) -> dict[int, Session]:
+        """Return the sessions to all servers in use, by the ids of their shards."""
+        return {shard.id: self.session(shard.address) for shard in shards.in_use}
 
     def moved(self, earlier: str, address: str) -> None:
-        """Change the address of a server; its link stays the same object."""
-        link = self.links.get(earlier)
-        if link is not None and link.options.address == earlier:
-            link.move(address)
-            kept = {known: other for known, other in self.links.items() if known not in (earlier, address)}
-            self.links = {**kept, address: link}
+        """Change the address of a server; its session stays the same object."""
+        session = self.sessions.get(earlier)
+        if session is not None and session.options.address == earlier:
+            session.move(address)
+            kept = {known: other for known, other in self.sessions.items() if known not in (earlier, address)}
+            self.sessions = {**kept, address: session}
             self.seeds = tuple(address if seed == earlier else seed for seed in self.seeds)
 
     def find(self) -> ShardMap:
@@ -127,7 +127,7 @@ class Fleet:
 
     def _send(self, new: ShardMap, address: str, *, is_first: bool) -> None:
         """Send a new map to one server, unless another client has sent it."""
-        connection = self.link(address).connection
+        connection = self.session(address).connection
         current = connection.run(operations.get_shards(timeout_s=ASK_S)).map
         if is_first and current is not None and current.version >= new.version:
             raise ShardsChangedError(
@@ -152,7 +152,7 @@ class Fleet:
                 still has rows of a shard that was given up.
         """
         for address in addresses:
-            self.link(address)
+            self.session(address)
         found = self._ask(addresses)
         _check_servers(found)
         current = _newest(found)
@@ -188,7 +188,7 @@ class Fleet:
         lost: tuple[LostRows, ...] = ()
         if state == "lost":
             self.reports.send()
-            lost = rows_lost_with(shard_id, self.links_of(current))
+            lost = rows_lost_with(shard_id, self.sessions_of(current))
         shards = tuple(
             replace(each, state=state, lost_rows=lost) if each.id == shard_id else each for each in current.shards
         )
@@ -244,7 +244,7 @@ class Fleet:
             if address in asked:
                 continue
             asked.add(address)
-            connection, question = self.link(address).connection, operations.get_shards(timeout_s=ASK_S)
+            connection, question = self.session(address).connection, operations.get_shards(timeout_s=ASK_S)
             try:
                 found[address] = connection.ask(question, timeout_s=ASK_S) if at_once else connection.run(question)
             except AWAY as error:
@@ -283,8 +283,8 @@ class Fleet:
             InvalidArgumentError: a table cannot, or has such rows.
         """
         with suppress(PermissionDeniedError):
-            links = {number: self.link(address) for number, address in enumerate(addresses)}
-            for number, (tables, _) in ask_all(links, operations.list_tables).items():
+            sessions = {number: self.session(address) for number, address in enumerate(addresses)}
+            for number, (tables, _) in ask_all(sessions, operations.list_tables).items():
                 for table in tables:
                     check_divisible(table, addresses[number])
                     if table.size and addresses[number] in formerly:
@@ -298,7 +298,7 @@ class Fleet:
         for address, server in found.items():
             if address in in_use and server.map is not None and server.map.version < newest.version:
                 with suppress(PermissionDeniedError, ShardsChangedError, *AWAY):
-                    self.link(address).connection.run(operations.set_shards(newest, server.map.version))
+                    self.session(address).connection.run(operations.set_shards(newest, server.map.version))
 
     def _lacking(self, newest: ShardMap, found: dict[str, ServerShards]) -> list[Shard]:
         """Check that the newest map has the given addresses; return the shards whose servers answered without a map."""

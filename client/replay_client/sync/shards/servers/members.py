@@ -13,7 +13,7 @@ from replay_proto.v1 import replay_pb2
 from replay_client._operations import server as operations
 from replay_client._shards.checks import check_backend, check_divisible
 from replay_client._transport.call import Operation
-from replay_client._transport.server_link import ServerLink
+from replay_client._transport.session import Session
 from replay_client.errors import (
     InvalidArgumentError,
     PermissionDeniedError,
@@ -34,8 +34,8 @@ class Member:
 
     id: int
     """Id of the shard: the upper bits of the keys of its rows in the whole table."""
-    link: ServerLink
-    """The link to the shard's server."""
+    session: Session
+    """The session to the shard's server."""
     table: Table
     """The shard's own table. Its keys do not contain the shard's id."""
     description: TableDescription
@@ -45,7 +45,7 @@ class Member:
 
     def __str__(self) -> str:
         """Name the shard in messages."""
-        return f"shard {self.id} at {self.link.options.address}"
+        return f"shard {self.id} at {self.session.options.address}"
 
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ def described(fleet: Fleet, shards: ShardMap, name: str) -> dict[int, TableDescr
     Raises:
         ServerUnavailableError: no server is reachable.
     """
-    return ask_all(fleet.links_of(shards), lambda: _description(name))
+    return ask_all(fleet.sessions_of(shards), lambda: _description(name))
 
 
 def described_by_each(fleet: Fleet, shards: ShardMap, name: str) -> dict[Shard, TableDescription]:
@@ -86,7 +86,7 @@ def described_by_each(fleet: Fleet, shards: ShardMap, name: str) -> dict[Shard, 
     for shard in shards.in_use:
         if shard.id not in answers:
             with naming(shard):
-                answers[shard.id] = fleet.link(shard.address).connection.run(_description(name))
+                answers[shard.id] = fleet.session(shard.address).connection.run(_description(name))
     found = {shard: answers[shard.id] for shard in shards.in_use}
     return {shard: answer for shard, answer in found.items() if isinstance(answer, TableDescription)}
 
@@ -125,7 +125,7 @@ def opened(fleet: Fleet, shards: ShardMap, name: str, known: Mapping[int, Member
     for shard in lacking:
         operation = operations.create_table(config, "open", shards_version=shards.version)
         try:
-            description, _ = fleet.link(shard.address).connection.run(operation)
+            description, _ = fleet.session(shard.address).connection.run(operation)
         except (PermissionDeniedError, ShardsChangedError, *AWAY) as error:
             log.warning("shard %d of table %r is left out: %s", shard.id, name, error)
         else:
@@ -162,7 +162,7 @@ def create_missing(fleet: Fleet, shards: ShardMap) -> None:
     that has this right creates the missing shards when it opens the table.
     """
     names: Counter[str] = Counter()
-    for tables, _ in ask_all(fleet.links_of(shards), operations.list_tables).values():
+    for tables, _ in ask_all(fleet.sessions_of(shards), operations.list_tables).values():
         names.update(table.name for table in tables)
     for name, places in names.items():
         if places < len(shards.in_use):
@@ -174,8 +174,8 @@ def create_missing(fleet: Fleet, shards: ShardMap) -> None:
 
 def member_of(fleet: Fleet, shard: Shard, description: TableDescription) -> Member:
     """Return a shard as a `Member`, with its table."""
-    link = fleet.link(shard.address)
-    return Member(shard.id, link, Table(link, description), description, shard.state == "active")
+    session = fleet.session(shard.address)
+    return Member(shard.id, session, Table(session, description), description, shard.state == "active")
 
 
 def check_alike(members: Sequence[Member]) -> None:

@@ -54,7 +54,7 @@ def _found(fleet: Fleet, shards: ShardMap, name: str, opened: Uids) -> tuple[dic
         except TableNotFoundError as error:
             return error
 
-    found = ask_all(fleet.links_of(shards), look)
+    found = ask_all(fleet.sessions_of(shards), look)
     there = {shard: found[shard.id] for shard in shards.in_use if shard.id in found}
     uids = {
         shard: opened.get(shard.id, each.uid) for shard, each in there.items() if isinstance(each, TableDescription)
@@ -75,7 +75,7 @@ def _run_on(
     for shard, uid in uids.items():
         with suppress(TableNotFoundError):  # another client has dropped it just now
             try:
-                results[shard] = fleet.link(shard.address).connection.run(operation(name, uid))
+                results[shard] = fleet.session(shard.address).connection.run(operation(name, uid))
             except AWAY:
                 away.append(shard)
     return results, away
@@ -115,7 +115,7 @@ def retire(fleet: Fleet, shard_id: int) -> ShardMap:
 
 
 def _stats(fleet: Fleet, shard: Shard) -> Stats:
-    return fleet.link(shard.address).connection.run(operations.stats())
+    return fleet.session(shard.address).connection.run(operations.stats())
 
 
 def _why_needed(draining: TableStats, others: Stats, name: str) -> str:

@@ -18,7 +18,7 @@ from typing import Final, Protocol
 from replay_proto.merged_stats import newest_reports
 
 from replay_client._operations import server as operations
-from replay_client._transport.server_link import ServerLink
+from replay_client._transport.session import Session
 from replay_client.errors import PermissionDeniedError
 from replay_client.results.description import TableDescription
 from replay_client.results.shards import LostRows
@@ -74,15 +74,15 @@ def report_of(opened: TableDescription, inserted: int) -> ShardReport:
 log = logging.getLogger(__name__)
 
 
-def rows_lost_with(shard_id: int, links: Mapping[int, ServerLink]) -> tuple[LostRows, ...]:
+def rows_lost_with(shard_id: int, sessions: Mapping[int, Session]) -> tuple[LostRows, ...]:
     """Return the rows of each table that will be lost with a shard, and log their number.
 
     Args:
         shard_id: the shard.
-        links: links to all servers in use, by shard.
+        sessions: sessions to all servers in use, by shard.
     """
     try:
-        found = ask_all(links, operations.stats)
+        found = ask_all(sessions, operations.stats)
     except AWAY:
         return ()
     except PermissionDeniedError as error:  # a token may have the right to give up a server, but not to read it

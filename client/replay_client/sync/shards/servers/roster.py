@@ -134,7 +134,7 @@ class Roster:
                 for shard_id, report in reports.items():
                     if shard_id != member.id:
                         about = operations.report_shard(member.table.name, member.table.uid, shard_id, report)
-                        member.link.connection.ask(about, timeout_s=ASK_S)
+                        member.session.connection.ask(about, timeout_s=ASK_S)
             except ReplayError as error:  # for example, this server is away, too
                 log.debug("%s gets no reports of other shards: %s", member, error)
 

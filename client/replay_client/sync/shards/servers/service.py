@@ -30,7 +30,7 @@ def stats_of_all(fleet: Fleet, shards: ShardMap) -> Stats:
         ServerUnavailableError: no server is reachable.
     """
     while True:
-        found = ask_all(fleet.links_of(shards), operations.stats_message)
+        found = ask_all(fleet.sessions_of(shards), operations.stats_message)
         known = {shard_id: stats for shard_id, stats in found.items() if stats.HasField("shards")}
         newest = newest_map(
             [(f"shard {shard_id}", ShardMap.from_proto(stats.shards)) for shard_id, stats in known.items()]
@@ -55,7 +55,7 @@ def table_stats_of_all(fleet: Fleet, shards: ShardMap, name: str) -> TableStats:
             return error
         return stats.tables[0]
 
-    found = ask_all(fleet.links_of(shards), of_shard)
+    found = ask_all(fleet.sessions_of(shards), of_shard)
     there = {shard_id: each for shard_id, each in found.items() if isinstance(each, replay_pb2.TableStats)}
     if not there:
         raise next(each for each in found.values() if isinstance(each, TableNotFoundError))
@@ -68,7 +68,7 @@ def tables_of_all(fleet: Fleet, shards: ShardMap) -> list[TableDescription]:
     Raises:
         ServerUnavailableError: no server is reachable.
     """
-    found = ask_all(fleet.links_of(shards), operations.list_tables)
+    found = ask_all(fleet.sessions_of(shards), operations.list_tables)
     by_name: dict[str, list[TableDescription]] = {}
     for descriptions, _ in found.values():
         for description in descriptions:

@@ -1,6 +1,6 @@
-"""State shared by a client and its tables; see `replay_client._transport.server_link`.
+"""State shared by a client and its tables; see `replay_client._transport.session`.
 
-A pickled or copied link belongs to the event loop that uses it first.
+A pickled or copied session belongs to the event loop that uses it first.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from replay_client._transport.call import Operation
 from replay_client._transport.data_path import DESCRIBE_S
-from replay_client._transport.server_link import LinkBase, ServerLink
+from replay_client._transport.session import Session, SessionBase
 from replay_client.aio._connection import Connection
 from replay_client.aio._frames import LocalPath
 from replay_client.errors import ClosedError
@@ -21,7 +21,7 @@ from replay_client.sync.client import ReplayClient as SyncClient
 T = TypeVar("T")
 
 
-class LoopLink(LinkBase):
+class LoopSession(SessionBase):
     """See the module."""
 
     _connection: Connection | None = None
@@ -32,7 +32,7 @@ class LoopLink(LinkBase):
         """The connection; opened on first use.
 
         Raises:
-            UnauthenticatedError: the link came from another process and had a token.
+            UnauthenticatedError: the session came from another process and had a token.
         """
         if self._connection is None:
             if self._is_closed:
@@ -56,16 +56,16 @@ class LoopLink(LinkBase):
         authorization = self.connection.access.authorization
         return LocalPath(table, authorization, describe=described if self.options.same_host else None)
 
-    def blocking(self) -> ServerLink:
-        """Return a link for threads, with a connection of its own."""
-        return ServerLink(self.options, self._token)
+    def blocking(self) -> Session:
+        """Return a session for threads, with a connection of its own."""
+        return Session(self.options, self._token)
 
     def blocking_client(self) -> SyncClient:
         """Return a client for threads, with a connection of its own."""
         return SyncClient(token=self._token, **vars(self.options))
 
-    async def in_thread(self, opened: ServerLink | SyncClient, work: Callable[[], T]) -> T:
-        """Run blocking work in a thread, and then close ``opened``, the link or client that was created for the work.
+    async def in_thread(self, opened: Session | SyncClient, work: Callable[[], T]) -> T:
+        """Run blocking work in a thread, and then close ``opened``, the session or client made for it.
 
         If the task is canceled, ``opened`` is closed immediately, so the thread's next call to the server fails.
         """

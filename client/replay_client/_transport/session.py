@@ -1,8 +1,8 @@
 """State shared by a client and its tables: the connection to the server, and shortcuts to the tables.
 
-A pickled or copied link contains only its options, and opens a new connection at its first call. Tokens are pickled
+A pickled or copied session contains only its options, and opens a new connection at its first call. Tokens are pickled
 only for processes that `multiprocessing` spawns. These get the pickle through a pipe, so no token is stored anywhere.
-If a link with a token is unpickled by any other process, that process reads a token from its own REPLAY_TOKEN.
+If a session with a token is unpickled by any other process, that process reads a token from its own REPLAY_TOKEN.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from multiprocessing.context import get_spawning_popen
 from typing import Any, Self, TypeVar
 
 from replay_client._transport.call import Operation
-from replay_client._transport.connection import Connection, LinkOptions
+from replay_client._transport.connection import Connection, SessionOptions
 from replay_client._transport.data_path import DESCRIBE_S, DataPath
 from replay_client._transport.local_calls import LocalCalls
 from replay_client._transport.unclosed import FINISH_S
@@ -25,23 +25,23 @@ from replay_client.errors import ClosedError, UnauthenticatedError
 from replay_client.results.description import TableDescription
 from replay_client.security import TOKEN_VARIABLE, Token, token_from_environment
 
-L = TypeVar("L", bound="LinkBase")
+L = TypeVar("L", bound="SessionBase")
 
 
-class LinkBase:
-    """Base class of the links of all clients: how links are pickled and copied."""
+class SessionBase:
+    """Base class of the sessions of all clients: how sessions are pickled and copied."""
 
-    def __init__(self, options: LinkOptions, token: Token | None = None, *, lacks_token: bool = False) -> None:
-        """Do not connect yet. ``lacks_token`` says that the original link had a token, but this process has none."""
+    def __init__(self, options: SessionOptions, token: Token | None = None, *, lacks_token: bool = False) -> None:
+        """Do not connect yet. ``lacks_token`` says that the original session had a token, but this process has none."""
         self.options = options
         self._token = token
         self._lacks_token = lacks_token
 
     def check_token(self) -> None:
-        """Check that the link has a token if the original link had one.
+        """Check that the session has a token if the original session had one.
 
         Raises:
-            UnauthenticatedError: the link came from another process, where it had a token; this process has none.
+            UnauthenticatedError: the session came from another process, where it had a token; this process has none.
         """
         if self._lacks_token:
             raise UnauthenticatedError(
@@ -54,15 +54,15 @@ class LinkBase:
         return partial(_arrived, type(self)), (self.options, self._lacks_token or self._token is not None)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Copy the link with its token, because the copy stays in this process."""
+        """Copy the session with its token, because the copy stays in this process."""
         return type(self)(self.options, self._token, lacks_token=self._lacks_token)
 
 
-class ServerLink(LinkBase):
+class Session(SessionBase):
     """See the module. Thread-safe."""
 
-    def __init__(self, options: LinkOptions, token: Token | None = None, *, lacks_token: bool = False) -> None:
-        """See `LinkBase`."""
+    def __init__(self, options: SessionOptions, token: Token | None = None, *, lacks_token: bool = False) -> None:
+        """See `SessionBase`."""
         super().__init__(options, token, lacks_token=lacks_token)
         self._connection: Connection | None = None
         self._is_closed = False
@@ -74,7 +74,7 @@ class ServerLink(LinkBase):
         """The connection, which is opened on first use.
 
         Raises:
-            UnauthenticatedError: the link came from another process, where it had a token; this process has none.
+            UnauthenticatedError: the session came from another process, where it had a token; this process has none.
         """
         if self._connection is None:
             with self._opening:
@@ -82,9 +82,9 @@ class ServerLink(LinkBase):
                     self._connection = self._opened()
         return self._connection
 
-    def to(self, address: str) -> ServerLink:
-        """Return a link with the same options to another server."""
-        return ServerLink(replace(self.options, address=address), self._token, lacks_token=self._lacks_token)
+    def to(self, address: str) -> Session:
+        """Return a session with the same options to another server."""
+        return Session(replace(self.options, address=address), self._token, lacks_token=self._lacks_token)
 
     def move(self, address: str) -> None:
         """Connect to another address, where the server has the same tables. Streams move there when they break."""
@@ -131,6 +131,6 @@ class ServerLink(LinkBase):
         return Connection(self.options, self._token)
 
 
-def _arrived(kind: Callable[..., L], options: LinkOptions, has_token: bool) -> L:
+def _arrived(kind: Callable[..., L], options: SessionOptions, has_token: bool) -> L:
     token = token_from_environment() if has_token else None
     return kind(options, token, lacks_token=has_token and token is None)

@@ -1,7 +1,7 @@
-"""The trainer's link to its replay table: it inserts rows, samples batches and updates priorities.
+"""The trainer's access to its replay table: it inserts rows, samples batches and updates priorities.
 
-`ReplayLink` is fast: it sends rows in the background, prefetches batches to the device and never waits for priority
-updates. `LockstepLink` waits for each call, so that equal seeds give equal runs.
+`ReplayAccess` is fast: it sends rows in the background, prefetches batches to the device and never waits for priority
+updates. `LockstepAccess` waits for each call, so that equal seeds give equal runs.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ CLOSE_TIMEOUT_S: Final = 5.0
 FLUSH_TIMEOUT_S: Final = 5.0
 
 
-class ReplayLink:
+class ReplayAccess:
     """Access to the run's table. Every method may raise one of `TABLE_LOST`, or another `ReplayError`."""
 
     def __init__(self, table: Table, settings: TrainSettings, timeout_s: float, device: torch.device) -> None:
-        """Link to a table; sends nothing yet. See `RunTable` for the arguments."""
+        """Prepare access to a table; send nothing yet. See `RunTable` for the arguments."""
         self.table = table
         self._settings = settings
         self._timeout_s = timeout_s
@@ -95,7 +95,7 @@ class ReplayLink:
         )
 
 
-class LockstepLink(ReplayLink):
+class LockstepAccess(ReplayAccess):
     """Waits for every row, batch and update."""
 
     def record(self, step: Step) -> None:
