@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
-from replay_proto.access.tokens import REFRESH_S, Grant, Right, Tokens, bearer_token
+from replay_proto.access.tokens import REFRESH_S, Right, TokenEntry, Tokens, bearer_token
 
 from replay_server import errors
 from replay_server.errors import RequestError
@@ -129,18 +129,18 @@ class Caller:
         """Create a caller; callers with the same ``identity`` share budgets (see the module)."""
         self.identity = identity
 
-    def grant(self) -> Grant | None:
-        """Return the rights of the caller's token. None means all rights."""
+    def token(self) -> TokenEntry | None:
+        """Return the entry of the caller's token. None means all rights."""
         return None
 
     def check_valid(self) -> None:
         """Require a valid token."""
-        self.grant()
+        self.token()
 
     def may(self, one_of: Right, table: str | None = None) -> bool:
         """Whether the caller has one of these rights on ``table`` or, if that is None, on at least one table."""
-        grant = self.grant()
-        return grant is None or grant.allows(one_of, table)
+        entry = self.token()
+        return entry is None or entry.allows(one_of, table)
 
     def check(self, one_of: Right, table: str | None = None) -> None:
         """Require one of these rights on ``table`` or, if that is None, on at least one table.
@@ -148,15 +148,15 @@ class Caller:
         Raises:
             RequestError: PERMISSION_DENIED.
         """
-        grant = self.grant()
-        if grant is not None and not grant.allows(one_of, table):
+        entry = self.token()
+        if entry is not None and not entry.allows(one_of, table):
             on = "any table" if table is None else f"table {table!r}"
-            raise errors.permission_denied(grant.name, one_of.words(), on, table or "")
+            raise errors.permission_denied(entry.name, one_of.words(), on, table or "")
 
     def may_on_all(self, one_of: Right) -> bool:
         """Whether the caller has one of these rights on all tables, including future ones."""
-        grant = self.grant()
-        return grant is None or grant.allows_on_all(one_of)
+        entry = self.token()
+        return entry is None or entry.allows_on_all(one_of)
 
     def check_on_all(self, one_of: Right, what: str = "all tables") -> None:
         """Require one of these rights on all tables, including future ones. A refusal mentions ``what``.
@@ -164,9 +164,9 @@ class Caller:
         Raises:
             RequestError: PERMISSION_DENIED.
         """
-        grant = self.grant()
-        if grant is not None and not grant.allows_on_all(one_of):
-            raise errors.permission_denied(grant.name, one_of.words(), what)
+        entry = self.token()
+        if entry is not None and not entry.allows_on_all(one_of):
+            raise errors.permission_denied(entry.name, one_of.words(), what)
 
     def check_each(self, one_of: Right, tables: Iterable[str], what: str) -> None:
         """Require one of these rights on each of these tables; refusals name ``what`` instead of the tables.
@@ -174,9 +174,9 @@ class Caller:
         Raises:
             RequestError: PERMISSION_DENIED.
         """
-        grant = self.grant()
-        if grant is not None and not all(grant.allows(one_of, table) for table in tables):
-            raise errors.permission_denied(grant.name, one_of.words(), what)
+        entry = self.token()
+        if entry is not None and not all(entry.allows(one_of, table) for table in tables):
+            raise errors.permission_denied(entry.name, one_of.words(), what)
 
     def while_valid(self, end: End) -> AbstractContextManager[None]:
         """Inside the block, call ``end`` if the caller's token becomes invalid."""
@@ -195,24 +195,24 @@ class TokenHolder(Caller):
         self._tokens = tokens
         self._digest = digest
         self._revocations = revocations
-        super().__init__(of_token(self.grant().name))
+        super().__init__(of_token(self.token().name))
 
-    def grant(self) -> Grant:
-        """Return the rights of the token."""
-        return _valid_grant(self._tokens, self._digest)
+    def token(self) -> TokenEntry:
+        """Return the entry of the token."""
+        return _valid_entry(self._tokens, self._digest)
 
     def while_valid(self, end: End) -> AbstractContextManager[None]:
         """See `Caller`."""
         return self._revocations.ending(self._digest, end)
 
 
-def _valid_grant(tokens: Tokens, digest: bytes) -> Grant:
-    grant = tokens.grant(digest)
-    if grant is None:
+def _valid_entry(tokens: Tokens, digest: bytes) -> TokenEntry:
+    entry = tokens.entry(digest)
+    if entry is None:
         raise errors.unauthenticated("the token of this call is no longer valid")
-    if tokens.has_expired(grant):
-        raise errors.unauthenticated(f"the token {grant.name!r} expired at {grant.expires}")
-    return grant
+    if tokens.has_expired(entry):
+        raise errors.unauthenticated(f"the token {entry.name!r} expired at {entry.expires}")
+    return entry
 
 
 class Authenticator:
@@ -263,4 +263,4 @@ class Authenticator:
 
     def _check(self, digest: bytes) -> None:
         if self._tokens is not None:
-            _valid_grant(self._tokens, digest)
+            _valid_entry(self._tokens, digest)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from replay_proto.access.tokens import Grant
+from replay_proto.access.tokens import TokenEntry
 
 from replay_server import errors
 from replay_server.auth import Caller
@@ -49,7 +49,7 @@ class Catalog:
     def __init__(
         self, root: Root, bounds: Bounds | None = None, *, checked: bool = False, memory: MemoryLimit | None = None
     ) -> None:
-        """Start without tables. Call `restore` to open the tables that are stored in ``root``.
+        """Start without tables. Call `open_tables` to open the tables that are stored in ``root``.
 
         Args:
             root: directory of the tables.
@@ -106,7 +106,7 @@ class Catalog:
         await asyncio.to_thread(self.owner.look)
         self.owner.check()
 
-    def restore(self, stopped: threading.Event | None = None) -> None:
+    def open_tables(self, stopped: threading.Event | None = None) -> None:
         """Open the tables stored in the root. May run in any thread, before the catalog is used.
 
         Raises:
@@ -187,7 +187,7 @@ class Catalog:
         return admission
 
     async def create(
-        self, config: TableConfig, creator: Grant | None = None, *, client: str = ""
+        self, config: TableConfig, creator: TokenEntry | None = None, *, client: str = ""
     ) -> tuple[Table, bool]:
         """Create a table within its creator's quota, or find the existing one with this name and config.
 
@@ -206,7 +206,7 @@ class Catalog:
         config = replace(config, owner="" if creator is None else creator.name)
         return await self._changing.do(client, lambda: self._create(config, creator, client))
 
-    async def _create(self, config: TableConfig, creator: Grant | None, client: str) -> tuple[Table, bool]:
+    async def _create(self, config: TableConfig, creator: TokenEntry | None, client: str) -> tuple[Table, bool]:
         began = time.monotonic()
         existing = self.get(config.name)
         if existing is not None:

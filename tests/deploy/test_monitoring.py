@@ -18,7 +18,7 @@ from replay_agent.reporting.metrics_port import MetricsPort
 from replay_agent.reporting.progress import ProgressView
 from replay_server.files.memory_limit import MemoryUse
 from replay_server.http.metrics import metrics
-from replay_server.http.snapshot import ServerSnapshot, Storage
+from replay_server.http.view import ServerView, Storage
 
 from tests.packaging.project import ROOT
 
@@ -54,7 +54,7 @@ def types_of(found: Sequence[Metric]) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def exported() -> dict[str, str]:
     """All metrics of server and trainer."""
-    server = types_of(list(metrics(ServerSnapshot((), {}, Storage(0, 0), 0, MemoryUse(1, 1, Path()), {}))))
+    server = types_of(list(metrics(ServerView((), {}, Storage(0, 0), 0, MemoryUse(1, 1, Path()), {}))))
     with MetricsPort(ProgressView(), "127.0.0.1", 0) as port:
         return server | types_of(list(port.collect()))
 

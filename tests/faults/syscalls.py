@@ -408,7 +408,7 @@ def audit(folder: Path, model: Model, *, checked: bool) -> bool:
     try:
         resume(root.tables)
         settle(root.tables)
-        catalog.restore()
+        catalog.open_tables()
         found = {table.name: _rows_of(table) for table in catalog}
         version = catalog.shards.version
     except FatalError as error:

@@ -38,7 +38,7 @@ def check_table(table: Table) -> None:
     """
     assert 0 <= table.size <= table.config.most_live, f"size {table.size} of at most {table.config.most_live}"
     assert table.write_horizon == table.inserted, "rows are being written"
-    assert sum(rows for _, _, rows in table.figures.snapshot().times_sampled) == table.size, "times sampled miss rows"
+    assert sum(rows for _, _, rows in table.figures.now().times_sampled) == table.size, "times sampled miss rows"
     check_index(table._index)
 
 

@@ -89,13 +89,13 @@ class Gate:
         if token is None:
             raise _unauthenticated("this learner requires a token, and the call has none")
         digest = self._tokens.digest_of(token)
-        grant = None if digest is None else self._tokens.grant(digest)
-        if grant is None or self._tokens.has_expired(grant):
+        entry = None if digest is None else self._tokens.entry(digest)
+        if entry is None or self._tokens.has_expired(entry):
             raise _unauthenticated("the token of this call is unknown to this learner, or has expired")
-        if not grant.allows(Right.WRITE, self._table):
+        if not entry.allows(Right.WRITE, self._table):
             raise RefusedError(
                 grpc.StatusCode.PERMISSION_DENIED,
-                f"the token {grant.name!r} lacks the right write on table {self._table!r}",
+                f"the token {entry.name!r} lacks the right write on table {self._table!r}",
             )
 
 

@@ -78,15 +78,15 @@ class Right(Flag):
 
 
 @dataclass(frozen=True)
-class Grant:
-    """The rights of one token."""
+class TokenEntry:
+    """What the file says of one token."""
 
     name: str
     """Name of the token; messages show it instead of the token."""
     digest: bytes = field(repr=False)
     """SHA-256 of the token."""
     rights: Right
-    """Granted rights."""
+    """Its rights."""
     tables: tuple[str, ...] = (ALL_TABLES,)
     """Names of the tables that the rights apply to, with wildcards * and ?."""
     expires: datetime | None = None
@@ -150,10 +150,10 @@ class Tokens:
         self._path = path
         self._clock = clock
         self._ticks = ticks
-        self._file: Watched[tuple[Grant, ...]] = Watched([path], lambda: read_grants(path), if_gone=())
+        self._file: Watched[tuple[TokenEntry, ...]] = Watched([path], lambda: read_entries(path), if_gone=())
         self._looked_at = ticks()
         exposure = self._exposure()
-        if exposure is not None and any(grant.in_plain_text for grant in self._file.value):
+        if exposure is not None and any(entry.in_plain_text for entry in self._file.value):
             raise UnusableFileError(f"{exposure}, or replace token by token_sha256")
         self._warn(exposure)
 
@@ -165,18 +165,18 @@ class Tokens:
         self._refresh()
         given = _digest(token)
         known = False
-        for grant in self._file.value:
-            known |= hmac.compare_digest(grant.digest, given)
+        for entry in self._file.value:
+            known |= hmac.compare_digest(entry.digest, given)
         return given if known else None
 
-    def grant(self, digest: bytes) -> Grant | None:
-        """Return the current grant for this digest, or None if the token was removed from the file."""
+    def entry(self, digest: bytes) -> TokenEntry | None:
+        """Return the current entry of the token with this digest; None if it was removed from the file."""
         self._refresh()
-        return next((grant for grant in self._file.value if grant.digest == digest), None)
+        return next((entry for entry in self._file.value if entry.digest == digest), None)
 
-    def has_expired(self, grant: Grant) -> bool:
-        """Whether the grant has expired."""
-        return grant.has_expired(self._clock())
+    def has_expired(self, entry: TokenEntry) -> bool:
+        """Whether the token has expired."""
+        return entry.has_expired(self._clock())
 
     def _refresh(self) -> None:
         now = self._ticks()
@@ -220,7 +220,7 @@ def bearer_token(headers: Sequence[str]) -> str | None:
     return token.strip()
 
 
-def read_grants(path: Path) -> tuple[Grant, ...]:
+def read_entries(path: Path) -> tuple[TokenEntry, ...]:
     """Read a token file; if it has no tokens, all calls are refused.
 
     Raises:
@@ -234,35 +234,35 @@ def read_grants(path: Path) -> tuple[Grant, ...]:
         raise UnusableFileError(f"{path}: expected TOML in UTF-8, got invalid bytes") from None
     except OSError as error:
         raise UnusableFileError(f"{path}: {_without_content(error)}") from None
-    entries = content.get("tokens", [])
-    if content.keys() - {"tokens"} or not isinstance(entries, list):
+    given = content.get("tokens", [])
+    if content.keys() - {"tokens"} or not isinstance(given, list):
         raise UnusableFileError(f"{path}: expected only [[tokens]]")
-    grants = tuple(_grant(f"{path}: tokens[{index}]", entry) for index, entry in enumerate(entries))
-    if len({grant.name for grant in grants}) < len(grants):
+    entries = tuple(_checked(f"{path}: tokens[{index}]", one) for index, one in enumerate(given))
+    if len({entry.name for entry in entries}) < len(entries):
         raise UnusableFileError(f"{path}: expected unique names, got a duplicate")
-    if len({grant.digest for grant in grants}) < len(grants):
+    if len({entry.digest for entry in entries}) < len(entries):
         raise UnusableFileError(f"{path}: expected unique tokens, got a duplicate")
-    return grants
+    return entries
 
 
-def _grant(place: str, entry: Any) -> Grant:
-    if not isinstance(entry, Mapping):
+def _checked(place: str, given: Any) -> TokenEntry:
+    if not isinstance(given, Mapping):
         raise UnusableFileError(f"{place}: expected a table of keys")
     known = _Entry.model_fields.keys()
-    if unknown := sorted(entry.keys() - known):
+    if unknown := sorted(given.keys() - known):
         raise UnusableFileError(f"{place}: expected keys among {', '.join(sorted(known))}, got {unknown[0]!r}")
-    if ("token" in entry) == ("token_sha256" in entry):
+    if ("token" in given) == ("token_sha256" in given):
         raise UnusableFileError(f"{place}: expected either token or token_sha256")
     try:
-        read = _Entry.model_validate(entry)
+        read = _Entry.model_validate(given)
     except ValidationError as error:
         key = str(error.errors()[0]["loc"][0])
-        got = "" if key in _SECRETS else f", got {entry.get(key)}"
+        got = "" if key in _SECRETS else f", got {given.get(key)}"
         raise UnusableFileError(f"{place}: {key}: expected {_EXPECTED[key]}{got}") from None
     rights = Right(0)
     for word in read.rights:
         rights |= Right[word.upper()]
-    return Grant(
+    return TokenEntry(
         name=read.name,
         digest=_digest(read.token) if read.token is not None else bytes.fromhex(read.token_sha256 or ""),
         rights=rights,

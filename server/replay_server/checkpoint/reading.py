@@ -158,7 +158,7 @@ def _fill(folder: Path, table: TableManifest, work: LongWork, directory: TableDi
     for index, (ring, file) in enumerate(columns):
         _fill_ring(folder / column_file(index), table, ring, file, work)
     _fill_ring(folder / PRIORITIES_FILE, table, directory.priorities, directory.priorities_file, work)
-    directory.header.restore(table.state)
+    directory.header.set(table.state)
     directory.writers.load(np.fromfile(folder / WRITERS_FILE, np.uint8), table.state.inserted)
     directory.flush()
 

@@ -18,7 +18,7 @@ from replay_proto.layout import MOST_ROWS_AT_ONCE
 from replay_server import errors
 
 if TYPE_CHECKING:  # settings import this module before the kernels are loaded
-    from replay_proto.access.tokens import Grant
+    from replay_proto.access.tokens import TokenEntry
 
     from replay_server.storage.table_config import TableConfig
 
@@ -147,7 +147,7 @@ class Bounds:
         _check("bytes of all checkpoints", self.max_checkpoint_bytes, size, "max_checkpoint_bytes of the server")
 
 
-def check_quota(creator: Grant, size: int, others: Sequence[int]) -> None:
+def check_quota(creator: TokenEntry, size: int, others: Sequence[int]) -> None:
     """Refuse a table that exceeds its creator's quota; ``others`` are the bytes of the creator's other tables."""
     of = f"of the token {creator.name!r}"
     _check(f"tables {of}", creator.max_tables, len(others) + 1, f"max_tables {of}")

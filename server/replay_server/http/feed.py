@@ -32,7 +32,7 @@ from replay_server.http.page_figures import (
     table_figures,
     to_json,
 )
-from replay_server.http.snapshot import View
+from replay_server.http.view import View
 from replay_server.rpc.handlers.stats import table_stats
 from replay_server.table.table import Table
 

@@ -1,4 +1,4 @@
-"""Metrics in Prometheus's text format, made from a snapshot.
+"""Metrics in Prometheus's text format, made from a view of the server.
 
 The metrics of RPCs have the same labels as those of common gRPC interceptors. `table` is the only label whose values
 callers choose. Its cardinality is bounded, because the number of tables is limited, and dropped tables disappear.
@@ -27,7 +27,7 @@ from prometheus_client.registry import Collector
 from replay_server import __version__
 from replay_server.files.standard_error import STANDARD_ERROR
 from replay_server.flow.background import Loop
-from replay_server.http.snapshot import ServerSnapshot, TableSnapshot
+from replay_server.http.view import ServerView, TableView
 from replay_server.rpc.endpoint import AnyEndpoint
 from replay_server.rpc.endpoints import SERVICE
 from replay_server.table.table_figures import Waits
@@ -35,7 +35,7 @@ from replay_server.table.table_figures import Waits
 _OF_TABLES: Final = ("table",)
 _OF_METHODS: Final = ("grpc_type", "grpc_service", "grpc_method")
 _PROCESS: Final = ProcessCollector(registry=None)
-_Read = Callable[[TableSnapshot], float]
+_Read = Callable[[TableView], float]
 
 _GAUGES: Final[Sequence[tuple[str, str, _Read]]] = (
     ("replay_table_rows", "Live rows.", lambda table: table.rows),
@@ -69,47 +69,45 @@ class _One(Collector):
         return (self._metric,)
 
 
-async def render(snapshot: ServerSnapshot) -> bytes:
+async def render(view: ServerView) -> bytes:
     """Render all metrics. Other calls run between two metrics."""
     parts = []
-    for metric in metrics(snapshot):
+    for metric in metrics(view):
         parts.append(generate_latest(_One(metric)))
         await asyncio.sleep(0)
     return b"".join(parts)
 
 
-def metrics(snapshot: ServerSnapshot) -> Iterator[Metric]:
+def metrics(view: ServerView) -> Iterator[Metric]:
     """Yield all metrics, with their samples."""
     build = InfoMetricFamily("replay_build", "Version of the server and of Python.")
     build.add_metric((), {"version": __version__, "python": platform.python_version()})
     yield build
     yield GaugeMetricFamily(
-        "replay_storage_free_bytes", "Free bytes of the tables' file system.", snapshot.storage.free_bytes
+        "replay_storage_free_bytes", "Free bytes of the tables' file system.", view.storage.free_bytes
     )
-    yield GaugeMetricFamily(
-        "replay_storage_size_bytes", "Size of the tables' file system.", snapshot.storage.size_bytes
-    )
-    if snapshot.memory is not None:
+    yield GaugeMetricFamily("replay_storage_size_bytes", "Size of the tables' file system.", view.storage.size_bytes)
+    if view.memory is not None:
         yield GaugeMetricFamily(
-            "replay_memory_limit_bytes", "Memory that the server's cgroup allows.", snapshot.memory.limit_bytes
+            "replay_memory_limit_bytes", "Memory that the server's cgroup allows.", view.memory.limit_bytes
         )
         yield GaugeMetricFamily(
             "replay_memory_used_bytes",
             "Memory of the server's cgroup in use, with files in memory, without the page cache of disks.",
-            snapshot.memory.used_bytes,
+            view.memory.used_bytes,
         )
     yield CounterMetricFamily(
-        "replay_connections_refused", "gRPC connections over --max-connections.", snapshot.connections_refused
+        "replay_connections_refused", "gRPC connections over --max-connections.", view.connections_refused
     )
     yield CounterMetricFamily(
         "replay_log_lines_dropped",
         "Lines of the log that were dropped, because standard error could not be written, or not fast enough.",
         STANDARD_ERROR.lines_dropped,
     )
-    yield from _loops(snapshot.loops)
+    yield from _loops(view.loops)
     yield from _PROCESS.collect()
-    yield from _of_methods(snapshot.endpoints.items())
-    yield from _of_tables(snapshot.tables)
+    yield from _of_methods(view.endpoints.items())
+    yield from _of_tables(view.tables)
 
 
 def _loops(loops: Mapping[str, Loop]) -> Iterator[Metric]:
@@ -126,7 +124,7 @@ def _loops(loops: Mapping[str, Loop]) -> Iterator[Metric]:
     yield failing
 
 
-def _of_tables(tables: Sequence[TableSnapshot]) -> Iterator[Metric]:
+def _of_tables(tables: Sequence[TableView]) -> Iterator[Metric]:
     for kind, specified in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
         for name, meaning, read in specified:
             metric = kind(name, meaning, labels=_OF_TABLES)
@@ -140,7 +138,7 @@ def _of_tables(tables: Sequence[TableSnapshot]) -> Iterator[Metric]:
     yield from _limiters(tables)
 
 
-def _sampled(tables: Sequence[TableSnapshot]) -> Metric:
+def _sampled(tables: Sequence[TableView]) -> Metric:
     metric = CounterMetricFamily(
         "replay_rows_sampled",
         "Rows drawn. path: reply (the reply had the rows), files (the client copied them from the table's files).",
@@ -153,7 +151,7 @@ def _sampled(tables: Sequence[TableSnapshot]) -> Metric:
     return metric
 
 
-def _staleness(tables: Sequence[TableSnapshot]) -> Metric:
+def _staleness(tables: Sequence[TableView]) -> Metric:
     metric = SummaryMetricFamily(
         "replay_batch_staleness_updates",
         "For each batch of a learner's stream: earlier batches whose updates had not arrived yet.",
@@ -164,7 +162,7 @@ def _staleness(tables: Sequence[TableSnapshot]) -> Metric:
     return metric
 
 
-def _waits(tables: Sequence[TableSnapshot]) -> Iterator[Metric]:
+def _waits(tables: Sequence[TableView]) -> Iterator[Metric]:
     waiting = GaugeMetricFamily(
         "replay_calls_waiting",
         "Calls that wait. for: rows (too few to draw), samples, inserts (rate limiter), room (queue).",
@@ -182,7 +180,7 @@ def _waits(tables: Sequence[TableSnapshot]) -> Iterator[Metric]:
     yield waited
 
 
-def _steps(tables: Sequence[TableSnapshot]) -> Iterator[Metric]:
+def _steps(tables: Sequence[TableView]) -> Iterator[Metric]:
     pending = GaugeMetricFamily(
         "replay_table_pending_rows", "In tables of steps: rows that wait for later steps.", labels=_OF_TABLES
     )
@@ -197,7 +195,7 @@ def _steps(tables: Sequence[TableSnapshot]) -> Iterator[Metric]:
     yield broken
 
 
-def _limiters(tables: Sequence[TableSnapshot]) -> Iterator[Metric]:
+def _limiters(tables: Sequence[TableView]) -> Iterator[Metric]:
     names = ("replay_limiter_difference", "replay_limiter_difference_min", "replay_limiter_difference_max")
     meanings = (
         "Rate limiter: inserted rows times samples_per_insert, minus drawn rows.",

@@ -21,7 +21,7 @@ from replay_server.errors import RequestError
 from replay_server.http.live_page import LivePage
 from replay_server.http.metrics import render
 from replay_server.http.serving import CHALLENGES, Readers
-from replay_server.http.snapshot import View
+from replay_server.http.view import View
 
 _REST: Final = 4
 """Pause after each scrape, as a multiple of the scrape's CPU time. So scrapes use at most a fifth of a core."""
@@ -79,7 +79,7 @@ class Routes:
         try:
             if await request.is_disconnected():
                 return Response()
-            body = await render(await self._view.snapshot(caller))
+            body = await render(await self._view.of_server(caller))
         finally:
             rest_s = _REST * (time.thread_time() - began)
             asyncio.get_running_loop().call_later(rest_s, self._turn.release)

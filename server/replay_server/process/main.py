@@ -33,7 +33,7 @@ from replay_server.errors import FatalError, RequestError, StoppedError
 from replay_server.files import trust
 from replay_server.files.standard_error import STANDARD_ERROR
 from replay_server.flow.background import Background
-from replay_server.http.snapshot import View
+from replay_server.http.view import View
 from replay_server.process.server import ReplayServer
 from replay_server.process.settings import ServerSettings
 from replay_server.process.surroundings import RareCollections, allow_many_files, loading
@@ -208,7 +208,7 @@ def _open_tables(catalog: Catalog, root: Root, settings: ServerSettings, stopped
         log.info("%s restored: %d tables", settings.restore, len(restored.tables))
     if restored is not None and restored.shards is not None and catalog.shards.current is None:
         catalog.shards.replace(restored.shards)
-    catalog.restore(stopped)
+    catalog.open_tables(stopped)
 
 
 def _root(settings: ServerSettings, stopped: threading.Event) -> Root:

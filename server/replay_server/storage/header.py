@@ -47,7 +47,7 @@ class Header:
         except ValueError as error:
             self.close()
             raise ValueError(f"{folder / HEADER_FILE}: {error}; the file is corrupt") from error
-        self.restore(state)
+        self.set(state)
 
     @property
     def state(self) -> TableState:
@@ -69,7 +69,7 @@ class Header:
         self._words[_WORD_OF[field]] = value
         self._keep(self._state._replace(**{field: value}))
 
-    def restore(self, state: TableState) -> None:
+    def set(self, state: TableState) -> None:
         """Replace the state of a table whose rows are already stored; no other writes may run."""
         self.write_horizon = state.inserted
         self._store_all(state)

@@ -4,7 +4,7 @@
     figures.counts.repeated_inserts += 1
     with figures.one_waits("rows"):
         ...                                     # a call waits here
-    seen = figures.snapshot()
+    seen = figures.now()
 
 Rates cover the last minute.
 """
@@ -66,7 +66,7 @@ class Waits(NamedTuple):
 
 
 @dataclass
-class Snapshot:
+class CurrentFigures:
     """Statistics of one table at one moment. Counts start at 0 when the server starts."""
 
     sampled: int = 0
@@ -114,7 +114,7 @@ class TableFigures:
         self._clock = InsertClock(capacity, inserted)
         self._times_sampled = TimesSampled(slots)
         self._times_sampled.appear(size)
-        self.counts = Snapshot()
+        self.counts = CurrentFigures()
         """Counters that callers increment directly; `snapshot` adds the other statistics."""
         self.clients = Clients()
         """Clients with open streams."""
@@ -199,7 +199,7 @@ class TableFigures:
         """Return int64[n]: how often each of these live rows was drawn. keys: int64[n]."""
         return self._times_sampled.of(keys)
 
-    def snapshot(self) -> Snapshot:
+    def now(self) -> CurrentFigures:
         """Return the current statistics."""
         return replace(
             self.counts,

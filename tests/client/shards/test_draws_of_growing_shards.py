@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from replay_client import ReplayClient, ShardedTable
-from replay_client._shards.step import Bundle, Step
+from replay_client._shards.round import Bundle, Round
 from replay_client.sync.shards.drawing import sharded_sampler
 
 from tests.client.shards.conftest import shards_of
@@ -58,17 +58,17 @@ def drawn(
     counts, expected, spread = np.zeros(3), np.zeros(3), np.zeros(3)
 
     class Watched(Bundle):
-        def __init__(self, step: Step, *arguments: object) -> None:
-            super().__init__(step, *arguments)  # type: ignore[arg-type]
-            used = np.array([step.chances.get(shard_id, 0.0) for shard_id in range(3)])
-            masses = {part.shard_id: part.batch.total_mass for part in step.parts}
+        def __init__(self, drawn: Round, *arguments: object) -> None:
+            super().__init__(drawn, *arguments)  # type: ignore[arg-type]
+            used = np.array([drawn.chances.get(shard_id, 0.0) for shard_id in range(3)])
+            masses = {part.shard_id: part.batch.total_mass for part in drawn.parts}
             exact = np.array([masses.get(shard_id, 0.0) for shard_id in range(3)])
             if len(masses) == 3:
                 distances.append(float(abs(used - exact / exact.sum()).sum() / 2))
-            for part in step.parts:
+            for part in drawn.parts:
                 counts[part.shard_id] += part.batch.batch_size
-            expected[:] += BATCH * step.batches * used
-            spread[:] += BATCH * step.batches * used * (1 - used)
+            expected[:] += BATCH * drawn.batches * used
+            spread[:] += BATCH * drawn.batches * used * (1 - used)
 
     monkeypatch.setattr(sharded_sampler, "Bundle", Watched)
     is_over = threading.Event()

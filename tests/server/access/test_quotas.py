@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import pytest
 from replay_client import Column, ReplayClient, ResourceExhaustedError, Table
-from replay_proto.access.tokens import read_grants
+from replay_proto.access.tokens import read_entries
 from replay_proto.access.watched import UnusableFileError
 from replay_proto.schema import Schema
 from replay_server.storage.table_config import TableConfig
@@ -107,4 +107,4 @@ def test_tables_keep_their_owner_over_a_restart_and_in_a_checkpoint(
 def test_a_bound_is_a_whole_number(tmp_path: Path, bound: str) -> None:
     path = write_tokens(tmp_path / "tokens.toml", bound)
     with pytest.raises(UnusableFileError, match=f"{bound.split()[0]}: expected a whole number of at least 0"):
-        read_grants(path)
+        read_entries(path)

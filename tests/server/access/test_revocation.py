@@ -184,7 +184,7 @@ def test_a_draw_that_has_waited_takes_nothing_for_a_token_that_is_valid_no_more(
             await catalog.lease("queue").admission.draw(caller, 1, math.inf)
 
         first, second = asyncio.create_task(draw(Revoked())), asyncio.create_task(draw(Caller()))
-        while table.figures.snapshot().waiting < 2:
+        while table.figures.now().waiting < 2:
             await asyncio.sleep(0)
         table.insert(NewRows(columns_of(np.arange(1)), 1), None)
         catalog.lease("queue").admission.changed()

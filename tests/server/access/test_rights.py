@@ -13,7 +13,7 @@ import pytest
 from google.protobuf.message import Message
 from hypothesis import example, given
 from hypothesis import strategies as st
-from replay_proto.access.tokens import Grant, Right
+from replay_proto.access.tokens import Right, TokenEntry
 from replay_proto.v1 import replay_pb2
 from replay_server.auth import Revocations, TokenHolder
 from replay_server.catalog import Catalog
@@ -71,13 +71,13 @@ DEMANDS = _demands()
 class OneToken:
     """A token file with one token that does not expire."""
 
-    def __init__(self, grant: Grant) -> None:
-        self._grant = grant
+    def __init__(self, entry: TokenEntry) -> None:
+        self._entry = entry
 
-    def grant(self, _digest: bytes) -> Grant:
-        return self._grant
+    def entry(self, _digest: bytes) -> TokenEntry:
+        return self._entry
 
-    def has_expired(self, _grant: Grant) -> bool:
+    def has_expired(self, _entry: TokenEntry) -> bool:
         return False
 
 
@@ -107,32 +107,32 @@ def is_for(patterns: Sequence[str], name: str) -> bool:
     return any(re.fullmatch(regex, name) for regex in regexes)
 
 
-def is_expected(call: str, grant: Grant, table: str, other: str, series: str) -> bool:
+def is_expected(call: str, entry: TokenEntry, table: str, other: str, series: str) -> bool:
     """Whether the table says that the call is allowed."""
 
     def has(wanted: str) -> bool:
         rights, on = wanted.split(" on ")
-        if not any(Right[right.upper()] & grant.rights for right in rights.split("/")):
+        if not any(Right[right.upper()] & entry.rights for right in rights.split("/")):
             return False
-        if on == "any" or "*" in grant.tables:
+        if on == "any" or "*" in entry.tables:
             return True
         if on == "all" or (on == "the series" and series == "periodic"):
             return False
-        return is_for(grant.tables, {"the table": table, "the other": other, "the series": series}[on])
+        return is_for(entry.tables, {"the table": table, "the other": other, "the series": series}[on])
 
     # Without a series, it is named after the first table.
-    first_is_taken = call == "Checkpoint:tables" and table == "periodic" and "*" not in grant.tables
+    first_is_taken = call == "Checkpoint:tables" and table == "periodic" and "*" not in entry.tables
     return all(map(has, EXPECTED[call])) and not first_is_taken
 
 
-def is_allowed(call: str, grant: Grant, request: Message) -> bool:
+def is_allowed(call: str, entry: TokenEntry, request: Message) -> bool:
     """Whether the service allows the call, or refuses it with the wrong error."""
     demand, data = DEMANDS[call.partition(":")[0]], request.SerializeToString()
-    caller = TokenHolder(OneToken(grant), b"", Revocations(lambda _: None))  # type: ignore[arg-type]
+    caller = TokenHolder(OneToken(entry), b"", Revocations(lambda _: None))  # type: ignore[arg-type]
     try:
         demand.check(caller, None if demand.names is None else demand.names.FromString(data), "")
     except RequestError as refusal:
-        named = set(re.findall("'([^']*)'", str(refusal))) - {grant.name}
+        named = set(re.findall("'([^']*)'", str(refusal))) - {entry.name}
         names_only_what_came = all(name.encode() in data for name in named)
         return CODES[refusal.reason] is not grpc.StatusCode.PERMISSION_DENIED or not names_only_what_came
     return True
@@ -159,6 +159,6 @@ def test_what_is_allowed_is_what_the_table_says(
     granted = Right(0)
     for right in rights:
         granted |= right
-    grant = Grant("token", b"", granted, tuple(patterns))
-    allowed = is_allowed(call, grant, request_of(call, table, other, series))
-    assert allowed == is_expected(call, grant, table, other, series)
+    entry = TokenEntry("token", b"", granted, tuple(patterns))
+    allowed = is_allowed(call, entry, request_of(call, table, other, series))
+    assert allowed == is_expected(call, entry, table, other, series)

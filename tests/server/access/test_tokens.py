@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 import pytest
-from replay_proto.access.tokens import Grant, Right, Tokens, bearer_token, read_grants
+from replay_proto.access.tokens import Right, TokenEntry, Tokens, bearer_token, read_entries
 from replay_proto.access.watched import UnusableFileError
 
 from tests.support.access import READ, WRITE, WRONG, token_entry
@@ -43,29 +43,29 @@ def change(path: Path, content: str) -> None:
     os.replace(new, path)
 
 
-def grant_of(tokens: Tokens, token: str) -> Grant | None:
+def entry_of(tokens: Tokens, token: str) -> TokenEntry | None:
     digest = tokens.digest_of(token)
-    return None if digest is None else tokens.grant(digest)
+    return None if digest is None else tokens.entry(digest)
 
 
 def test_a_token_gives_its_rights_on_its_tables(file: Path) -> None:
-    grant = grant_of(Tokens(file), SECRET)
-    assert grant is not None
-    assert (grant.name, grant.rights, grant.tables, grant.expires) == ("actors", Right.WRITE, ("cart*",), None)
-    assert grant.allows(Right.WRITE, "cartpole")
-    assert grant.allows(Right.READ | Right.WRITE, "cartpole")
-    assert grant.allows(Right.WRITE, None)
-    assert not grant.allows(Right.READ, "cartpole")
-    assert not grant.allows(Right.READ, None)
-    assert not grant.allows(Right.WRITE, "acrobot")
-    assert not grant.allows(Right.WRITE, "CARTPOLE")
-    assert not grant.allows(Right.WRITE, "")
+    entry = entry_of(Tokens(file), SECRET)
+    assert entry is not None
+    assert (entry.name, entry.rights, entry.tables, entry.expires) == ("actors", Right.WRITE, ("cart*",), None)
+    assert entry.allows(Right.WRITE, "cartpole")
+    assert entry.allows(Right.READ | Right.WRITE, "cartpole")
+    assert entry.allows(Right.WRITE, None)
+    assert not entry.allows(Right.READ, "cartpole")
+    assert not entry.allows(Right.READ, None)
+    assert not entry.allows(Right.WRITE, "acrobot")
+    assert not entry.allows(Right.WRITE, "CARTPOLE")
+    assert not entry.allows(Right.WRITE, "")
 
 
 def test_no_right_includes_another() -> None:
     for right in Right:
-        grant = Grant("one", b"", right)
-        assert [other for other in Right if grant.allows(other, "table")] == [right]
+        entry = TokenEntry("one", b"", right)
+        assert [other for other in Right if entry.allows(other, "table")] == [right]
 
 
 def test_a_token_that_is_not_in_the_file_is_unknown(file: Path) -> None:
@@ -77,20 +77,20 @@ def test_a_token_that_is_not_in_the_file_is_unknown(file: Path) -> None:
 def test_a_file_may_have_hashes_in_place_of_tokens(file: Path) -> None:
     digest = hashlib.sha256(SECRET.encode()).hexdigest()
     file.write_text(GOOD.replace(f'token = "{SECRET}"', f'token_sha256 = "{digest.upper()}"'))
-    grant = grant_of(Tokens(file), SECRET)
-    assert grant is not None
-    assert grant.name == "actors"
+    entry = entry_of(Tokens(file), SECRET)
+    assert entry is not None
+    assert entry.name == "actors"
 
 
 def test_a_token_expires_at_its_moment(file: Path) -> None:
     file.write_text(token_entry("actors", SECRET, ["read"], expires="1970-01-01T02:00:00+01:00"))
     clock = Clock(3599.9)
     tokens = Tokens(file, clock=clock)
-    grant = grant_of(tokens, SECRET)
-    assert grant is not None
-    assert not tokens.has_expired(grant)
+    entry = entry_of(tokens, SECRET)
+    assert entry is not None
+    assert not tokens.has_expired(entry)
     clock.now = 3600.0
-    assert tokens.has_expired(grant)
+    assert tokens.has_expired(entry)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_a_token_is_shown_nowhere(file: Path, caplog: pytest.LogCaptureFixture) 
     change(file, GOOD + SECRET)
     ticks.now = 2.0
     tokens.digest_of(SECRET)
-    shown = caplog.text + repr(tokens) + repr(read_grants.__doc__) + repr(grant_of(tokens, SECRET))
+    shown = caplog.text + repr(tokens) + repr(read_entries.__doc__) + repr(entry_of(tokens, SECRET))
     assert "read again" in shown
     assert "is invalid" in shown
     assert SECRET not in shown

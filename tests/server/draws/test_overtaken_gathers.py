@@ -89,7 +89,7 @@ def test_a_batch_that_is_drawn_again_counts_once(catalog: Catalog, monkeypatch: 
     table = make_table(catalog, "table")
     overtake(table, times, monkeypatch)
     sample(handlers, table)
-    assert table.figures.snapshot().sampled == ROWS
+    assert table.figures.now().sampled == ROWS
     drawn = table.figures.times_sampled(np.arange(table.oldest, table.inserted))
     assert drawn.sum() == ROWS
     check_table(table)
@@ -101,7 +101,7 @@ def test_batches_that_are_drawn_again_count_once_on_a_stream(catalog: Catalog, m
     overtake(table, 2, monkeypatch)
     answer = learn(handlers, table, batches=3)
     assert [len(batch.values) for batch in batches_in(answer)] == [ROWS] * 3
-    figures = table.figures.snapshot()
+    figures = table.figures.now()
     assert (figures.sampled, figures.batches, figures.batches_ahead) == (3 * ROWS, 3, 3 * 2 + 0 + 1 + 2)
     check_table(table)
 
@@ -134,6 +134,6 @@ def test_rows_that_were_evicted_while_they_were_gathered_are_not_counted_as_live
     (batch,) = batches_in(answer)
     live = table.live_keys(batch.keys)
     assert 0 < len(live) < ROWS
-    assert table.figures.snapshot().sampled == ROWS
+    assert table.figures.now().sampled == ROWS
     assert table.figures.times_sampled(np.arange(table.oldest, table.inserted)).sum() == len(live)
     check_table(table)

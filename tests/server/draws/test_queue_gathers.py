@@ -94,7 +94,7 @@ def test_draws_take_what_lies_behind_those_that_are_being_gathered(catalog: Cata
         assert [keys_of(answer) for answer in answers] == [
             list(range(first, first + ROWS)) for first in range(0, 3 * ROWS, ROWS)
         ]
-        assert (table.size, table.figures.snapshot().sampled) == (0, 3 * ROWS)
+        assert (table.size, table.figures.now().sampled) == (0, 3 * ROWS)
 
     asyncio.run(play())
 
@@ -142,6 +142,6 @@ def test_a_draw_by_priority_is_refused_if_its_table_is_reset_while_it_is_gathere
         gathers.may_go_on.release()
         with pytest.raises(RequestError, match="reset"):
             await draw
-        assert table.figures.snapshot().sampled == 0
+        assert table.figures.now().sampled == 0
 
     asyncio.run(play())

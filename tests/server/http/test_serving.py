@@ -25,7 +25,7 @@ from replay_server.http.feed import Feed
 from replay_server.http.live_page import LivePage
 from replay_server.http.routes import Routes
 from replay_server.http.serving import MOST_CONNECTIONS, HttpServer, Readers
-from replay_server.http.snapshot import State, View
+from replay_server.http.view import State, View
 from replay_server.rpc.over_grpc.connections import Connections
 from replay_server.storage.root import Root
 

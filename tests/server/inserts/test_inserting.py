@@ -168,7 +168,7 @@ def test_a_repeat_that_comes_meanwhile_gets_the_same_keys(tmp_path: Path) -> Non
             it.let_on()
             assert await repeat == range(3, 103)
             assert await following == range(103, 203)
-            assert (it.table.inserted, it.table.figures.snapshot().repeated_inserts) == (203, 1)
+            assert (it.table.inserted, it.table.figures.now().repeated_inserts) == (203, 1)
 
     run(test)
 
@@ -299,7 +299,7 @@ def test_who_waits_behind_it_counts_as_waiting(tmp_path: Path) -> None:
             assert (reason, fields["bound"]) == ("TOO_LARGE", "waiting calls, of one caller")
             (wait,) = it.catalog.waits(it.table)
             assert (wait.calls, wait.lack.waited_for, wait.lack.needed) == (2, "turn", 1)
-            assert it.table.figures.snapshot().waiting_inserts == 2
+            assert it.table.figures.now().waiting_inserts == 2
             it.let_on()
             assert [len(await each) for each in (it.large, second, third)] == [LARGE, 5, 1]
             assert (it.catalog.limits.calls.total, it.catalog.limits.bytes_.total) == (0, 0)

@@ -54,7 +54,7 @@ def full_table(root: Root, kind: str, rows: int, schema: Schema = ONE_BYTE) -> N
         links = directory.rows.values()[-1]
         if links.shape[1] == 3:
             links[:rows] = runs_of((0, 0, 0, rows, 0)).links()
-        directory.header.restore(TableState(inserted=rows))
+        directory.header.set(TableState(inserted=rows))
 
     TableDirectory.create(root.tables, config_of(kind, rows, schema), fill=fill).close()
 
@@ -75,7 +75,7 @@ def test_a_reset_of_many_rows_hardly_uses_the_event_loop(tmp_path: Path, kind: s
 
     async def test() -> None:
         catalog = Catalog(root)
-        catalog.restore()
+        catalog.open_tables()
         table = catalog.find("t")
         assert table.size == rows
         began = time.thread_time()
@@ -97,7 +97,7 @@ def test_a_drop_of_many_rows_hardly_uses_the_event_loop() -> None:
 
     async def test() -> None:
         catalog = Catalog(root)
-        catalog.restore()
+        catalog.open_tables()
         began = time.thread_time()
         await catalog.drop("t", b"")
         assert time.thread_time() - began < MOST_ON_THE_LOOP_S

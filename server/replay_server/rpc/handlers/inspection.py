@@ -56,7 +56,7 @@ def _to_proto(table: Table, ranked: Ranked) -> replay_pb2.InspectResponse:
         ages_s=some_ages_s(table).tobytes(),
         times_sampled=[
             replay_pb2.TimesSampled(at_least=at_least, at_most=at_most, rows=rows)
-            for at_least, at_most, rows in table.figures.snapshot().times_sampled
+            for at_least, at_most, rows in table.figures.now().times_sampled
         ],
     )
 

@@ -90,7 +90,7 @@ def table_stats(table: Table, waits: Iterable[Wait]) -> replay_pb2.TableStats:
         table: the table.
         waits: the calls that wait for it.
     """
-    figures = table.figures.snapshot()
+    figures = table.figures.now()
     return replay_pb2.TableStats(
         table=describe(table),
         bytes=table.directory.reserved_bytes,

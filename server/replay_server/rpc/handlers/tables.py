@@ -53,7 +53,7 @@ class TableHandlers:
             raise errors.shards_changed(self._catalog.shards.version, request.head.shards_version)
         self._check_divisible(config)
         table, created = await self._catalog.create(
-            TableConfig.from_proto(config), call.caller.grant(), client=call.caller.identity
+            TableConfig.from_proto(config), call.caller.token(), client=call.caller.identity
         )
         description = self._describe(table, call.caller)
         return replay_pb2.CreateTableResponse(table=description, created=created).SerializeToString()

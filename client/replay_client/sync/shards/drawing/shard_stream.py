@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from replay_proto.v1 import replay_pb2
 
-from replay_client._shards.step import PartMemory, Step
+from replay_client._shards.round import PartMemory, Round
 from replay_client.batch import Batch
 from replay_client.errors import TableEmptyError, TableResetError
 from replay_client.sync.sampler import Sampler
@@ -76,13 +76,13 @@ class ShardStream(Sampler):
         if self._learning.state is not None:
             self._learning.state.drawable = 0
 
-    def ask_for(self, draw: replay_pb2.Draw | None, step: Step | None = None) -> None:
-        """Send the kept updates, and request the state. Unless ``draw`` is None, also request one batch for a step."""
-        self._learning.ask_for(draw, asked_for=step)
+    def ask_for(self, draw: replay_pb2.Draw | None, round: Round | None = None) -> None:
+        """Send the kept updates, and request the state. Unless ``draw`` is None, also request one batch for a round."""
+        self._learning.ask_for(draw, asked_for=round)
         self._stream.send_pending()
 
-    def take(self, deadline: float = math.inf) -> tuple[Step, Batch | None] | None:
-        """Wait for the next reply, and return its step and batch, or None if it answers no request for a batch.
+    def take(self, deadline: float = math.inf) -> tuple[Round, Batch | None] | None:
+        """Wait for the next reply, and return its round and batch, or None if it answers no request for a batch.
 
         The batch is None if the table was empty, or reset before the batch was complete.
 
@@ -95,7 +95,7 @@ class ShardStream(Sampler):
             exchange, answer = self._stream.receive(deadline)
         except (TableEmptyError, TableResetError):
             return None if oldest.asked_for is None else (oldest.asked_for, None)
-        self._memory.step = exchange.asked_for
+        self._memory.round = exchange.asked_for
         self._learning.answered(exchange, answer)
         self.state_at = time.monotonic()
         if exchange.asked_for is None:

@@ -1,7 +1,7 @@
 """Draws batches from a table on several servers, and sends each priority update to the shard that holds the row.
 
-Each step divides one or more batches among the shards in proportion to their masses, requests the rows with one message
-per shard, and joins them in random order (`replay_client._shards.mass`). While a server is away, all rows are drawn
+Each round divides one or more batches among the shards in proportion to their masses, requests the rows with a message
+to each shard, and joins them in random order (`replay_client._shards.mass`). While a server is away, all rows are drawn
 from the other shards. Updates for the rows of that server are held, and sent when it returns with the same table.
 """
 
@@ -28,7 +28,7 @@ from replay_client._rows.checks import checked_keys, checked_priorities
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._shards.keys import by_shard
 from replay_client._shards.mass import shard_chances
-from replay_client._shards.step import Bundle, RowRequest, Step
+from replay_client._shards.round import Bundle, Round, RowRequest
 from replay_client._transport.long_waits import FOR_DRAWS, LongWait, explained
 from replay_client.batch import Batch
 from replay_client.draws import Prefetch, with_beta
@@ -62,7 +62,7 @@ _FEWEST_BUNDLED: Final = 8
 _BRIEF_S: Final = 1e-4
 """A learner that computes for less than this between batches cannot hide the time of a reply."""
 _SMOOTHING: Final = 0.1
-"""Share of the latest step in the mean of the learner's computing time."""
+"""Share of the latest round in the mean of the learner's computing time."""
 _BUNDLE_ROWS: Final = 1 << 13
 _BUNDLE_BYTES: Final = 1 << 20
 """Maximum rows and bytes of several batches in one message. Larger ones gain little."""
@@ -111,8 +111,8 @@ class ShardedSampler(Sampler):
         self._random = random
         self._is_closed = False
         self._one_caller = OneCaller("sampler")
-        self._steps: deque[Step] = deque()
-        self._bundle: Bundle | None = None  # the batches of the oldest complete step
+        self._rounds: deque[Round] = deque()
+        self._bundle: Bundle | None = None  # the batches of the oldest complete round
         self._streams: dict[int, ShardStream] = {}
         limit = self._seen[0].description.rate_limit
         self._credit = None if limit is None else Credit(self._name, limit, self._streams)
@@ -149,7 +149,7 @@ class ShardedSampler(Sampler):
     @property
     def in_flight(self) -> int:
         """Batches requested but not yet returned."""
-        return self._left + sum([step.batches for step in self._steps])
+        return self._left + sum([round.batches for round in self._rounds])
 
     @property
     def _left(self) -> int:
@@ -193,12 +193,12 @@ class ShardedSampler(Sampler):
         with self._one_caller, LongWait(f"a sampler of table {self._name!r}", self._explain):
             self._computing_s += _SMOOTHING * (time.perf_counter() - self._returned_s - self._computing_s)
             began_s = 0.0
-            # A step is given up if none of its shards is left.
-            while not began_s or not (self._left or self._steps):
+            # A round is given up if none of its shards is left.
+            while not began_s or not (self._left or self._rounds):
                 self._request()
                 began_s = time.perf_counter()
-                while not self._left and self._steps and not self._steps[0].is_complete:
-                    self._receive_from(next(iter(self._steps[0].asked)))
+                while not self._left and self._rounds and not self._rounds[0].is_complete:
+                    self._receive_from(next(iter(self._rounds[0].asked)))
             if self._credit is not None:
                 self._settle(self._credit)
             self._prefetching.stepped(began_s, time.perf_counter())
@@ -451,20 +451,20 @@ class ShardedSampler(Sampler):
         chances = self._drawable_chances()
         smallest = {shard_id: self._streams[shard_id].state.smallest_probability for shard_id in chances}
         columns = self._buffers.blank(self._draw.batch_size * batches)
-        step = Step(self._draw, chances, smallest, columns, batches=batches)
-        self._steps.append(step)
-        self._request_rows(step, step.ask(self._random))
+        round = Round(self._draw, chances, smallest, columns, batches=batches)
+        self._rounds.append(round)
+        self._request_rows(round, round.ask(self._random))
 
-    def _request_rows(self, step: Step, requests: Iterable[RowRequest]) -> None:
+    def _request_rows(self, round: Round, requests: Iterable[RowRequest]) -> None:
         of_shards = replay_pb2.Draw()
-        of_shards.CopyFrom(step.draw)
+        of_shards.CopyFrom(round.draw)
         of_shards.wait_s, of_shards.beta = 0.0, 0.0  # `Bundle` computes the weights
         of_shards.charged_apart = self._credit is not None
         for shard_id, count in requests:
             draw = replay_pb2.Draw()
             draw.CopyFrom(of_shards)
             draw.batch_size = count
-            self._streams[shard_id].ask_for(draw, step)
+            self._streams[shard_id].ask_for(draw, round)
 
     def _drawable_chances(self) -> dict[int, float]:
         """Wait until there are rows to draw; return the probability of each shard by id, from the latest states."""
@@ -512,12 +512,12 @@ class ShardedSampler(Sampler):
         self._roster.heard(self._streams[shard_id].state.shards_version)
         if taken is None:
             return
-        step, batch = taken
+        round, batch = taken
         if batch is None:
             self._streams[shard_id].forget_drawable()
-            self._redraw(step, shard_id)
+            self._redraw(round, shard_id)
         else:
-            step.arrived(shard_id, batch)
+            round.arrived(shard_id, batch)
 
     def _follow(self) -> None:
         """Switch to the shards of the newest map that the roster knows."""
@@ -549,8 +549,8 @@ class ShardedSampler(Sampler):
             self._end_credit(stream)
             self._counted[1] += stream.stale + len(stream.unacknowledged_updates()[0])
             stream.cancel()
-        for step in list(self._steps):
-            self._redraw(step, shard_id)
+        for round in list(self._rounds):
+            self._redraw(round, shard_id)
 
     def _lose(self, member: Member, error: ReplayError) -> None:
         """Stop drawing from this shard. Rows that were already requested from it are drawn from the other shards."""
@@ -567,8 +567,8 @@ class ShardedSampler(Sampler):
             stream.cancel()
         if is_replaced and all(each.is_replaced for each in self._away.values()) and not self._streams:
             raise error
-        for step in list(self._steps):
-            self._redraw(step, shard_id)
+        for round in list(self._rounds):
+            self._redraw(round, shard_id)
 
     def _report(self, shard_id: int, stream: ShardStream) -> None:
         """Report the last known state of a shard, if any, to the other servers."""
@@ -576,15 +576,15 @@ class ShardedSampler(Sampler):
         if state.inserted:
             self._roster.report(shard_id, ShardReport(state.inserted, state.size, state.total_mass))
 
-    def _redraw(self, step: Step, shard_id: int) -> None:
-        """Draw from the other shards the rows that a step expected from this one."""
-        if step not in self._steps:
+    def _redraw(self, round: Round, shard_id: int) -> None:
+        """Draw from the other shards the rows that a round expected from this one."""
+        if round not in self._rounds:
             return
-        missing = step.without(shard_id)
-        if step.chances:
-            self._request_rows(step, step.ask_again(self._random, missing))
+        missing = round.without(shard_id)
+        if round.chances:
+            self._request_rows(round, round.ask_again(self._random, missing))
         else:
-            self._steps.remove(step)
+            self._rounds.remove(round)
 
     def _welcome_back(self) -> None:
         """Resume drawing from shards whose servers are back, and send the updates that were held for them."""
@@ -621,9 +621,9 @@ class ShardedSampler(Sampler):
     def _next_batch(self) -> Batch:
         """Return the oldest batch. Its rows must have arrived."""
         if not self._left:
-            step = self._steps.popleft()
+            round = self._rounds.popleft()
             states = [stream.state for stream in self._streams.values()]
-            self._bundle = Bundle(step, states, self._buffers.blank(step.places.size))
+            self._bundle = Bundle(round, states, self._buffers.blank(round.places.size))
         assert self._bundle is not None
         batch = self._bundle.take()
         if self._blank is None:

@@ -1,4 +1,4 @@
-"""A step draws one or more batches of a distributed table together, and collects their parts from the shards.
+"""A round draws one or more batches of a distributed table together, and collects their parts from the shards.
 
 The rows of all parts lie in one piece of memory, shard after shard. Each reply is written to its place there.
 A `Bundle` then copies the rows of each batch in random order.
@@ -26,38 +26,38 @@ from replay_client.errors import InternalServerError
 
 
 class Bundle:
-    """Divides the rows of a step among its batches, once all parts have arrived.
+    """Divides the rows of a round among its batches, once all parts have arrived.
 
-        bundle = Bundle(step, states, columns)          # copies all rows to `columns`
+        bundle = Bundle(round, states, columns)          # copies all rows to `columns`
         bundle.take()                                   # the next batch
 
     Batches that were not taken are counted in `left`.
     """
 
-    def __init__(self, step: Step, states: Collection[replay_pb2.TableState], columns: Mapping[str, Array]) -> None:
+    def __init__(self, round: Round, states: Collection[replay_pb2.TableState], columns: Mapping[str, Array]) -> None:
         """Divide the rows.
 
         Args:
-            step: the step; all its parts have arrived.
+            round: the round; all its parts have arrived.
             states: the latest states of the shards.
             columns: memory for the rows of all batches, batch after batch, by column.
         """
-        self.left = step.batches
+        self.left = round.batches
         """Number of batches that were not taken."""
-        draw, places = step.draw, step.places
+        draw, places = round.draw, round.places
         for name, column in columns.items():
             # With any mode but "raise", take() writes directly to its output; all places are in range.
-            rows = in_long_rows(step.columns[name])
+            rows = in_long_rows(round.columns[name])
             rows.take(places.reshape(-1), axis=0, out=in_long_rows(column), mode="clip")
         keys, probabilities = np.empty(places.size, np.int64), np.empty(places.size, np.float64)
-        for part in step.parts:
+        for part in round.parts:
             keys[part.rows] = global_keys(part.shard_id, part.batch.row_keys)
-            probabilities[part.rows] = step.probabilities(part)
+            probabilities[part.rows] = round.probabilities(part)
         self._columns, self._keys, self._probabilities = columns, keys.take(places), probabilities.take(places)
-        self._least = step.smallest_probability() or float(probabilities.min())
+        self._least = round.smallest_probability() or float(probabilities.min())
         is_by_batch = draw.weight_norm == replay_pb2.WEIGHT_NORM_BATCH
         self._weights = joined_weights(self._probabilities, None if is_by_batch else self._least, draw.beta)
-        self._info = _info_of(step.parts, places) if draw.row_info else None
+        self._info = _info_of(round.parts, places) if draw.row_info else None
         self._beta = draw.beta
         self._size = sum([state.size for state in states])
         self._drawable = sum([state.drawable for state in states])
@@ -86,11 +86,11 @@ class Bundle:
 
 
 class Part(NamedTuple):
-    """Rows of a step that have arrived in one reply."""
+    """Rows of a round that have arrived in one reply."""
 
     shard_id: int
     rows: slice
-    """Their place in the step's columns."""
+    """Their place in the round's columns."""
     batch: Batch
 
 
@@ -104,14 +104,14 @@ def _info_of(parts: Sequence[Part], places: NDArray[np.intp]) -> tuple[NDArray[n
 
 
 class RowRequest(NamedTuple):
-    """What a step requests from a shard."""
+    """What a round requests from a shard."""
 
     shard_id: int
     row_count: int
 
 
 @dataclass(eq=False)
-class Step:
+class Round:
     """See the module."""
 
     draw: replay_pb2.Draw
@@ -234,16 +234,16 @@ class Step:
 
 
 class PartMemory:
-    """Provides the memory for the replies of one shard: that of the steps to which they belong."""
+    """Provides the memory for the replies of one shard: that of the rounds to which they belong."""
 
     def __init__(self, shard_id: int, spare: Blank) -> None:
         """``spare`` provides the memory for replies that do not have the requested rows."""
         self._shard_id = shard_id
         self._spare = spare
-        self.step: Step | None = None
-        """The step of the next reply; None if it has no batch."""
+        self.round: Round | None = None
+        """The round of the next reply; None if it has no batch."""
 
     def __call__(self, row_count: int) -> dict[str, Array]:
         """Return uninitialized columns for the next reply; see `ColumnBuffers.blank`."""
-        lent = None if self.step is None else self.step.lend(self._shard_id, row_count)
+        lent = None if self.round is None else self.round.lend(self._shard_id, row_count)
         return self._spare(row_count) if lent is None else lent

@@ -1,4 +1,4 @@
-"""Snapshots of the server for readers over HTTP. They only read figures that the server records anyway."""
+"""What readers over HTTP see of the server at one moment. They only read figures that the server records anyway."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from replay_server.table.clients import Client
 from replay_server.table.gates import LimiterGate
 from replay_server.table.items.items import StepCounts
 from replay_server.table.table import Table
-from replay_server.table.table_figures import Snapshot
+from replay_server.table.table_figures import CurrentFigures
 
 State = Literal["starting", "ready", "stopping"]
 
@@ -37,7 +37,7 @@ class Limiter(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TableSnapshot:
+class TableView:
     """One table at one moment."""
 
     name: str
@@ -59,7 +59,7 @@ class TableSnapshot:
     """What calls of this table may have to wait for."""
     waits: Sequence[Wait]
     """What calls wait for now."""
-    figures: Snapshot
+    figures: CurrentFigures
     """Statistics since the server started."""
     steps: StepCounts | None
     """Counts of rows by the state of their steps; None unless this is a table of steps."""
@@ -78,10 +78,10 @@ class Storage(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ServerSnapshot:
+class ServerView:
     """The server at one moment. Each table is read atomically, but other calls can run after each table."""
 
-    tables: Sequence[TableSnapshot]
+    tables: Sequence[TableView]
     """The tables that the reader may read, sorted by name."""
     endpoints: Mapping[str, AnyEndpoint]
     """The RPCs called so far, with their figures, by name."""
@@ -113,7 +113,7 @@ class View:
         self.state: State = "starting"
         """``starting`` until the kernels are loaded and the tables are open; ``stopping`` during shutdown."""
 
-    async def snapshot(self, caller: Caller) -> ServerSnapshot:
+    async def of_server(self, caller: Caller) -> ServerView:
         """Read the server's figures, and those of all tables that the caller may read.
 
         Raises:
@@ -121,7 +121,7 @@ class View:
         """
         caller.check(Right.READ)
         tables = [self.of_table(table) async for table in self.catalog.in_turns() if caller.may(Right.READ, table.name)]
-        return ServerSnapshot(
+        return ServerView(
             tables=tables,
             endpoints=self.endpoints(),
             storage=self.storage(),
@@ -135,7 +135,7 @@ class View:
         """The server's port for gRPC."""
         return self._connections.port
 
-    def of_table(self, table: Table) -> TableSnapshot:
+    def of_table(self, table: Table) -> TableView:
         """Read the figures of one table."""
         return _read(table, tuple(self.catalog.waits(table)))
 
@@ -156,9 +156,9 @@ def _may_wait_for(table: Table) -> Sequence[WaitedFor]:
     return (*always, "samples", "inserts") if isinstance(table.gate, LimiterGate) else (*always, "room")
 
 
-def _read(table: Table, waits: Sequence[Wait]) -> TableSnapshot:
+def _read(table: Table, waits: Sequence[Wait]) -> TableView:
     gate = table.gate
-    return TableSnapshot(
+    return TableView(
         name=table.name,
         rows=table.size,
         capacity=table.config.capacity,
@@ -170,7 +170,7 @@ def _read(table: Table, waits: Sequence[Wait]) -> TableSnapshot:
         lost=table.directory.lost,
         may_wait_for=_may_wait_for(table),
         waits=waits,
-        figures=table.figures.snapshot(),
+        figures=table.figures.now(),
         steps=table.step_counts,
         limiter=Limiter(gate.difference, gate.limit.min_diff, gate.limit.max_diff)
         if isinstance(gate, LimiterGate)
