@@ -120,7 +120,7 @@ class Buffers:
         Returns:
             uint8[size, rounded up to whole pages].
         """
-        size = _rounded_up(size, _PAGE_BYTES)
+        size = _padded(size, _PAGE_BYTES)
         with self._lock:
             for index in range(len(self._free) - 1, -1, -1):
                 if self._free[index].size == size:
@@ -169,7 +169,7 @@ class _Lease:
 
 def _layout(columns: Mapping[str, Column], row_count: int) -> np.dtype[Any]:
     """Describe the columns as fields of one record, each on a new cache line. NumPy creates views of fields quickly."""
-    sizes = [_rounded_up(column.row_bytes * row_count, _LINE_BYTES) for column in columns.values()]
+    sizes = [_padded(column.row_bytes * row_count, _LINE_BYTES) for column in columns.values()]
     fields: Any = {
         "names": list(columns),
         "formats": [(column.dtype, (row_count, *column.shape)) for column in columns.values()],
@@ -180,5 +180,5 @@ def _layout(columns: Mapping[str, Column], row_count: int) -> np.dtype[Any]:
     return layout
 
 
-def _rounded_up(size: int, unit: int) -> int:
+def _padded(size: int, unit: int) -> int:
     return -(-size // unit) * unit

@@ -151,12 +151,12 @@ def peers_of(port: int) -> Iterator[_Peer]:
         OSError: the system does not tell.
     """
     for family in (socket.AF_INET, socket.AF_INET6):
-        with closing(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG)) as link:
+        with closing(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG)) as kernel:
             query = _QUERY.pack(
                 *(family, socket.IPPROTO_TCP, 0, 1 << _ESTABLISHED, port.to_bytes(2, "big"), b"", b"", b"", 0, 0, 0)
             )
-            link.send(_HEAD.pack(_HEAD.size + len(query), _BY_FAMILY, _REQUEST_DUMP, 0, 0) + query)
-            while (yield from _parts(link.recv(_REPLY_BYTES))):
+            kernel.send(_HEAD.pack(_HEAD.size + len(query), _BY_FAMILY, _REQUEST_DUMP, 0, 0) + query)
+            while (yield from _parts(kernel.recv(_REPLY_BYTES))):
                 pass
 
 
