@@ -553,7 +553,7 @@ def test_a_flush_of_a_large_update_gives_up_in_time(start_server: StartServer, c
 
 def test_errors_of_the_socket_never_reach_the_caller(near: Table) -> None:
     """Calls succeed whatever the state of the connections in the pool."""
-    for spoil in (FrameStream.cancel, lambda stream: stream._session.shutdown(socket.SHUT_WR)):
+    for spoil in (FrameStream.cancel, lambda stream: stream._socket.shutdown(socket.SHUT_WR)):
         near.sample(1, beta=0.4)
         for kept in near._data_path.calls._idle["Sample"]:  # type: ignore[union-attr]
             spoil(kept.stream)
