@@ -72,6 +72,7 @@ docs/server
 docs/monitoring
 docs/security
 docs/reliability
+docs/troubleshooting
 docs/glossary
 ```
 ```{toctree}
