@@ -196,7 +196,7 @@ class RunTable:
             table.drop()
 
     def close(self) -> None:
-        """Flush, if the table still exists, and close the access."""
+        """Flush, if the table still exists, and close the access to it."""
         if self._access is not None:
             self._access.close()
             self._access = None

@@ -1,4 +1,4 @@
-"""What readers over HTTP see of the server at one moment. They only read figures that the server records anyway."""
+"""What readers over HTTP see of the server at one moment: figures that the server records anyway."""
 
 from __future__ import annotations
 
