@@ -10,6 +10,8 @@ Allocating fresh memory costs as much as copying rows into it.
 from __future__ import annotations
 
 import threading
+import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import accumulate
@@ -110,6 +112,7 @@ class Buffers:
     """A pool of buffers. Thread-safe."""
 
     def __init__(self) -> None:
+        self._returned: deque[_Loan] = deque(maxlen=_KEPT)  # of arrays that were freed since the last call of `lend`
         self._free: list[_Memory] = []
         self._free_bytes = 0
         self._lock = threading.Lock()
@@ -122,24 +125,20 @@ class Buffers:
         """
         size = _padded(size, _PAGE_BYTES)
         with self._lock:
+            self._take_back()
             for index in range(len(self._free) - 1, -1, -1):
                 if self._free[index].size == size:
                     self._free_bytes -= size
-                    return np.asarray(_Lease(self, self._free.pop(index)))
-        return np.asarray(_Lease(self, _Memory(size)))
+                    return np.asarray(_Lease(self._returned, self._free.pop(index)))
+        return np.asarray(_Lease(self._returned, _Memory(size)))
 
-    def give_back(self, memory: _Memory) -> None:
-        """Return a lent buffer to the pool."""
-        # Do not wait for the lock: this thread may hold it, if garbage collection in `_take_free` frees an array.
-        if not self._lock.acquire(blocking=False):
-            return
-        try:
+    def _take_back(self) -> None:
+        while self._returned:
+            memory = self._returned.popleft().memory
             self._free.append(memory)
             self._free_bytes += memory.size
-            while len(self._free) > _KEPT or self._free_bytes > _KEPT_BYTES:
-                self._free_bytes -= self._free.pop(0).size
-        finally:
-            self._lock.release()
+        while len(self._free) > _KEPT or self._free_bytes > _KEPT_BYTES:
+            self._free_bytes -= self._free.pop(0).size
 
 
 class _Memory:
@@ -156,15 +155,21 @@ class _Memory:
 class _Lease:
     """Owns lent memory; the array and its views keep it alive."""
 
-    __slots__ = ("__array_interface__", "_memory", "_pool")
+    __slots__ = ("__array_interface__", "__weakref__", "_loan")
 
-    def __init__(self, pool: Buffers, memory: _Memory) -> None:
+    def __init__(self, returned: deque[_Loan], memory: _Memory) -> None:
         self.__array_interface__ = memory.interface
-        self._memory = memory
-        self._pool = pool
+        # When the lease ends, its loan is appended to `returned`. That runs no Python code, in which the interpreter
+        # would handle a Ctrl-C, and lose it, because finalizers cannot raise.
+        self._loan = _Loan(self, returned.append)
+        self._loan.memory = memory
 
-    def __del__(self) -> None:
-        self._pool.give_back(self._memory)
+
+class _Loan(weakref.ref[_Lease]):
+    """A reference to a lease, and its memory."""
+
+    __slots__ = ("memory",)
+    memory: _Memory
 
 
 def _layout(columns: Mapping[str, Column], row_count: int) -> np.dtype[Any]:

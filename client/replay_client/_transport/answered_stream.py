@@ -26,6 +26,7 @@ from replay_client._transport.call import left_s
 from replay_client._transport.connection import Connection, MessageStream, StreamMethod
 from replay_client._transport.data_path import DataPath
 from replay_client._transport.frame_stream import DirectFrames, SentFrames
+from replay_client._transport.interrupts import wait_for_change
 from replay_client._transport.pending import PendingRequests, R
 from replay_client.errors import ClosedError, DeadlineExceededError
 
@@ -82,17 +83,19 @@ class AnsweredStream(Generic[R]):
         Args:
             connection: the connection to the server.
             method: the RPC.
-            pending: the requests; guarded by `changed`.
-            before_waiting: called in the sending thread, with `changed` held, when there is nothing to send. It may
+            pending: the requests; guarded by `lock`.
+            before_waiting: called in the sending thread, with `lock` held, when there is nothing to send. It may
                 add requests. It returns the seconds until the next call, or None.
             path: opens streams that bypass gRPC, if that is possible.
             sends_in_background: whether a background thread sends the requests on such a stream. Otherwise,
                 `send_pending` does.
         """
-        self._lock = threading.RLock()  # the lock of `changed`
-        self.changed = threading.Condition(self._lock)
-        """Guards all state of this object and its owner."""
-        self._sender = threading.Condition(self._lock)  # a sampler's replies need not wake up the sending thread
+        self.lock = threading.RLock()
+        """Guards all state of this object and its owner. Entered itself, and not through `changed`, whose methods are
+        Python's own: an interrupt in the middle of them would leave the lock taken."""
+        self.changed = threading.Condition(self.lock)
+        """Notified of changes."""
+        self._sender = threading.Condition(self.lock)  # a sampler's replies need not wake up the sending thread
         self.pending = pending
         """Unanswered requests."""
         self._connection = connection
@@ -114,14 +117,14 @@ class AnsweredStream(Generic[R]):
         """Send the requests that were added to `pending`, as soon as the stream allows."""
         if not self.pending.has_unsent:
             return
-        with self._lock:
+        with self.lock:
             if self._stream is None:
                 self.notify()
             else:
                 self._stream.send_pending()
 
     def notify(self) -> None:
-        """Wake up all threads that wait for a change; call with `changed` held."""
+        """Wake up all threads that wait for a change; call with `lock` held."""
         self.changed.notify_all()
         self._sender.notify_all()
 
@@ -156,7 +159,7 @@ class AnsweredStream(Generic[R]):
             except BaseException:
                 self._drop(stream)  # a partial reply may have been read
                 raise
-            with self._lock:
+            with self.lock:
                 request = self.pending.answered()
             return request, answer
 
@@ -165,7 +168,7 @@ class AnsweredStream(Generic[R]):
 
         ``is_received`` says whether another thread may be receiving.
         """
-        with self.changed:
+        with self.lock:
             self._closed = True
             self.notify()
             stream = self._stream
@@ -177,7 +180,7 @@ class AnsweredStream(Generic[R]):
 
     def _opened(self, deadline: float) -> Stream:
         """Return the stream, opening it once there is something to send."""
-        with self._lock:
+        with self.lock:
             while not self._closed and self._stream is None and not self.pending.requests:
                 wait_s = self._before_waiting()
                 if not self.pending.requests:
@@ -196,7 +199,7 @@ class AnsweredStream(Generic[R]):
 
     def _adopt(self, stream: Stream) -> bool:
         """Use a stream from now on; return False if this one was closed meanwhile."""
-        with self._lock:
+        with self.lock:
             if not self._closed:
                 self._stream, self._opened_at = stream, time.monotonic()
                 stream.send_pending()
@@ -214,7 +217,7 @@ class AnsweredStream(Generic[R]):
     def _requests(self, token: object) -> Iterator[Sequence[Content]]:
         """Yield messages, each in parts, to the sending thread, until the stream with this token is replaced."""
         while True:
-            with self.changed:
+            with self.lock:
                 while self._token is token and not self._closed and not self.pending.has_unsent:
                     wait_s = self._before_waiting()
                     if not self.pending.has_unsent:
@@ -231,7 +234,7 @@ class AnsweredStream(Generic[R]):
 
     def _drop(self, stream: Stream) -> None:
         stream.cancel()
-        with self.changed:
+        with self.lock:
             self._token = object()
             self._stream = None
             self.pending.broken()
@@ -246,15 +249,16 @@ class AnsweredStream(Generic[R]):
         if now >= deadline:
             raise DeadlineExceededError("timed out") from None
         is_cut = self._connection.is_cut(error, now - self._opened_at)
-        with self.changed:
+        with self.lock:
             self._wait_until(now + self.pending.failed(error, now, is_cut=is_cut))
 
     def _wait_until(self, moment: float) -> None:
         while not self._closed and (left_s := moment - time.monotonic()) > 0:
-            self.changed.wait(left_s)
+            wait_for_change(self.changed, left_s)
 
     def _wait(self, wait_s: float | None, deadline: float) -> None:
         left = left_s(deadline)
         if left == 0:
             raise DeadlineExceededError("timed out")
-        self.changed.wait(min((seconds for seconds in (wait_s, left) if seconds is not None), default=None))
+        seconds = [each for each in (wait_s, left) if each is not None]
+        wait_for_change(self.changed, min(seconds, default=None))

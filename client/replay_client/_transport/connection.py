@@ -24,10 +24,10 @@ import threading
 import time
 import weakref
 from collections.abc import Collection, Iterator
-from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any, Final, Literal, TypeVar
 
 import grpc
@@ -38,6 +38,7 @@ from replay_client._transport import attempts
 from replay_client._transport.address import checked_address, listens
 from replay_client._transport.attempts import ANSWERING_S, CHECK_AGAIN_S, CHECKS, Attempts, FirstContact
 from replay_client._transport.call import Call, Operation, left_s, run, time_limit
+from replay_client._transport.interrupts import blocks_for_s
 from replay_client._transport.long_waits import ASK_S, LongWait, explained, first_wait, waited_call
 from replay_client._transport.unclosed import ThreadedWork
 from replay_client.errors import (
@@ -142,13 +143,18 @@ class SessionOptions:
 
 
 class MessageStream:
-    """A bidirectional gRPC stream."""
+    """A bidirectional gRPC stream.
+
+    A thread of its own receives for the main thread, and for calls with time limits, which gRPC does not have for
+    single messages. In the main thread, signal handlers raise exceptions such as `KeyboardInterrupt` anywhere. Inside
+    gRPC, they could leave a lock taken, on which the next call would wait forever.
+    """
 
     def __init__(self, connection: Connection, call: Iterator[bytes]) -> None:
         """Take over a call that has been opened."""
         self._connection = connection
         self._call: Any = call
-        self._late: Future[bytes] | None = None  # a reply that missed a time limit
+        self._replies: SimpleQueue[bytes | BaseException] | None = None  # filled by the thread
 
     def receive(self, timeout_s: float = math.inf) -> bytes:
         """Wait for the next reply, for at most ``timeout_s`` seconds; `math.inf` means no limit.
@@ -157,26 +163,26 @@ class MessageStream:
             DeadlineExceededError: timed out. The reply still comes, and the next call waits for it.
             ReplayError: the stream ended. If it ended unexpectedly, this is a `ServerUnavailableError`.
         """
-        if self._late is None and timeout_s == math.inf:
-            return self._received()
-        late = self._late = self._late or self._received_late()
-        if not wait([late], None if timeout_s == math.inf else timeout_s).done:
-            raise DeadlineExceededError("timed out")
-        self._late = None
-        return late.result()
+        if self._replies is None:
+            if timeout_s == math.inf and threading.current_thread() is not threading.main_thread():
+                return self._received()
+            self._replies = SimpleQueue()
+            threading.Thread(
+                target=self._receive_all, args=(self._replies,), name="replay-receives", daemon=True
+            ).start()
+        reply = _taken(self._replies, time.monotonic() + timeout_s)
+        if isinstance(reply, BaseException):
+            self._replies.put(reply)  # the next call raises it, too
+            raise reply
+        return reply
 
-    def _received_late(self) -> Future[bytes]:
-        """Wait in a thread, because gRPC has no time limits for single messages of a stream."""
-        late: Future[bytes] = Future()
-
-        def receive() -> None:
-            try:
-                late.set_result(self._received())
-            except BaseException as error:
-                late.set_exception(error)
-
-        threading.Thread(target=receive, name="replay-late", daemon=True).start()
-        return late
+    def _receive_all(self, replies: SimpleQueue[bytes | BaseException]) -> None:
+        """Receive until the stream ends; runs in the thread."""
+        try:
+            while True:
+                replies.put(self._received())
+        except BaseException as error:
+            replies.put(error)
 
     def _received(self) -> bytes:
         try:
@@ -190,6 +196,21 @@ class MessageStream:
     def cancel(self) -> None:
         """Cancel the stream; `receive` raises from then on."""
         self._call.cancel()
+
+
+def _taken(replies: SimpleQueue[T], deadline: float) -> T:
+    """Wait for the next element.
+
+    Raises:
+        DeadlineExceededError: timed out.
+    """
+    while True:
+        left = left_s(deadline)
+        try:
+            return replies.get(timeout=blocks_for_s(left))
+        except Empty:
+            if left == 0:
+                raise DeadlineExceededError("timed out") from None
 
 
 class _Process:

@@ -25,6 +25,7 @@ from google.rpc import status_pb2
 from replay_proto.frames import Content, FrameError, FrameKind, FrameParser, frame_head
 
 from replay_client._transport.call import left_s
+from replay_client._transport.interrupts import NOTICED_S, blocks_for_s
 from replay_client._transport.pending import PendingRequests
 from replay_client.errors import DeadlineExceededError, ServerUnavailableError, from_status
 
@@ -145,8 +146,8 @@ class FrameStream:
 
     def _wait_for_data(self, deadline: float) -> bool:
         """Wait until data arrives, or until more can be sent. Return False after `SILENCE_S` or at the deadline."""
-        if not self._send_some() and deadline == math.inf:
-            return bool(self._arrival.poll(SILENCE_S * 1000))
+        if not self._send_some() and deadline == math.inf and self._arrival.poll(NOTICED_S * 1000):
+            return True  # usually
         events = select.POLLIN | (select.POLLOUT if self._unsent else 0)
         return self._wait(events, min(deadline, time.monotonic() + SILENCE_S))
 
@@ -176,8 +177,13 @@ class FrameStream:
         """Wait until the socket is ready. Return False if the deadline comes first."""
         poll = select.poll()
         poll.register(self._socket, events)
-        wait_s = left_s(deadline)
-        return bool(poll.poll(None if wait_s is None else min(wait_s * 1000, _LONGEST_WAIT_MS)))
+        while True:
+            left = left_s(deadline)
+            wait_s = blocks_for_s(left)
+            if poll.poll(None if wait_s is None else min(wait_s * 1000, _LONGEST_WAIT_MS)):
+                return True
+            if left == 0:
+                return False
 
 
 class DirectFrames:

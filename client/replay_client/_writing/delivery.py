@@ -1,7 +1,7 @@
 """Delivers the blocks of a writer's outbox with threads.
 
     delivery = Delivery(connection, table, options, ...)
-    with delivery.changed:
+    with delivery.lock:
         delivery.writing.outbox.check()         # raises what went wrong
         if not delivery.writing.episodes.append(...):
             delivery.wait_until(lambda: delivery.writing.episodes.append(...))
@@ -25,6 +25,7 @@ from replay_client._transport.answered_stream import AnsweredStream
 from replay_client._transport.call import left_s
 from replay_client._transport.connection import Connection
 from replay_client._transport.data_path import DataPath
+from replay_client._transport.interrupts import wait_for_change
 from replay_client._transport.long_waits import FOR_INSERTS, LongWait, explained, too_late
 from replay_client._transport.unclosed import finish_at_exit, finish_in_thread
 from replay_client._writing.writing import WriterOptions, Writing
@@ -38,7 +39,7 @@ _AWAY_LOOK_S: Final = 0.05
 
 
 class Delivery:
-    """See the module. Callers of all methods except `close` must hold the lock `changed`, which guards `writing`."""
+    """See the module. Callers of all methods except `close` must hold `lock`, which guards `writing`."""
 
     def __init__(
         self,
@@ -64,8 +65,9 @@ class Delivery:
             path=path,
             sends_in_background=True,
         )
-        self.changed = self._stream.changed
+        self.lock = self._stream.lock
         """Guards all state."""
+        self._changed = self._stream.changed
         self._receiver: threading.Thread | None = None
         connection.works.add(self)
         finish_at_exit(self)
@@ -121,7 +123,7 @@ class Delivery:
             if self.writing.pending.is_failing:
                 raise ServerUnavailableError("the server is away; an open writer keeps sending the rows")
             left = _AWAY_LOOK_S if left is None else min(left, _AWAY_LOOK_S)
-        self.changed.wait(left)
+        wait_for_change(self._changed, left)
         self._outbox.check()
 
     def dropped(self) -> None:
@@ -131,13 +133,13 @@ class Delivery:
     def deliver(self, deadline: float) -> None:
         """Deliver the rows of a writer that was not closed; see `Work`."""
         outbox = self._outbox
-        with self.changed:
+        with self.lock:
             outbox.resume()
             while outbox.in_flight and not outbox.has_failed and not outbox.is_closed:
                 outbox.hand_over()
                 if (left := left_s(deadline)) == 0:
                     return
-                self.changed.wait(left)
+                wait_for_change(self._changed, left)
 
     def finish(self, deadline: float) -> None:
         """See `Work`."""
@@ -145,15 +147,17 @@ class Delivery:
             return
         self.deliver(deadline)
         self.close()
-        with self.changed:
+        with self.lock:
             self._outbox.log_lost()
 
     def close(self) -> None:
         """Stop sending, and wait for the background thread to end."""
-        with self.changed:
+        with self.lock:
             self._outbox.close()
         self._stream.close()
-        if self._receiver is not None:
+        if (
+            self._receiver is not None and self._receiver.ident is not None
+        ):  # an interrupt may have kept it from starting
             self._receiver.join()
 
     def _wake(self) -> None:
@@ -171,12 +175,12 @@ class Delivery:
         while not outbox.has_failed:
             try:
                 block, answer = self._stream.receive()
-                with self.changed:
+                with self.lock:
                     outbox.answered(block, answer)
                     self._stream.notify()
             except Exception as error:
-                with self.changed:
+                with self.lock:
                     outbox.failed(error)
                     self._stream.notify()
                     while outbox.is_paused and not outbox.is_closed:
-                        self.changed.wait()
+                        self._changed.wait()

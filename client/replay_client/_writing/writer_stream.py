@@ -56,7 +56,7 @@ class WriterStream:
         except TypeError:  # this path is hot, so `merged` is not called
             raise not_a_row(row) from None
         self._connection.check_not_forked()
-        with self._delivery.changed:
+        with self._delivery.lock:
             self._delivery.writing.outbox.check()
             if not self._episodes.append(self._stream, values, priority):
                 self._delivery.wait_until(partial(self._episodes.append, self._stream, values, priority))
@@ -66,7 +66,7 @@ class WriterStream:
 
         In a table of steps, the last steps of the episode have incomplete windows, so they are never drawn.
         """
-        with self._delivery.changed:
+        with self._delivery.lock:
             self._episodes.begin_episode(self._stream)
 
     def end_episode(
@@ -99,7 +99,7 @@ class WriterStream:
         """
         values = merged(row, columns)
         self._connection.check_not_forked()
-        with self._delivery.changed:
+        with self._delivery.lock:
             self._delivery.writing.outbox.check()
             if not self._episodes.end(self._stream, values, terminated, priorities):
                 self._delivery.wait_until(partial(self._episodes.end, self._stream, values, terminated, priorities))

@@ -20,6 +20,7 @@ from replay_client._learning.one_caller import OneCaller
 from replay_client._learning.tensors import Computed, Device, DeviceCopies, MixedTensorBatch, TensorBatch
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._transport.call import left_s
+from replay_client._transport.interrupts import wait_for_change
 from replay_client._transport.unclosed import Lease, finish_at_exit, finish_in_thread
 from replay_client.draws import Prefetch
 from replay_client.errors import ClosedError, DeadlineExceededError, ReplayError
@@ -147,7 +148,8 @@ class _Ahead:
     def __init__(self, sampler: Sampler | MixedSampler, copies: DeviceCopies) -> None:
         self._sampler = sampler
         self._copies = copies
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._ready: deque[tuple[TensorBatch, torch.cuda.Event | None]] = deque()
         self._updates: deque[tuple[Any, NDArray[np.float64] | Computed]] = deque()
         self._moving = 0  # batches being copied to the device: 0 or 1
@@ -173,7 +175,7 @@ class _Ahead:
     @property
     def in_flight(self) -> int:
         """Batches requested but not yet taken."""
-        with self._changed:
+        with self._lock:
             return self._sampler.in_flight + self._moving + len(self._ready)
 
     @property
@@ -184,17 +186,17 @@ class _Ahead:
     def take(self) -> tuple[TensorBatch, torch.cuda.Event | None]:
         """Wait for the next batch, and for `DeviceCopies.usable` to make it usable."""
         self._start()
-        with self._changed:
+        with self._lock:
             while not self._ready:
                 self._check()
-                self._changed.wait()
+                wait_for_change(self._changed, None)
             made = self._ready.popleft()
             self._changed.notify_all()
         return made
 
     def update(self, keys: Any, priorities: NDArray[np.float64] | Computed) -> None:
         """Keep an update for the next request."""
-        with self._changed:
+        with self._lock:
             self._check()
             self._updates.append((keys, priorities))
 
@@ -236,7 +238,7 @@ class _Ahead:
             self.cancel(deadline)
 
     def _start(self) -> None:
-        with self._changed:
+        with self._lock:
             self._check()
             self._is_paused = False
             if not self._is_fetching:
@@ -250,14 +252,14 @@ class _Ahead:
         Raises:
             DeadlineExceededError: the thread is still waiting for a batch.
         """
-        with self._changed:
+        with self._lock:
             self._is_paused = True
             self._changed.notify_all()
             while self._is_fetching and self._thread is not None and self._thread.is_alive():  # not after a fork
                 left = left_s(deadline)
                 if left == 0:
                     raise DeadlineExceededError("a batch requested earlier did not arrive in time")
-                self._changed.wait(left)
+                wait_for_change(self._changed, left)
         if self._thread is not None:
             self._thread.join()
 
@@ -271,7 +273,7 @@ class _Ahead:
     def _fetch(self) -> None:
         """Keep a batch ready until paused; runs in the background thread."""
         while True:
-            with self._changed:
+            with self._lock:
                 while not self._is_paused and len(self._ready) >= _AHEAD:
                     self._changed.wait()
                 if self._is_paused:
@@ -283,11 +285,11 @@ class _Ahead:
                 self._moving = 1
                 made = self._copies.to_device(batch)
             except Exception as error:
-                with self._changed:
+                with self._lock:
                     self._error, self._moving = error, 0
                     self._end_fetching()
                 return
-            with self._changed:
+            with self._lock:
                 self._ready.append(made)
                 self._moving = 0
                 self._changed.notify_all()

@@ -83,7 +83,7 @@ class Writer:
         lease = Lease(self._delivery)
         self._streams = [WriterStream(connection, self._delivery, each, lease) for each in range(options.streams)]
         self._only = self._streams[0] if options.streams == 1 else None
-        self._changed = self._delivery.changed
+        self._lock = self._delivery.lock
 
     @property
     def acknowledged(self) -> int:
@@ -93,7 +93,7 @@ class Writer:
     @property
     def in_flight(self) -> int:
         """Number of appended rows that are not yet acknowledged."""
-        with self._changed:
+        with self._lock:
             return self._outbox.in_flight
 
     @property
@@ -151,7 +151,7 @@ class Writer:
         except TypeError:  # this path is hot, so `merged` is not called
             raise not_a_row(row) from None
         self._connection.check_not_forked()
-        with self._changed:
+        with self._lock:
             self._outbox.check()
             if not self._episodes.append(0, values, priority):
                 self._delivery.wait_until(partial(self._episodes.append, 0, values, priority))
@@ -213,7 +213,7 @@ class Writer:
             ReplayError: an earlier row could not be sent; ``rows`` counts those that were appended.
         """
         self._connection.check_not_forked()
-        with self._changed:
+        with self._lock:
             self._outbox.check()
             while rows.left:
                 if not self._writing.append_all(rows):
@@ -268,7 +268,7 @@ class Writer:
     def flush_until(self, deadline: float) -> None:
         """Flush like `flush`, but do not ask the server why it takes long; internal."""
         self._connection.check_not_forked()
-        with self._changed:
+        with self._lock:
             self._outbox.check()
             self._delivery.send(deadline)
             self._delivery.wait_for_all(deadline)
@@ -296,12 +296,12 @@ class Writer:
     def _give_up(self) -> list[RowBlock]:
         """Close without a flush, and return all unacknowledged rows, oldest first, for `adopt`; internal."""
         self._delivery.close()
-        with self._changed:
+        with self._lock:
             return self._outbox.surrender()
 
     def _adopt(self, blocks: Iterable[RowBlock]) -> None:
         """Send rows that the writer of another shard of this table has given up; internal."""
-        with self._changed:
+        with self._lock:
             self._outbox.adopt(blocks)
 
     def unacknowledged_rows(self) -> dict[str, Array]:
@@ -310,7 +310,7 @@ class Writer:
         Returns:
             The stored columns, ``dtype[n, *shape]``; in a table without steps, suitable for `Table.insert`.
         """
-        with self._changed:
+        with self._lock:
             return self._writing.unacknowledged_rows()
 
     def __enter__(self) -> Writer:

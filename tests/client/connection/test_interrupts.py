@@ -7,11 +7,18 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import FrameType, SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
-from replay_client import Table
+from replay_client import ServerUnavailableError, Table
+from replay_client._transport.connection import MessageStream
+from replay_client._transport.interrupts import NOTICED_S, blocks_for_s
 from replay_client.sync.writer import GIVE_UP_S
 
 from tests.support.deadlines import wait_until
@@ -126,3 +133,73 @@ def test_ctrl_c_in_a_sampler_that_waits_for_rows_ends_it(new_table: NewTable, st
     wait_until(lambda: table.stats().waiting > 0, "a draw waits")
     took_s, _ = interrupted(process)
     assert took_s < ENDS_WITHIN_S
+
+
+class Answers:
+    """A gRPC stream that answers twice, and notes which thread asks."""
+
+    def __init__(self) -> None:
+        self.threads: list[threading.Thread] = []
+        self._left = [b"first", b"second"]
+
+    def __next__(self) -> bytes:
+        self.threads.append(threading.current_thread())
+        if not self._left:
+            raise StopIteration
+        return self._left.pop(0)
+
+
+def test_no_interrupt_of_the_main_thread_hits_grpc_while_it_waits() -> None:
+    answers = Answers()
+    connection: Any = SimpleNamespace(address="localhost:1")
+    stream = MessageStream(connection, answers)  # type: ignore[arg-type]
+    assert [stream.receive(), stream.receive(5.0)] == [b"first", b"second"]
+    for _ in range(2):
+        with pytest.raises(ServerUnavailableError, match="ended the stream"):
+            stream.receive()
+    assert threading.main_thread() not in answers.threads
+
+
+def test_another_thread_receives_itself_until_it_gives_a_time_limit() -> None:
+    answers = Answers()
+    connection: Any = SimpleNamespace(address="localhost:1")
+    stream = MessageStream(connection, answers)  # type: ignore[arg-type]
+    with ThreadPoolExecutor(1) as pool:
+        assert [pool.submit(stream.receive).result(), pool.submit(stream.receive, 5.0).result()] == [
+            b"first",
+            b"second",
+        ]
+    assert len(set(answers.threads)) == 2
+
+
+def test_only_the_main_thread_looks_for_signals_during_a_wait() -> None:
+    assert [blocks_for_s(left_s) for left_s in (None, 60.0, 0.01)] == [NOTICED_S, NOTICED_S, 0.01]
+    with ThreadPoolExecutor(1) as pool:
+        assert [pool.submit(blocks_for_s, left_s).result() for left_s in (None, 60.0)] == [None, 60.0]
+
+
+def test_the_main_thread_enters_no_lock_through_a_condition(new_table: NewTable) -> None:
+    """`Condition.__enter__` is Python: an interrupt after it has taken the lock would leave it taken for ever."""
+    entered: list[str] = []
+
+    def note(frame: FrameType, event: str, arg: object) -> None:
+        if event == "call" and frame.f_code is threading.Condition.__enter__.__code__ and frame.f_back is not None:
+            entered.append(frame.f_back.f_code.co_filename)
+
+    table = new_table(capacity=1000)
+    row = {"number": 0, "obs": np.zeros(3), "done": False}
+    sys.setprofile(note)
+    try:
+        with table.writer(block_rows=4) as writer:
+            for _ in range(10):
+                writer.append(row)
+            writer.end_episode()
+            writer.flush()
+        for options in ({}, {"device": "cpu"}):
+            with table.sampler(4, **options) as sampler:  # type: ignore[arg-type]
+                for _ in range(4):
+                    sampler.update_priorities(next(sampler), np.ones(4))
+                sampler.flush()
+    finally:
+        sys.setprofile(None)
+    assert [name for name in entered if "replay_client" in name] == []

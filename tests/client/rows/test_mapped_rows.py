@@ -63,8 +63,9 @@ def reader(table: Table) -> BatchReader:
 
 def free_buffers(table: Table) -> list[object]:
     """Buffers that the reader keeps."""
-    buffers = reader(table)._plain.blank.__self__  # type: ignore[attr-defined]
-    return buffers._buffers._free  # type: ignore[no-any-return]
+    pool = reader(table)._plain.blank.__self__._buffers  # type: ignore[attr-defined]
+    pool._take_back()
+    return pool._free  # type: ignore[no-any-return]
 
 
 def gather(table: Table, keys: NDArray[np.int64]) -> dict[str, np.ndarray] | None:
