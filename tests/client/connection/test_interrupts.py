@@ -195,8 +195,9 @@ def test_the_main_thread_enters_no_lock_through_a_condition(new_table: NewTable)
                 writer.append(row)
             writer.end_episode()
             writer.flush()
-        for options in ({}, {"device": "cpu"}):
-            with table.sampler(4, **options) as sampler:  # type: ignore[arg-type]
+        for device in (None, "cpu"):
+            options: Any = {"device": device}
+            with table.sampler(4, **options) as sampler:
                 for _ in range(4):
                     sampler.update_priorities(next(sampler), np.ones(4))
                 sampler.flush()
