@@ -68,7 +68,7 @@ from replay_client.results.stats import (
     TimesSampled,
 )
 from replay_client.security import Tls
-from replay_client.sequences import sequence_priorities
+from replay_client.sequences import hindsight_goals, sequence_priorities
 from replay_client.sync.client import ReplayClient
 from replay_client.sync.mixed_sampler import MixedSampler
 from replay_client.sync.row_loader import RowLoader
@@ -157,5 +157,6 @@ __all__ = [
     "WriterSupersededError",
     "WriterUnknownError",
     "columns_from_example",
+    "hindsight_goals",
     "sequence_priorities",
 ]

@@ -78,7 +78,7 @@ def same_as_sb3(client: ReplayClient, rng: Rng) -> None:
 
     with table_name(client) as name:
         ours = ServiceReplayBuffer(
-            1000, observed, acting, "cpu", **options, **returns, address=client, table=name, seed=0
+            1000, observed, acting, "cpu", **options, **returns, address=client, table=name, seed=0, max_lag_steps=0
         )
         before = seen()
         for step in range(steps):

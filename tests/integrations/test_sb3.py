@@ -86,7 +86,7 @@ def new_buffer(in_table: dict[str, Any]) -> Iterator[NewBuffer]:
     def create(
         observed: spaces.Space[Any] = BOX, acting: spaces.Space[Any] | None = None, **options: Any
     ) -> ServiceReplayBuffer:
-        given = {"buffer_size": 10_000, "device": "cpu", **in_table, **options}
+        given = {"buffer_size": 10_000, "device": "cpu", "max_lag_steps": 0, **in_table, **options}
         made.append(ServiceReplayBuffer(observation_space=observed, action_space=acting or spaces.Discrete(4), **given))
         return made[-1]
 
@@ -227,7 +227,11 @@ def test_a_missing_part_of_an_observation_is_named(new_buffer: NewBuffer) -> Non
         buffer.add(seen, {"at": np.zeros((1, 2))}, np.zeros(1, int), np.zeros(1), np.zeros(1, bool), [{}])
 
 
-@pytest.mark.parametrize("options", [{"prefetch": 1}, {"prefetch": 2}, {"backend": "uniform"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"prefetch": 1}, {"prefetch": 2}, {"backend": "uniform"}, {"backend": "uniform", "max_lag_steps": 100}],
+    ids=str,
+)
 def test_the_newest_steps_are_drawn_if_there_are_no_others(new_buffer: NewBuffer, options: dict[str, Any]) -> None:
     buffer = new_buffer(n_steps=5, gamma=0.99, **options)
     with pytest.raises(TableEmptyError):
@@ -241,12 +245,30 @@ def test_the_newest_steps_are_drawn_if_there_are_no_others(new_buffer: NewBuffer
 
 
 def test_samples_are_of_all_steps_so_far(new_buffer: NewBuffer) -> None:
-    buffer = new_buffer(n_envs=2, prefetch=1)
+    buffer = new_buffer(n_envs=2)
     for number in range(20):
         obs = np.array([[number, 0], [-number, 0]], np.float32)
         buffer.add(obs, obs + np.array([[1, 0], [-1, 0]]), np.zeros(2, int), np.ones(2), np.zeros(2, bool), [{}, {}])
         if number:
             assert buffer.sample(MANY).observations[:, 0].abs().max() == number - 1
+
+
+@pytest.mark.parametrize("prefetch", [None, 1, 3, 16])
+@pytest.mark.parametrize("max_lag_steps", [0, 1, 7, 40])
+def test_samples_miss_at_most_the_newest_steps(new_buffer: NewBuffer, max_lag_steps: int, prefetch: int | None) -> None:
+    buffer = new_buffer(n_envs=2, backend="uniform", max_lag_steps=max_lag_steps, prefetch=prefetch)
+    rng = np.random.default_rng(max_lag_steps)
+    one, no = np.ones(2), np.zeros(2, bool)
+    added = 0
+    for _ in range(60):
+        for _ in range(rng.integers(4)):
+            obs = np.array([[added, 0], [-added, 0]], np.float32)
+            buffer.add(obs, obs + np.array([[1, 0], [-1, 0]]), one.astype(int), one, no, [{}, {}])
+            added += 1
+        if added > 1:
+            newest_drawable = added - 2  # the next observation of the newest step is not stored yet
+            newest_drawn = buffer.sample(10 * MANY).observations[:, 0].abs().max()
+            assert newest_drawable - max_lag_steps / 2 <= newest_drawn <= newest_drawable
 
 
 ACTIONS = [spaces.Box(-1, 1, (2, 2)), spaces.Box(-1, 1, (3,), np.float64), spaces.MultiDiscrete([2, 3])]
@@ -337,6 +359,8 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("steps.gamma", {"gamma": 1.5}),
     ("beta", {"beta": -1.0}),
     ("prefetch", {"prefetch": 0}),
+    ("max_lag_steps", {"max_lag_steps": -1}),
+    ("max_lag_steps", {"max_lag_steps": 0.5}),
 ]
 
 
@@ -405,6 +429,8 @@ def test_a_saved_buffer_goes_on_with_the_same_rows(
     keys = np.unique(buffer.sample(2000).row_keys)
     assert len(keys) == stats.steps.drawable == 60
     other.learn(30)
+    assert isinstance(other.replay_buffer, ServiceReplayBuffer)
+    other.replay_buffer.close()
     assert client[name].size() >= 90
     client.drop_table(name)
     client.create_table(name, columns={"obs": buffer.table.schema["obs"]}, capacity=10)
@@ -544,7 +570,7 @@ def test_runs_with_the_same_seeds_repeat(in_table: dict[str, Any], client: Repla
             "CartPole-v1",
             learning_starts=20,
             seed=5,
-            replay_buffer_kwargs={**in_table, "prefetch": 1},
+            replay_buffer_kwargs={**in_table, "max_lag_steps": 0},
         )
         model.learn(60)
         assert model.replay_buffer is not None

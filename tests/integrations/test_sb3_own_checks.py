@@ -59,10 +59,11 @@ class DictCycle(Cycle):
 @pytest.fixture
 def new_buffer(server: ServerProcess) -> Iterator[NewBuffer]:
     """Creates a buffer, and drops its table at the end."""
-    made = []
+    made: list[ServiceReplayBuffer] = []
 
     def create(observed: Any, acting: Any, size: int = 1000, **options: Any) -> ServiceReplayBuffer:
-        made.append(ServiceReplayBuffer(size, observed, acting, address=client, table="sb3-own", **options))
+        options |= {"address": client, "table": "sb3-own", "max_lag_steps": 0}
+        made.append(ServiceReplayBuffer(size, observed, acting, **options))
         return made[-1]
 
     with ReplayClient(server.address) as client:

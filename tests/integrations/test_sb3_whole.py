@@ -16,10 +16,11 @@ from replay_client import ReplayClient
 
 pytest.importorskip("stable_baselines3", reason="stable-baselines3 is not installed")
 
-from replay_client.sb3 import PrioritizedDQN, ServiceReplayBuffer
-from stable_baselines3 import DQN
+from replay_client.sb3 import PrioritizedDQN, ServiceHerReplayBuffer, ServiceReplayBuffer
+from stable_baselines3 import DQN, HerReplayBuffer
 from stable_baselines3.common.callbacks import EvalCallback, StopTrainingOnRewardThreshold
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.envs import BitFlippingEnv
 
 from examples import dqn_cleanrl, dqn_cleanrl_in_process
 from tests.support.server_process import ServerProcess
@@ -100,6 +101,46 @@ def test_without_prioritization_it_learns_as_the_buffer_of_sb3_in_the_same_time(
     spread = max(plain_returns.std(ddof=1), service_returns.std(ddof=1))
     assert abs(plain_returns.mean() - service_returns.mean()) <= spread
     assert ratio <= 1.2
+
+
+BITS = 12
+HER_STEPS = 30_000
+HER_SEEDS = 3
+
+
+def flipped(seed: int, kind: type[HerReplayBuffer], **options: Any) -> tuple[float, float]:
+    """The rate of success of the last 100 episodes, and the seconds that it took."""
+    model = DQN(
+        "MultiInputPolicy",
+        BitFlippingEnv(n_bits=BITS),
+        seed=seed,
+        learning_rate=5e-4,
+        learning_starts=1_000,
+        batch_size=128,
+        train_freq=1,
+        target_update_interval=500,
+        exploration_fraction=0.5,
+        policy_kwargs={"net_arch": [64, 64]},
+        replay_buffer_class=kind,
+        replay_buffer_kwargs=options,
+    )
+    began = time.perf_counter()
+    model.learn(HER_STEPS)
+    took_s = time.perf_counter() - began
+    assert model.ep_success_buffer is not None
+    return float(np.mean(model.ep_success_buffer)), took_s
+
+
+def test_goals_in_hindsight_succeed_as_with_the_buffer_of_sb3(in_table: Callable[[], dict[str, Any]]) -> None:
+    plain, service = [], []
+    for seed in range(HER_SEEDS):
+        plain.append(flipped(seed, HerReplayBuffer))
+        service.append(flipped(seed, ServiceHerReplayBuffer, **in_table(), max_episode_steps=BITS))
+    (plain_rates, plain_s), (service_rates, service_s) = np.array(plain).T, np.array(service).T
+    ratio = float(np.median(plain_s / service_s))
+    print(f"\nsuccess {plain_rates} in process, {service_rates} by the service; {ratio:.2f} x steps per second")
+    assert service_rates.mean() >= 0.9 * plain_rates.mean()
+    assert ratio >= 0.9
 
 
 GOES_ON = """

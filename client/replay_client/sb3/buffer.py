@@ -1,20 +1,11 @@
-"""A replay buffer and prioritized algorithms for Stable-Baselines3; needs the extra ``sb3``.
-
-    SAC("MlpPolicy", env, replay_buffer_class=ServiceReplayBuffer,
-        replay_buffer_kwargs={"address": "localhost:50051", "table": "pendulum"})
-    PrioritizedDQN("MlpPolicy", env, replay_buffer_kwargs={"address": "localhost:50051", "table": "cartpole"})
-
-The buffer uses a table of steps, which stores each observation once. The client computes next observations and n-step
-returns when it draws a batch. A pickled buffer contains no rows, only a reference to its table on the server.
-"""
+"""A replay buffer for Stable-Baselines3 that keeps its steps in a table of steps on a server."""
 
 from __future__ import annotations
 
 import logging
 import math
-import warnings
 import weakref
-from abc import abstractmethod
+from collections import deque
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Final, cast
@@ -25,14 +16,11 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from replay_proto.errors import FieldError
 from replay_proto.schema import SEPARATOR, Column
-from replay_proto.steps import Derived, Discount, Next, Return, Steps, Transitions
-from stable_baselines3 import DQN
+from replay_proto.steps import Derived, Discount, Item, Next, Return, Steps, Transitions
 from stable_baselines3.common.buffers import ReplayBuffer
-from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.preprocessing import get_action_dim, get_obs_shape
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
-from torch.nn import functional
 
 from replay_client._adapters import are_same, same_rows
 from replay_client._learning.prefetch import FEWEST, MOST
@@ -46,13 +34,15 @@ from replay_client.sync.sampler import Sampler
 from replay_client.sync.table import Table
 from replay_client.sync.writer import GIVE_UP_S, Writer
 
-__all__ = ["PrioritizedDQN", "PrioritizedReplay", "ServiceReplayBuffer", "ServiceSamples"]
-
 log = logging.getLogger(__name__)
 
-_OBS: Final = "obs"
+OBS: Final = "obs"
+"""Column of observations; those of a `Dict` space are ``obs/key``."""
 _NEXT_OBS: Final = "next_obs"
 _TIMEOUT: Final = "TimeLimit.truncated"
+_OF_HER: Final = {"copy_info_dict", "env", "goal_selection_strategy", "n_sampled_goal"}
+MAX_LAG_STEPS: Final = 1000
+"""Default of the newest steps that a batch may miss: more than an algorithm adds while its batches are in flight."""
 
 
 class ServiceSamples(ReplayBufferSamples):
@@ -68,7 +58,8 @@ class ServiceReplayBuffer(ReplayBuffer):
     """A replay buffer for all off-policy algorithms of SB3, which stores its steps in a table on a server.
 
     The first `add` or `sample` connects to the server, and creates the table or opens the existing one with its rows.
-    So a saved model can be loaded, and can act, without a server. `sample` waits until all added steps are stored.
+    So a saved model can be loaded, and can act, without a server. Added steps are sent in the background, and batches
+    are requested in advance. So a batch may miss the newest steps, but at most `max_lag_steps`.
     The last `n_steps` steps of a running episode cannot be drawn yet. If the table has no other steps, `sample`
     truncates the running episodes, so that their steps can be drawn.
     """
@@ -90,12 +81,14 @@ class ServiceReplayBuffer(ReplayBuffer):
         n_steps: int = 1,
         gamma: float | None = None,
         beta: float = DEFAULT_BETA,
+        max_lag_steps: int = MAX_LAG_STEPS,
         prefetch: int | None = None,
         seed: int | None = None,
         backend: str = "sum_tree",
         alpha: float | None = None,
         epsilon: float | None = None,
         max_priority: float | None = None,
+        **unknown: Any,
     ) -> None:
         """Called by SB3; ``replay_buffer_kwargs`` has the keyword-only arguments.
 
@@ -116,19 +109,24 @@ class ServiceReplayBuffer(ReplayBuffer):
             gamma: the algorithm's discount factor. Required if `n_steps` is above 1, because batches then contain
                 n-step returns. `PrioritizedDQN` and `PrioritizedQRDQN` pass their own value.
             beta: initial value of `beta`, the exponent of the importance-sampling weights.
-            prefetch: batches in flight. With 1, each batch reflects all earlier steps and priorities, so runs with the
-                same seeds give the same results. With 2, a batch is requested one call of `sample` in advance, and
-                arrives during the gradient step. None means 2. But if priorities do not matter (``backend="uniform"``
-                or ``alpha=0``), it means 16, with which one message requests several batches.
+            max_lag_steps: how many of the newest steps, of all environments together, a batch may miss. `sample` waits
+                only to keep this limit. With 0, a batch is drawn from all added steps.
+            prefetch: batches in flight. A batch misses the priorities of the ``prefetch - 1`` batches before it. None
+                means 2. But if priorities do not matter (``backend="uniform"`` or ``alpha=0``), it means 16, with which
+                one message requests several batches. If `max_lag_steps` is 0, it means 1; then each batch reflects all
+                earlier steps and priorities, and runs with the same seeds give the same results.
             seed: seed of the table's draws, if the table is new.
             backend: ``"sum_tree"``, ``"rank"`` or ``"uniform"``.
             alpha: priority exponent; see `ReplayClient.create_table`.
             epsilon: added to each priority of a ``"sum_tree"``.
             max_priority: limit of the priorities of a ``"sum_tree"``.
+            **unknown: any other argument is an error.
 
         Raises:
             InvalidArgumentError: a table does not support an option or a space; the message names it.
+            TypeError: an argument is unknown.
         """
+        _refuse(unknown)
         if optimize_memory_usage:
             expected = "False, because a table of steps stores each observation once anyway"
             raise InvalidArgumentError.of_field("optimize_memory_usage", expected, "True")
@@ -137,7 +135,7 @@ class ServiceReplayBuffer(ReplayBuffer):
         if backend == "fifo":
             raise InvalidArgumentError.of_field("backend", "'sum_tree', 'rank' or 'uniform'", repr(backend))
         capacity, streams = checked_count("buffer_size", buffer_size), checked_count("n_envs", n_envs)
-        columns = _space_columns("observation_space", _OBS, observation_space)
+        columns = _space_columns("observation_space", OBS, observation_space)
         columns |= _space_columns("action_space", "action", action_space)
         super(ReplayBuffer, self).__init__(capacity, observation_space, action_space, device, n_envs=streams)
         self.buffer_size = max(capacity // streams, 1)  # per environment, as in SB3
@@ -148,23 +146,17 @@ class ServiceReplayBuffer(ReplayBuffer):
             expected = f"that of the algorithm, for returns over {n_steps} steps"
             raise InvalidArgumentError.of_field("gamma", expected, "None")
         self._beta = checked_beta(beta)
+        self._max_lag_steps = checked_count("max_lag_steps", max_lag_steps, least=0)
         if prefetch is None:
-            prefetch = MOST if backend == "uniform" or alpha == 0 else FEWEST
+            several = MOST if backend == "uniform" or alpha == 0 else FEWEST
+            prefetch = several if self._max_lag_steps else 1
         self._prefetch = checked_count("prefetch", prefetch)
         self._observed = [name for name in columns if name != "action"]
         given = {**columns, "reward": Column("float32"), "done": Column("bool")}
         self._arguments = {
             name: (column, np.dtype(column.dtype.name), (streams, *column.shape)) for name, column in given.items()
         }
-        derived = {f"{_NEXT_OBS}{name.removeprefix(_OBS)}": Next(name) for name in self._observed}
-        self._columns: dict[str, Column | Derived] = {
-            **columns,
-            "reward": Column("float32", sampled=self.n_steps == 1),
-            **derived,
-            **({} if self.n_steps == 1 else {"n_return": Return("reward")}),
-            "discount": Discount(),
-        }
-        self._item = Transitions(n_step=self.n_steps, gamma=1.0 if gamma is None else gamma)
+        self._columns, self._item = self._layout(columns, 1.0 if gamma is None else gamma)
         Steps.of(self._columns, self._item)  # raises for invalid names, dtypes and numbers
         self._address = address
         self._config: dict[str, Any] = {
@@ -177,9 +169,20 @@ class ServiceReplayBuffer(ReplayBuffer):
         }
         self._going_on = np.zeros(streams, bool)  # which environments have a running episode
         self._final: dict[str, NDArray[Any]] = {}  # observations after the last step, by column: [n_envs, *shape]
-        self._is_flushed = True  # whether the server has stored all added steps
         self._sampler: Sampler | None = None
         self._batch_size = 0  # batch size of the sampler
+        self._stored: deque[int] = deque()  # rows stored when each batch in flight was requested, oldest batch first
+
+    def _layout(self, columns: Mapping[str, Column], gamma: float) -> tuple[dict[str, Column | Derived], Item]:
+        """Return all columns of the table, and what it draws; ``columns`` has those of observations and actions."""
+        layout: dict[str, Column | Derived] = {
+            **columns,
+            "reward": Column("float32", sampled=self.n_steps == 1),
+            **{next_column(name): Next(name) for name in self._observed},
+            **({} if self.n_steps == 1 else {"n_return": Return("reward")}),
+            "discount": Discount(),
+        }
+        return layout, Transitions(n_step=self.n_steps, gamma=gamma)
 
     @cached_property
     def table(self) -> Table:
@@ -240,6 +243,7 @@ class ServiceReplayBuffer(ReplayBuffer):
         """
         before, after = self._observations("obs", obs), self._observations("next_obs", next_obs)
         rows = {**before, "action": self._checked("action", action), "reward": self._checked("reward", reward)}
+        rows |= self._more_columns(infos)
         is_done = self._checked("done", done)
         timeouts = self._timeouts(infos, is_done)
         if not are_same(before, self._final):  # the usual case, checked quickly
@@ -248,7 +252,6 @@ class ServiceReplayBuffer(ReplayBuffer):
             self._writer.append({name: values[0] for name, values in rows.items()})
         else:
             self._writer.append_all(rows)
-        self._is_flushed = False
         self._going_on[:] = True
         self._final = {name: values.copy() for name, values in after.items()}
         is_over = is_done | timeouts
@@ -273,14 +276,18 @@ class ServiceReplayBuffer(ReplayBuffer):
             ReplayError: the server could not be reached, or refused the request.
         """
         batch = self._drawn(batch_size)
-        ends = batch["discount"] == 0.0
-        discounts = None if self.n_steps == 1 else self._tensor(batch["discount"][:, None])
+        return self._samples(batch, batch, env)
+
+    def _samples(self, columns: Mapping[str, Any], batch: Batch, env: VecNormalize | None) -> ServiceSamples:
+        """Make samples of transitions; ``columns`` has their values ``[batch, *shape]``, ``batch`` weights and keys."""
+        ends = columns["discount"] == 0.0
+        discounts = None if self.n_steps == 1 else self._tensor(columns["discount"][:, None])
         samples = ServiceSamples(
-            observations=self._normalized(batch, _OBS, env),
-            actions=self._tensor(batch["action"]),
-            next_observations=self._normalized(batch, _NEXT_OBS, env),
+            observations=self._normalized(columns, OBS, env),
+            actions=self._tensor(columns["action"]),
+            next_observations=self._normalized(columns, _NEXT_OBS, env),
             dones=self._tensor(ends[:, None].astype(np.float32)),
-            rewards=self._tensor(self._rewards(batch, env)[:, None]),
+            rewards=self._tensor(self._rewards(columns, env)[:, None]),
             discounts=discounts,
         )
         samples.weights = self._tensor(batch.weights)
@@ -306,7 +313,7 @@ class ServiceReplayBuffer(ReplayBuffer):
         """Remove all rows of the table, including rows that others have inserted."""
         super().reset()
         self._close_sampler()
-        self._flush()
+        self._writer.flush()
         for stream in self._going_on.nonzero()[0].tolist():
             self._writer[stream].abandon_episode()
         self._going_on[:] = False
@@ -324,7 +331,6 @@ class ServiceReplayBuffer(ReplayBuffer):
         self._close_sampler()
         if "_writer" in self.__dict__:
             self._writer.close()
-            self._is_flushed = True
             self._finish.detach()
             del self._writer, self._finish
 
@@ -334,16 +340,39 @@ class ServiceReplayBuffer(ReplayBuffer):
         return self.__dict__.copy()
 
     def _drawn(self, batch_size: int) -> Batch:
-        self._flush()
-        sampler = self._sampler_of(checked_count("batch_size", batch_size))
-        try:
-            return next(sampler)
-        except TableEmptyError:
-            if not self._going_on.any():
-                raise
-        self._end(self._going_on)  # now the newest steps can be drawn
-        self._flush()
-        return next(sampler)
+        """Draw a batch; truncate the running episodes if there are no other steps."""
+        size = checked_count("batch_size", batch_size)
+        while True:
+            try:
+                return self._recent(size)
+            except TableEmptyError:
+                self._sampler_of(size).cancel()  # its other requests may be refused, too
+                self._sampler = None
+                if not self._writer.in_flight:
+                    if not self._going_on.any():
+                        raise
+                    self._end(self._going_on)  # now the newest steps can be drawn
+                self._writer.flush()
+
+    def _recent(self, batch_size: int) -> Batch:
+        """Return the oldest batch in flight that misses at most `max_lag_steps` steps. Older ones are dropped."""
+        writer = self._writer
+        while True:
+            if writer.in_flight > self._max_lag_steps:
+                writer.flush()
+            batch, stored = self._oldest(self._sampler_of(batch_size))
+            added = writer.in_flight + writer.acknowledged  # in this order: rows may be acknowledged in between
+            if added - stored <= self._max_lag_steps:
+                return batch
+
+    def _oldest(self, sampler: Sampler) -> tuple[Batch, int]:
+        """Return the oldest batch in flight, and how many rows were stored when it was requested."""
+        for _ in range(len(self._stored) - sampler.in_flight):
+            self._stored.popleft()  # the request was refused
+        stored_now = self._writer.acknowledged
+        sampler.request()
+        self._stored.extend([stored_now] * (sampler.in_flight - len(self._stored)))
+        return next(sampler), self._stored.popleft()
 
     def _sampler_of(self, batch_size: int) -> Sampler:
         if batch_size != self._batch_size:
@@ -351,6 +380,7 @@ class ServiceReplayBuffer(ReplayBuffer):
         if self._sampler is None:
             self._sampler = self.table.sampler(batch_size, beta=self._beta, prefetch=self._prefetch, timeout_s=0.0)
             self._batch_size = batch_size
+            self._stored.clear()
         if self._sampler.beta != self._beta:
             self._sampler.beta = self._beta
         return self._sampler
@@ -360,22 +390,16 @@ class ServiceReplayBuffer(ReplayBuffer):
         if sampler is not None:
             sampler.close()
 
-    def _flush(self) -> None:
-        if not self._is_flushed:
-            self._writer.flush()
-            self._is_flushed = True
-
     def _end(self, which: NDArray[np.bool_], terminated: NDArray[np.bool_] | None = None) -> None:
         if which.any():
-            self._is_flushed = False
             self._writer.end_episodes(which, self._final, terminated=terminated)
             self._going_on &= ~which
 
     def _observations(self, argument: str, obs: Any) -> dict[str, NDArray[Any]]:
         """Convert SB3's observations to columns, ``[n_envs, *shape]`` by name."""
-        if _OBS in self._observed:
-            return {_OBS: self._checked(argument, obs, _OBS)}
-        keys = {name: name.removeprefix(f"{_OBS}{SEPARATOR}") for name in self._observed}
+        if OBS in self._observed:
+            return {OBS: self._checked(argument, obs, OBS)}
+        keys = {name: name.removeprefix(f"{OBS}{SEPARATOR}") for name in self._observed}
         missing = [key for key in keys.values() if key not in obs]
         if missing:
             expected = f"a mapping with {', '.join(keys.values())}"
@@ -418,16 +442,20 @@ class ServiceReplayBuffer(ReplayBuffer):
             raise InvalidArgumentError.of_field("infos", expected, ", ".join(map(str, infos)) or "none")
         return checked_flags(f"infos[{_TIMEOUT!r}]", flags, (self.n_envs,), meaning=", one for each environment")
 
-    def _normalized(self, batch: Batch, prefix: str, env: VecNormalize | None) -> Any:
+    def _more_columns(self, infos: Any) -> dict[str, NDArray[Any]]:
+        """Return more columns of a step, ``[n_envs, *shape]`` by name, for derived classes."""
+        return {}
+
+    def _normalized(self, columns: Mapping[str, Any], prefix: str, env: VecNormalize | None) -> Any:
         if not isinstance(self.observation_space, spaces.Dict):
-            return self._tensor(self._normalize_obs(batch[prefix], env))
-        parts = self._normalize_obs({key: batch[f"{prefix}{SEPARATOR}{key}"] for key in self.observation_space}, env)
+            return self._tensor(self._normalize_obs(columns[prefix], env))
+        parts = self._normalize_obs({key: columns[f"{prefix}{SEPARATOR}{key}"] for key in self.observation_space}, env)
         return {key: self._tensor(part) for key, part in cast(dict[str, NDArray[Any]], parts).items()}
 
-    def _rewards(self, batch: Batch, env: VecNormalize | None) -> NDArray[np.float32]:
+    def _rewards(self, columns: Mapping[str, Any], env: VecNormalize | None) -> NDArray[np.float32]:
         if self.n_steps == 1:
-            return self._normalize_reward(batch["reward"], env)
-        returns: NDArray[np.float32] = batch["n_return"]
+            return self._normalize_reward(columns["reward"], env)
+        returns: NDArray[np.float32] = columns["n_return"]
         if env is None or not env.norm_reward:
             return returns
         largest = env.clip_reward * np.sum(self._item.gamma ** np.arange(self.n_steps))
@@ -438,91 +466,6 @@ class ServiceReplayBuffer(ReplayBuffer):
         """Move an array of a batch to the device. The CPU needs no copy: batches belong to the sampler's caller."""
         tensor = torch.from_numpy(array)
         return tensor if self.device.type == "cpu" else tensor.to(self.device)
-
-
-class PrioritizedReplay(OffPolicyAlgorithm):
-    """The base class of prioritized algorithms: it draws by priority, weights the losses, and updates priorities.
-
-    During `learn`, beta increases linearly (Schaul et al. 2016, section 3.4).
-    """
-
-    max_grad_norm: Any  # a number; QR-DQN also allows None
-
-    def __init__(self, *args: Any, beta_initial: float = DEFAULT_BETA, beta_final: float = 1.0, **kwargs: Any) -> None:
-        """Create the algorithm. Its ``n_steps``, ``gamma`` and ``seed`` are also those of the table.
-
-        Args:
-            *args: positional arguments of the algorithm.
-            beta_initial: exponent of the importance-sampling weights at the beginning of `learn`.
-            beta_final: exponent of the weights at the end of `learn`.
-            **kwargs: keyword arguments of the algorithm.
-
-        Raises:
-            InvalidArgumentError: a table does not support an option or a space; the message names it.
-        """
-        self.beta_initial = checked_beta(beta_initial)
-        self.beta_final = checked_beta(beta_final)
-        super().__init__(*args, **kwargs)
-
-    def train(self, gradient_steps: int, batch_size: int = 100) -> None:
-        """Take gradient steps. Each draws a batch, minimizes the weighted losses, and updates the priorities."""
-        self.policy.set_training_mode(True)
-        self._update_learning_rate(self.policy.optimizer)
-        buffer = cast(ServiceReplayBuffer, self.replay_buffer)
-        remaining = max(0.0, min(1.0, self._current_progress_remaining))
-        buffer.beta = self.beta_final + (self.beta_initial - self.beta_final) * remaining
-        losses = []
-        for _ in range(gradient_steps):
-            samples = buffer.sample(batch_size, env=self._vec_normalize_env)
-            losses_of_rows, td_errors = self._losses(samples)
-            buffer.update_priorities(samples, td_errors)
-            loss = (samples.weights * losses_of_rows).mean()
-            losses.append(loss.item())
-            self.policy.optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            if self.max_grad_norm is not None:
-                torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
-            self.policy.optimizer.step()
-        self._n_updates += gradient_steps
-        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        self.logger.record("train/loss", np.mean(losses))
-        self.logger.record("train/beta", buffer.beta)
-
-    @abstractmethod
-    def _losses(self, samples: ServiceSamples) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the unweighted losses and the TD errors of samples, both float32[batch]."""
-
-    def _setup_model(self) -> None:
-        self.replay_buffer_class = self.replay_buffer_class or ServiceReplayBuffer
-        if not issubclass(self.replay_buffer_class, ServiceReplayBuffer):
-            name = self.replay_buffer_class.__name__
-            raise InvalidArgumentError.of_field("replay_buffer_class", "ServiceReplayBuffer", name)
-        own = {"n_steps": self.n_steps, "gamma": self.gamma, "seed": self.seed}
-        given = self.replay_buffer_kwargs
-        for name, value in (("gamma", self.gamma), ("n_steps", self.n_steps)):
-            if given.get(name, value) != value and (name, value) != ("n_steps", 1):
-                expected = f"{value}, as for the algorithm"
-                raise InvalidArgumentError.of_field(f"replay_buffer_kwargs.{name}", expected, repr(given[name]))
-        self.replay_buffer_kwargs = {**own, **given}
-        with warnings.catch_warnings():  # SB3 warns that it passes n_steps only to its own buffers; `own` passes it
-            warnings.filterwarnings("ignore", "`n_steps=")
-            super()._setup_model()
-
-    def _bootstrapped(self, samples: ServiceSamples, next_values: torch.Tensor) -> torch.Tensor:
-        """Compute the targets ``reward + discount * next_value``, float32[batch, n]: n is 1 or the quantile count."""
-        discounts = self.gamma if samples.discounts is None else samples.discounts
-        return samples.rewards + (1 - samples.dones) * discounts * next_values
-
-
-class PrioritizedDQN(PrioritizedReplay, DQN):
-    """SB3's DQN with prioritized replay (Schaul et al. 2016, arXiv:1511.05952)."""
-
-    def _losses(self, samples: ServiceSamples) -> tuple[torch.Tensor, torch.Tensor]:
-        with torch.no_grad():
-            next_values = self.q_net_target(samples.next_observations).max(dim=1, keepdim=True).values
-            targets = self._bootstrapped(samples, next_values)[:, 0]
-        values = self.q_net(samples.observations).gather(1, samples.actions.long())[:, 0]
-        return functional.smooth_l1_loss(values, targets, reduction="none"), targets - values
 
 
 def _space_columns(argument: str, name: str, space: spaces.Space[Any]) -> dict[str, Column]:
@@ -543,6 +486,22 @@ def _space_columns(argument: str, name: str, space: spaces.Space[Any]) -> dict[s
         return {name: Column(cast(Any, dtype), get_action_dim(space))}
     except (NotImplementedError, AssertionError, FieldError, TypeError) as error:
         raise InvalidArgumentError.of_field(argument, expected, f"{space} ({error})") from None
+
+
+def next_column(name: str) -> str:
+    """Return the name of the column of next observations for a column of observations."""
+    return f"{_NEXT_OBS}{name.removeprefix(OBS)}"
+
+
+def _refuse(unknown: Mapping[str, Any]) -> None:
+    """Refuse unknown arguments. Those of hindsight experience replay belong to another class.
+
+    Raises:
+        TypeError: there are any.
+    """
+    for name in unknown:
+        hint = "; use ServiceHerReplayBuffer for hindsight experience replay" if name in _OF_HER else ""
+        raise TypeError(f"ServiceReplayBuffer has no argument {name!r}{hint}")
 
 
 def _column(space: spaces.Space[Any], shape: Any) -> Column:

@@ -1,0 +1,161 @@
+"""Compares the service with the buffers of Stable-Baselines3, in steps per second: whole algorithms, and replay alone.
+
+    pip install 'gymnasium[mujoco]'             # for SAC on Hopper
+    python -m benchmarks.sb3 [--pairs 20]
+
+Both buffers take part in each pair of runs, in turn. The server runs in a separate process on the same cores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from replay_client import ReplayClient
+from replay_client.sb3 import ServiceHerReplayBuffer, ServiceReplayBuffer
+from replay_proto.command_line import new_app, run_app
+from rich.console import Console
+from rich.progress import track
+from stable_baselines3 import DQN, SAC, HerReplayBuffer
+from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.envs import BitFlippingEnv
+
+from benchmarks.paired import compared
+from benchmarks.report import Section
+from benchmarks.service import running_server
+from examples import dqn_cleanrl, dqn_cleanrl_in_process
+
+PAIRS = 20
+SAC_ENV = "Hopper-v5"
+SAC_WARM_UP_STEPS = 200
+SAC_STEPS = 2_000
+CLEANRL_STEPS = 20_000
+HER_BITS = 12
+HER_WARM_UP_STEPS = 200
+HER_STEPS = 4_000
+REPLAY_CAPACITY = 100_000
+REPLAY_STEPS = 10_000
+REPLAY_BATCH = 256
+_OBS = spaces.Box(-np.inf, np.inf, (11,), np.float64)
+_ACTION = spaces.Box(-1.0, 1.0, (3,), np.float32)
+
+Run = Callable[[], float]
+"""Runs a program once, and returns its steps per second."""
+
+
+def sac_run(kind: type[ReplayBuffer], options: Mapping[str, Any]) -> Run:
+    """Return a function that trains SAC with a buffer of this class. A gradient step follows each environment step."""
+
+    def run() -> float:
+        model = SAC("MlpPolicy", SAC_ENV, seed=0, replay_buffer_class=kind, replay_buffer_kwargs=dict(options))
+        model.learn(SAC_WARM_UP_STEPS)
+        began_s = time.perf_counter()
+        model.learn(SAC_STEPS, reset_num_timesteps=False)
+        return SAC_STEPS / (time.perf_counter() - began_s)
+
+    return run
+
+
+def her_run(kind: type[HerReplayBuffer], options: Mapping[str, Any]) -> Run:
+    """Return a function that trains DQN with goals in hindsight. A gradient step follows each environment step."""
+
+    def run() -> float:
+        model = DQN(
+            "MultiInputPolicy",
+            BitFlippingEnv(n_bits=HER_BITS),
+            seed=0,
+            train_freq=1,
+            learning_starts=HER_WARM_UP_STEPS // 2,
+            replay_buffer_class=kind,
+            replay_buffer_kwargs=dict(options),
+        )
+        model.learn(HER_WARM_UP_STEPS)
+        began_s = time.perf_counter()
+        model.learn(HER_STEPS, reset_num_timesteps=False)
+        return HER_STEPS / (time.perf_counter() - began_s)
+
+    return run
+
+
+def cleanrl_run(program: Any, address: str) -> Run:
+    """Return a function that trains with one of the two scripts, from its start to its end."""
+
+    def run() -> float:
+        arguments = program.Args(address=address, total_timesteps=CLEANRL_STEPS)
+        began_s = time.perf_counter()
+        with contextlib.redirect_stdout(io.StringIO()):
+            program.main(arguments)
+        return CLEANRL_STEPS / (time.perf_counter() - began_s)
+
+    return run
+
+
+def replay_run(kind: type[ReplayBuffer], options: Mapping[str, Any]) -> Run:
+    """Return a function that adds a step and draws a batch, again and again."""
+    buffer = kind(REPLAY_CAPACITY, _OBS, _ACTION, "cpu", **options)
+    rng = np.random.default_rng(0)
+    obs, actions = rng.normal(size=(REPLAY_STEPS + 1, 1, 11)), rng.uniform(-1, 1, (REPLAY_STEPS, 1, 3))
+    rewards, done = rng.normal(size=(REPLAY_STEPS, 1)), np.zeros(1, bool)
+
+    def run() -> float:
+        began_s = time.perf_counter()
+        for step in range(REPLAY_STEPS):
+            buffer.add(obs[step], obs[step + 1], actions[step], rewards[step], done, [{}])
+            buffer.sample(REPLAY_BATCH)
+        return REPLAY_STEPS / (time.perf_counter() - began_s)
+
+    return run
+
+
+def measure(pairs: int = PAIRS) -> Section:
+    """Measure all programs, each with the service and with SB3's buffer, in turn."""
+    with running_server() as (address, _), ReplayClient(address) as client:
+        uniform = {"address": client, "table": "uniform", "backend": "uniform"}
+        exact = {**uniform, "table": "exact", "max_lag_steps": 0}
+        sac = {**uniform, "table": "sac"}
+        her = {**uniform, "table": "her", "max_episode_steps": HER_BITS}
+        cleanrl = cleanrl_run(dqn_cleanrl, address), cleanrl_run(dqn_cleanrl_in_process, address)
+        own_replay = replay_run(ReplayBuffer, {})
+        runs: dict[str, tuple[Run, Run]] = {
+            f"SAC on {SAC_ENV}": (sac_run(ServiceReplayBuffer, sac), sac_run(ReplayBuffer, {})),
+            f"DQN with HER on {HER_BITS} bits": (her_run(ServiceHerReplayBuffer, her), her_run(HerReplayBuffer, {})),
+            "CleanRL's DQN on CartPole-v1, with priorities": cleanrl,
+            "replay alone": (replay_run(ServiceReplayBuffer, uniform), own_replay),
+            "replay alone, `max_lag_steps=0`": (replay_run(ServiceReplayBuffer, exact), own_replay),
+        }
+        figures: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
+        for number in track(range(pairs), description="pairs of runs"):
+            for name, (service, own) in runs.items():
+                if number % 2:
+                    figures[name].append((service(), own()))
+                else:
+                    of_own = own()
+                    figures[name].append((service(), of_own))
+    return Section(
+        title="Stable-Baselines3 with the service, compared with its own buffer",
+        command="python -m benchmarks.sb3",
+        header=["program", "steps/s, service", "steps/s, own buffer", "ratio"],
+        rows=[[name, *compared(pairs_of_runs)] for name, pairs_of_runs in figures.items()],
+        notes=[
+            "Medians; the ratio is the geometric mean over all pairs of runs, with its standard error. "
+            f"A step of replay alone adds one step and draws a batch of {REPLAY_BATCH}."
+        ],
+    )
+
+
+def main(*, pairs: int = PAIRS) -> None:
+    """Measure, and print the figures.
+
+    Args:
+        pairs: pairs of runs of each program, at least 2.
+    """
+    measure(pairs).show(Console(width=120))
+
+
+if __name__ == "__main__":
+    run_app(new_app("python -m benchmarks.sb3", __doc__, main))
