@@ -68,7 +68,7 @@ def make_env(game: str | None, stream: WriterStream) -> gymnasium.Env[Any, Any]:
         gymnasium.register_envs(ale_py)
         env = AtariPreprocessing(gymnasium.make(game, frameskip=1))
     env = ClipReward(RecordEpisodeStatistics(env), -1, 1)
-    return FrameStackObservation(RecordSteps(env, stream, obs="frame"), STACK, padding_type="zero")
+    return FrameStackObservation(RecordSteps(env, stream, obs="frame"), STACK)
 
 
 def make_network(actions: int) -> nn.Module:

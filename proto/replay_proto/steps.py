@@ -41,15 +41,16 @@ class Stack:
     """The stored column."""
     count: int
     """Number of steps, at least 1."""
-    padding: Padding = "zero"
-    """What the stack has at positions before the episode's first step."""
+    padding: Padding = "repeat"
+    """What the stack has at positions before the episode's first step. By default, it repeats the first step's value,
+    as Gymnasium's `FrameStackObservation` does."""
     ahead: bool = False
     """False: the stack ends at the anchor. True, only with `Transitions`: n steps later, or at the episode's end."""
 
 
 def Next(of: str) -> Stack:  # noqa: N802 - used like the classes beside it
     """The value of a column n steps later, or at the episode's end. Only with `Transitions`."""
-    return Stack(of, 1, ahead=True)
+    return Stack(of, 1, "zero", ahead=True)  # a single value needs no padding
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,14 @@ class Transitions:
     gamma: float = 0.99
     """Discount factor, 0 to 1."""
 
+    def __post_init__(self) -> None:
+        """Check the numbers.
+
+        Raises:
+            InvalidArgumentError: names the number that is out of range.
+        """
+        _check_numbers(self)
+
 
 @dataclass(frozen=True)
 class Sequences:
@@ -106,6 +115,14 @@ class Sequences:
     """Steps from one anchor to the next, 1 to `length`. The first anchor of an episode is its first step."""
     gamma: float = 0.99
     """Discount factor, 0 to 1."""
+
+    def __post_init__(self) -> None:
+        """Check the numbers.
+
+        Raises:
+            InvalidArgumentError: names the number that is out of range.
+        """
+        _check_numbers(self)
 
 
 Item: TypeAlias = Transitions | Sequences
@@ -153,7 +170,8 @@ class Steps:
         Raises:
             InvalidArgumentError: names the invalid field.
         """
-        _check_item(self.item)
+        if not isinstance(self.item, get_args(Item)):
+            raise FieldError("steps", "Transitions or Sequences", repr(self.item))
         for name, column in self.derived.items():
             for problem in self._problems(column):
                 raise FieldError(f"columns.{name}{problem[0]}", *problem[1:])
@@ -308,9 +326,7 @@ class Steps:
         return cls(_of_kind(stored["item"], get_args(Item)), derived, schema)
 
 
-def _check_item(item: Item) -> None:
-    if not isinstance(item, get_args(Item)):
-        raise FieldError("steps", "Transitions or Sequences", repr(item))
+def _check_numbers(item: Item) -> None:
     if not _is_fraction(item.gamma):
         raise FieldError("steps.gamma", "a number from 0 to 1", repr(item.gamma))
     least = {"n_step": 1, "length": 1, "burn_in": 0, "period": 1}

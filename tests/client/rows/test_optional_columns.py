@@ -220,8 +220,8 @@ def test_a_chosen_column_comes_with_its_mask(optional: Table) -> None:
 STEPS: dict[str, Any] = {
     "goal": Column("float32", 2, optional=True),
     "reward": Column("float32"),
-    "goals": Stack("goal", 3),
-    "goals_present": Stack("goal_present", 3),
+    "goals": Stack("goal", 3, "zero"),
+    "goals_present": Stack("goal_present", 3, "zero"),
     "next_goal": Next("goal"),
     "discount": Discount(),
 }

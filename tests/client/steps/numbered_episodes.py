@@ -13,8 +13,8 @@ from tests.client.steps.planned_episodes import TERMINATED, TRUNCATED, PlannedEp
 COLUMNS: dict[str, Column | Derived] = {
     "x": Column("int64"),
     "reward": Column("float32", sampled=False),
-    "stack": Stack("x", 3),
-    "next": Stack("x", 2, "repeat", ahead=True),
+    "stack": Stack("x", 3, "zero"),
+    "next": Stack("x", 2, ahead=True),
     "n_return": Return("reward"),
     "discount": Discount(),
 }

@@ -130,7 +130,7 @@ def test_tails_are_not_dropped(new_table: NewTable, *, is_terminated: bool) -> N
 
 
 def test_a_stack_does_not_reach_into_another_episode(new_table: NewTable) -> None:
-    columns = {"x": Column("int64"), "stack": Stack("x", 3), "next": Stack("x", 3, "repeat", ahead=True)}
+    columns = {"x": Column("int64"), "stack": Stack("x", 3, "zero"), "next": Stack("x", 3, ahead=True)}
     table = new_table(columns=columns, steps=Transitions(1), backend="uniform")
     with table.writer() as writer:
         for x in (1, 2, 3):
@@ -280,11 +280,6 @@ FRAME, REWARD = Column("uint8", 4), Column("float32")
         ({"x": REWARD, "total": Return("x")}, Sequences(2), "columns.total"),
         ({"x": FRAME, "next": Next("x")}, Sequences(2), "columns.next.ahead"),
         ({"x": Column("uint8", at="start")}, Transitions(), "columns.x.at"),
-        ({"x": FRAME}, Transitions(0), "steps.n_step"),
-        ({"x": FRAME}, Transitions(1, 1.5), "steps.gamma"),
-        ({"x": FRAME}, Sequences(0), "steps.length"),
-        ({"x": FRAME}, Sequences(2, burn_in=-1), "steps.burn_in"),
-        ({"x": FRAME}, Sequences(2, period=3), "steps.period"),
         ({"x": FRAME}, "transitions", "steps"),
         ({"x": Column("uint8", sampled=False)}, Transitions(), "columns"),
     ],
@@ -292,6 +287,26 @@ FRAME, REWARD = Column("uint8", 4), Column("float32")
 def test_options_that_exclude_each_other_are_refused_by_name(columns: Any, steps: Any, field: str) -> None:
     with ReplayClient("localhost:1") as client, pytest.raises(InvalidArgumentError) as refused:
         client.create_table("t", columns=columns, capacity=10, steps=steps)
+    assert refused.value.metadata["field"] == field
+
+
+WRONG_NUMBERS: list[tuple[type[Any], dict[str, Any], str]] = [
+    (Transitions, {"n_step": 0}, "steps.n_step"),
+    (Transitions, {"n_step": (1, 3)}, "steps.n_step"),
+    (Transitions, {"n_step": True}, "steps.n_step"),
+    (Transitions, {"gamma": 1.5}, "steps.gamma"),
+    (Transitions, {"gamma": "x"}, "steps.gamma"),
+    (Sequences, {"length": 0}, "steps.length"),
+    (Sequences, {"length": 5000}, "steps.length"),
+    (Sequences, {"length": 2, "burn_in": -1}, "steps.burn_in"),
+    (Sequences, {"length": 2, "period": 3}, "steps.period"),
+]
+
+
+@pytest.mark.parametrize(("item", "numbers", "field"), WRONG_NUMBERS, ids=str)
+def test_items_with_wrong_numbers_cannot_be_made(item: type[Any], numbers: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidArgumentError) as refused:
+        item(**numbers)
     assert refused.value.metadata["field"] == field
 
 
