@@ -97,6 +97,16 @@ def checked_count(field: str, number: int, *, least: int = 1, most: int = _LARGE
     raise InvalidArgumentError.of_field(field, expected, repr(number))
 
 
+def checked_capacity(capacity: float) -> int:
+    """Check that a table's capacity is a whole number of at least 1, which may be a float such as 1e6.
+
+    Raises:
+        InvalidArgumentError: it is not.
+    """
+    is_whole = isinstance(capacity, float) and capacity.is_integer()
+    return checked_count("capacity", int(capacity) if is_whole else capacity, example="1_000_000")  # type: ignore[arg-type]
+
+
 def checked_beta(beta: float) -> float:
     """Check the exponent of the weights.
 

@@ -12,10 +12,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, SupportsIndex, get_args
+from typing import Any, Literal, SupportsIndex, get_args
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from replay_proto.errors import FieldError
 from replay_proto.v1 import replay_pb2
@@ -67,7 +66,7 @@ class Column:
 
     def __init__(
         self,
-        dtype: DTypeLike,
+        dtype: object,
         shape: SupportsIndex | Iterable[SupportsIndex] = (),
         *,
         sampled: bool = True,
@@ -78,7 +77,7 @@ class Column:
 
         Args:
             dtype: one of `DTYPES`, in any form that NumPy accepts: ``"float32"``, ``np.float32``, ``float``
-                (float64). Byte order does not matter: rows are sent little-endian.
+                (float64); or torch's: ``torch.float32``. Byte order does not matter: rows are sent little-endian.
             shape: sizes of the dimensions of one row's value; ``4`` is short for ``(4,)``.
             sampled: whether batches contain the column. It can be False only in a table of steps, where other columns
                 may be derived from it.
@@ -266,9 +265,11 @@ def _outer_names(name: str) -> Iterator[str]:
     return (name[: place.start()] for place in re.finditer(SEPARATOR, name))
 
 
-def _checked_dtype(given: DTypeLike) -> np.dtype[np.generic]:
+def _checked_dtype(given: Any) -> np.dtype[np.generic]:
+    is_torch = type(given).__module__ == "torch"  # which is not imported here
+    understood = str(given).removeprefix("torch.") if is_torch else given
     try:
-        name = "none" if given is None else np.dtype(given).name  # NumPy would interpret None as float64
+        name = "none" if given is None else np.dtype(understood).name  # NumPy would interpret None as float64
     except (TypeError, ValueError, SyntaxError):  # NumPy raises any of these
         name = "none"
     if name not in DTYPES:

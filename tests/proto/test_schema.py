@@ -48,9 +48,17 @@ def test_a_dtype_is_anything_that_numpy_takes_for_one(given_dtype: str | type | 
     assert Column(given_dtype).dtype.str == "<f4"
 
 
+@pytest.mark.parametrize(
+    ("of_torch", "name"),
+    [(torch.float32, "float32"), (torch.half, "float16"), (torch.long, "int64"), (torch.bool, "bool")],
+)
+def test_a_dtype_of_torch_is_the_one_of_the_same_name(of_torch: torch.dtype, name: str) -> None:
+    assert Column(of_torch, 3) == Column(name, 3)
+
+
 def test_no_dtype_at_all_is_not_taken_for_one() -> None:
     with pytest.raises(FieldError, match="dtype"):
-        Column(None)  # type: ignore[arg-type]
+        Column(None)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +77,9 @@ REFUSED_DTYPES = [
         object,
         np.longdouble,
         np.generic,
-        torch.float32,
+        torch.complex64,
+        torch.bfloat16,
+        torch.strided,
         {"names": ["a"]},
         [("a", "f4")],
         4,

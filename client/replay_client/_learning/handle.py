@@ -67,6 +67,11 @@ class SamplerHandle:
         self._is_closed = False
 
     @property
+    def batch_size(self) -> int:
+        """Rows of each batch; for another number, create another sampler."""
+        return self._learning.draw.batch_size
+
+    @property
     def beta(self) -> float:
         """Exponent of the weights in future requests; `Batch.beta` is the exponent used for a batch."""
         return self._learning.beta

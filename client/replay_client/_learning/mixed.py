@@ -60,6 +60,11 @@ class MixedHandle(Generic[S]):
         self._drawn: list[Batch] = []  # kept if another table refuses to draw
 
     @property
+    def batch_size(self) -> int:
+        """Rows of each batch, of all tables together; for another number, create another sampler."""
+        return sum(sampler.batch_size for sampler in self.samplers.values())
+
+    @property
     def beta(self) -> float:
         """Exponent of the weights in future requests. If it differs between tables, this is the first table's."""
         return next(iter(self.samplers.values())).beta

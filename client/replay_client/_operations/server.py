@@ -12,7 +12,7 @@ from replay_proto.steps import Derived, Item, Steps
 from replay_proto.v1 import replay_pb2
 
 from replay_client._transport.call import Call, Operation
-from replay_client.draws import checked_count
+from replay_client.draws import checked_capacity, checked_count
 from replay_client.errors import DeadlineExceededError, InvalidArgumentError, TableExistsError
 from replay_client.results.copies import Checkpoint
 from replay_client.results.description import TableDescription
@@ -33,7 +33,7 @@ def table_config(
     name: str,
     *,
     columns: Mapping[str, Column | Derived],
-    capacity: int,
+    capacity: float,
     backend: str,
     steps: Item | None,
     seed: int | None,
@@ -54,7 +54,7 @@ def table_config(
         return replay_pb2.TableConfig(
             name=checked_text("name", name),
             columns=_stored_only(by_name) if described is None else described.columns_to_proto(),
-            capacity=checked_count("capacity", capacity, example="1_000_000"),
+            capacity=checked_capacity(capacity),
             backend=replay_pb2.Backend(
                 name=checked_text("backend", backend),
                 parameters={name: _number(name, value) for name, value in parameters.items() if value is not None},

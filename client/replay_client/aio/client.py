@@ -85,7 +85,7 @@ class ReplayClient:
         name: str,
         *,
         columns: Mapping[str, Column | Derived],
-        capacity: int,
+        capacity: float,
         backend: str = "sum_tree",
         steps: Item | None = None,
         seed: int | None = None,

@@ -121,7 +121,7 @@ class ReplayClient:
         name: str,
         *,
         columns: Mapping[str, Column | Derived],
-        capacity: int,
+        capacity: float,
         backend: str = "sum_tree",
         steps: Item | None = None,
         seed: int | None = None,
@@ -143,7 +143,7 @@ class ReplayClient:
             columns: dtype and shape of every column, by name. Columns of nested observations are named ``obs/name``
                 (`replay_client.spaces.columns_from_space` derives them from a Gymnasium space). A table of steps may
                 also have derived columns: `Stack`, `Next`, `Return`, `Discount`, `Mask`.
-            capacity: maximum number of rows; at most 2,000,000,000 with ``"rank"``.
+            capacity: maximum number of rows, such as 1_000_000 or 1e6; at most 2,000,000,000 with ``"rank"``.
             backend: ``"sum_tree"`` (proportional to mass), ``"rank"``, ``"uniform"``, or ``"fifo"``: a queue,
                 whose draws remove the oldest rows, and whose inserts wait when it is full.
             steps: makes this a table of steps, which draws `Transitions` or `Sequences` of them; see docs/steps.md.

@@ -24,7 +24,7 @@ from replay_proto.v1 import replay_pb2
 from replay_client._rows.checks import checked_priorities, checked_rows
 from replay_client._writing.links import Links, StepLinks, links_of_rows
 from replay_client.batch import Rows
-from replay_client.draws import checked_count
+from replay_client.draws import checked_capacity
 from replay_client.errors import InvalidArgumentError, ReplayError
 from replay_client.results.description import FIFO, TableDescription
 
@@ -125,9 +125,10 @@ def check_loadable(schema: Schema, rows: Rows, *, of_steps: bool, priorities: bo
         Arrays in the order of the schema, not yet cast to the columns' dtypes.
 
     Raises:
-        InvalidArgumentError: the columns or their dtypes or shapes differ from the table's; the rows have steps and the
-            table has none, or the other way round; or a step's number or a priority is invalid.
+        InvalidArgumentError: these are no `Rows`; the columns or their dtypes or shapes differ from the table's; the
+            rows have steps and the table has none, or the other way round; or a step's number or a priority is invalid.
     """
+    _check_kind(rows)
     if of_steps is not (rows.steps is not None):
         expected, got = ("rows with steps", "none") if of_steps else ("rows without steps", "rows with steps")
         raise InvalidArgumentError.of_field("steps", f"{expected}, as in the table", got)
@@ -140,6 +141,12 @@ def check_loadable(schema: Schema, rows: Rows, *, of_steps: bool, priorities: bo
     return columns
 
 
+def _check_kind(rows: object) -> None:
+    if not isinstance(rows, Rows):
+        expected = "Rows, as Table.rows and Table.read return them; for a mapping of columns, use Table.insert"
+        raise InvalidArgumentError.of_field("rows", expected, f"a {type(rows).__name__}")
+
+
 def check_room(rows: int, config: Mapping[str, Any]) -> None:
     """Check that a new table accepts this many rows before the first draw.
 
@@ -150,7 +157,7 @@ def check_room(rows: int, config: Mapping[str, Any]) -> None:
     Raises:
         InvalidArgumentError: the table accepts fewer rows. The message names the argument that limits them.
     """
-    capacity = checked_count("capacity", config["capacity"])
+    capacity = checked_capacity(config["capacity"])
     if config["backend"] == FIFO and rows > capacity:
         raise InvalidArgumentError.of_field("capacity", f"at least {rows}, to queue all rows", str(capacity))
     limit = RateLimit.of(config["min_size"], config["samples_per_insert"], config["error_buffer"])

@@ -54,6 +54,11 @@ class TensorSampler:
         self._lease = Lease(self._ahead)
 
     @property
+    def batch_size(self) -> int:
+        """Rows of each batch; for another number, create another sampler."""
+        return self._sampler.batch_size
+
+    @property
     def beta(self) -> float:
         """Exponent of the weights for future requests."""
         return self._sampler.beta

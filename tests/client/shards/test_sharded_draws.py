@@ -159,6 +159,11 @@ def test_weights_of_the_whole_table_are_over_its_least_probable_row(table: Table
     assert (batch.table_size, batch.drawable, batch.inserted) == (200, 200, 200)
 
 
+def test_the_size_of_batches_is_shown(table: Table) -> None:
+    with table.sampler(5) as sampler:
+        assert sampler.batch_size == 5
+
+
 def test_updates_reach_the_shards_of_the_rows(table: Table) -> None:
     exact = fill(table)
     chosen = np.array([key for number, key in enumerate(exact) if number % 3 == 0])

@@ -102,6 +102,12 @@ def priorities_by_x(table: Table) -> list[tuple[int, float]]:
     return list(zip(rows["x"].tolist(), rows.priorities.tolist(), strict=True))
 
 
+def test_a_mapping_of_columns_is_refused(table: Table) -> None:
+    loader: Any = table.loader()
+    with pytest.raises(InvalidArgumentError, match=r"rows: expected Rows.* use Table\.insert, got a dict"):
+        loader.insert({"number": np.arange(3)})
+
+
 def test_a_table_can_be_loaded_twice_and_into_itself(new_table: NewTable) -> None:
     source, target = new_table(**STEPS["transitions"]), new_table(**STEPS["transitions"])
     write_episodes(source, streams=2, rows=60)

@@ -276,6 +276,14 @@ def test_a_dropped_table_and_a_new_one_are_told_apart(client: ReplayClient, tabl
         assert next(after)["number"].tolist() == [2] * 4
 
 
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_the_size_of_batches_is_shown_and_cannot_be_changed(table: Table, device: str | None) -> None:
+    with table.sampler(5, device=device) as sampler:
+        assert sampler.batch_size == 5
+        with pytest.raises(AttributeError, match="batch_size"):
+            sampler.batch_size = 6  # type: ignore[misc]
+
+
 def test_a_prefetch_below_one_is_refused(table: Table) -> None:
     with pytest.raises(InvalidArgumentError, match="prefetch"):
         table.sampler(4, beta=0.4, prefetch=0)

@@ -137,6 +137,11 @@ class ShardedSampler(Sampler):
         self._draw = with_beta(self._draw, beta)
 
     @property
+    def batch_size(self) -> int:
+        """Rows of each batch; for another number, create another sampler."""
+        return self._draw.batch_size
+
+    @property
     def prefetch(self) -> int:
         """Batches in flight while `next()` waits, at least 1; can be changed, also to "auto"."""
         return self._prefetching.prefetch
