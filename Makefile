@@ -20,6 +20,7 @@ INSTALL := $(BIN)/python scripts/install.py --python
 FIRST_START := tests/server/lifecycle/test_first_start.py
 BEGIN := $(if $(ARGS),$(BIN)/python -m replay_server.process.warming,$(BIN)/pytest $(COVER) $(FIRST_START))
 COVER :=
+NOT_DEEP := $(if $(ARGS),, and not deep)
 
 # Tests mostly wait, so there are more workers than the two cores of the development machine. They are forked from a
 # process that has imported all tests, unless coverage is measured, which has to begin before the imports.
@@ -31,9 +32,9 @@ run: $(VENV)/.installed  ## Train CartPole-v1 through a server of its own and sh
 	$(BIN)/replay-train --env CartPole-v1 $(ARGS)
 
 # Timed tests run alone, after the others.
-test: $(VENV)/.imported  ## All tests.
+test: $(VENV)/.imported  ## All tests but the deep ones, which repeat at length what others check.
 	$(BEGIN)
-	$(BIN)/pytest -m "not timed and not long" $(WORKERS) $(COVER) $(if $(ARGS),$(ARGS),--deselect $(FIRST_START)) || test $$? -eq $(MAY_END_WITH)
+	$(BIN)/pytest -m "not timed and not long$(NOT_DEEP)" $(WORKERS) $(COVER) $(if $(ARGS),$(ARGS),--deselect $(FIRST_START)) || test $$? -eq $(MAY_END_WITH)
 	$(BIN)/pytest -m timed $(COVER) $(ARGS) || test $$? -eq $(MAY_END_WITH)
 
 # Not part of `make test`: installing Chromium takes 20 s (Debian: apt-get install chromium).
@@ -57,8 +58,8 @@ coverage: $(VENV)/.imported  ## All tests, and which lines they run; takes a qua
 	$(MAKE) test COVER="--cov --cov-append --cov-report="
 	$(BIN)/coverage report --skip-covered
 
-test-deep: $(VENV)/.imported  ## All tests, with 20 times as many examples of what is drawn at random.
-	EXAMPLES_TIMES=20 $(MAKE) test
+test-deep: $(VENV)/.imported  ## All tests, also the deep ones, and 20 times as many examples of what is drawn at random.
+	EXAMPLES_TIMES=20 $(MAKE) test NOT_DEEP=
 
 docs: $(VENV)/.installed  ## Build the site in build/site: guide, API reference, protocol; broken links are errors.
 	$(BIN)/sphinx-build -W --keep-going -c docs/site . build/site $(ARGS)

@@ -35,6 +35,7 @@ def test_an_attack_has_no_effect(arena: Arena, kind: type[Attack]) -> None:
     assert not (faults := faults_of(kind, arena)), "\n".join(faults)
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ON_THEIR_OWN, ids=lambda kind: kind.__name__)
 def test_an_attack_on_a_server_of_its_own_has_no_effect(kind: type[Attack]) -> None:

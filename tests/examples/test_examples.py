@@ -62,6 +62,7 @@ def test_r2d2_runs(client: ReplayClient) -> None:
     )
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 def test_two_ranks_learn_from_one_table(client: ReplayClient) -> None:
     steps = ddp_dqn.LEARNING_STARTS + 20

@@ -145,6 +145,7 @@ def test_the_tables_of_the_experiments_fit_80_characters() -> None:
         assert len(lines) == 3 + len(found[representation][Method.UNIFORM])
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_learning_curves_are_trained_in_parallel_and_only_once(tmp_path: Path) -> None:
@@ -168,6 +169,7 @@ def test_learning_curves_are_trained_in_parallel_and_only_once(tmp_path: Path) -
     assert path.read_text() == before
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_comparison_that_is_stopped_keeps_no_half_runs(server: ServerProcess, tmp_path: Path) -> None:

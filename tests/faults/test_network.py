@@ -107,7 +107,6 @@ def test_nothing_is_lost_or_doubled_over_a_bad_network(proxy: Proxy, client: Rep
     np.testing.assert_array_equal(tables[1].read(keys)["number"], np.arange(len(keys)))
 
 
-@pytest.mark.timed
 def test_a_network_that_lets_nothing_through_is_given_up_on_in_time(proxy: Proxy, client: ReplayClient) -> None:
     table = client.create_table("t", columns=COLUMNS, capacity=1000)
     table.insert(rows([0]))

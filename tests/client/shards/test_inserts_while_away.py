@@ -40,7 +40,6 @@ def insert(table: Table, numbers: range) -> list[int]:
     return [int(shard_ids(table.insert(rows(np.array([number]))))[0]) for number in numbers]
 
 
-@pytest.mark.timed
 @pytest.mark.parametrize("is_killed", [True, False])
 def test_inserts_leave_out_a_server_that_is_away_or_hangs(
     servers: list[ServerProcess], table: Table, monkeypatch: pytest.MonkeyPatch, is_killed: bool

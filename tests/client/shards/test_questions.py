@@ -27,7 +27,6 @@ def servers(start_server: Callable[..., ServerProcess], tmp_path: Path) -> list[
     return in_order(start_server("--checkpoint-dir", str(tmp_path / f"checkpoints-{number}")) for number in range(3))
 
 
-@pytest.mark.timed
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_server_that_is_away_or_hangs_is_left_out(
     servers: list[ServerProcess], reach: Reach, how: signal.Signals
