@@ -103,6 +103,7 @@ class Learning:
         reconnect_timeout_s: float,
     ) -> None:
         self._table = table
+        self._window_rows = 1 if table.steps is None else table.steps.window.rows
         self._near = near
         self.prefetching: FixedPrefetch | PrefetchTuner
         """Chooses `prefetch`; samplers tell it about each step."""
@@ -165,7 +166,7 @@ class Learning:
 
     def ask(self) -> None:
         """Add requests until `prefetch` batches are in flight. The first request carries the kept updates."""
-        most = min(_MOST_TOGETHER, MOST_KEYS_AT_ONCE // self.draw.batch_size)
+        most = min(_MOST_TOGETHER, MOST_KEYS_AT_ONCE // (self.draw.batch_size * self._window_rows))
         prefetch, in_flight = self.prefetch, self.in_flight
         together = max(1, min(most, prefetch // _MESSAGES_IN_FLIGHT))
         while (missing := prefetch - in_flight) >= together:

@@ -23,7 +23,7 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
 
 from replay_client._adapters import are_same, same_rows
-from replay_client._learning.prefetch import FEWEST, MOST
+from replay_client._learning.prefetch import FEWEST
 from replay_client._rows.checks import checked_array, checked_flags, described
 from replay_client.batch import Batch
 from replay_client.draws import DEFAULT_BETA, checked_beta, checked_count
@@ -41,6 +41,11 @@ OBS: Final = "obs"
 _NEXT_OBS: Final = "next_obs"
 _TIMEOUT: Final = "TimeLimit.truncated"
 _OF_HER: Final = {"copy_info_dict", "env", "goal_selection_strategy", "n_sampled_goal"}
+_AHEAD: Final = 64
+"""Batches in flight if priorities do not matter. Each message wakes up the server, which takes a core from the learner
+for a moment, so one message requests many batches."""
+_AHEAD_BYTES: Final = 1 << 24
+"""Maximum bytes of these batches, unless there are only a few."""
 MAX_LAG_STEPS: Final = 1000
 """Default of the newest steps that a batch may miss: more than an algorithm adds while its batches are in flight."""
 
@@ -112,9 +117,9 @@ class ServiceReplayBuffer(ReplayBuffer):
             max_lag_steps: how many of the newest steps, of all environments together, a batch may miss. `sample` waits
                 only to keep this limit. With 0, a batch is drawn from all added steps.
             prefetch: batches in flight. A batch misses the priorities of the ``prefetch - 1`` batches before it. None
-                means 2. But if priorities do not matter (``backend="uniform"`` or ``alpha=0``), it means 16, with which
-                one message requests several batches. If `max_lag_steps` is 0, it means 1; then each batch reflects all
-                earlier steps and priorities, and runs with the same seeds give the same results.
+                means 2. But if priorities do not matter (``backend="uniform"`` or ``alpha=0``), it means up to 64 small
+                batches, because one message then requests several. If `max_lag_steps` is 0, it means 1; then each batch
+                reflects all earlier steps and priorities, and runs with the same seeds give the same results.
             seed: seed of the table's draws, if the table is new.
             backend: ``"sum_tree"``, ``"rank"`` or ``"uniform"``.
             alpha: priority exponent; see `ReplayClient.create_table`.
@@ -147,10 +152,8 @@ class ServiceReplayBuffer(ReplayBuffer):
             raise InvalidArgumentError.of_field("gamma", expected, "None")
         self._beta = checked_beta(beta)
         self._max_lag_steps = checked_count("max_lag_steps", max_lag_steps, least=0)
-        if prefetch is None:
-            several = MOST if backend == "uniform" or alpha == 0 else FEWEST
-            prefetch = several if self._max_lag_steps else 1
-        self._prefetch = checked_count("prefetch", prefetch)
+        self._prefetch = None if prefetch is None else checked_count("prefetch", prefetch)
+        self._is_uniform = backend == "uniform" or alpha == 0
         self._observed = [name for name in columns if name != "action"]
         given = {**columns, "reward": Column("float32"), "done": Column("bool")}
         self._arguments = {
@@ -378,12 +381,21 @@ class ServiceReplayBuffer(ReplayBuffer):
         if batch_size != self._batch_size:
             self._close_sampler()
         if self._sampler is None:
-            self._sampler = self.table.sampler(batch_size, beta=self._beta, prefetch=self._prefetch, timeout_s=0.0)
+            prefetch = self._prefetch or self._default_prefetch(batch_size)
+            self._sampler = self.table.sampler(batch_size, beta=self._beta, prefetch=prefetch, timeout_s=0.0)
             self._batch_size = batch_size
             self._stored.clear()
         if self._sampler.beta != self._beta:
             self._sampler.beta = self._beta
         return self._sampler
+
+    def _default_prefetch(self, batch_size: int) -> int:
+        if not self._max_lag_steps:
+            return 1
+        if not self._is_uniform:
+            return FEWEST
+        row_bytes = sum(column.row_bytes for column in Steps.of(self._columns, self._item).sampled.values())
+        return max(FEWEST, min(_AHEAD, _AHEAD_BYTES // (batch_size * row_bytes)))
 
     def _close_sampler(self) -> None:
         sampler, self._sampler = self._sampler, None

@@ -97,6 +97,17 @@ def test_stats_count_rows_by_what_they_are(new_table: NewTable) -> None:
     assert table.describe().steps == table.steps
 
 
+def test_batches_of_long_sequences_are_requested_in_messages_that_the_server_allows(new_table: NewTable) -> None:
+    """Each row of a window counts: 16 batches of 32 sequences together would be 41,000 rows, and 32,768 are allowed."""
+    table = new_table(columns={"x": Column("int64")}, steps=Sequences(80), backend="uniform", capacity=1000)
+    with table.writer() as writer:
+        for number in range(200):
+            writer.append(x=number)
+    with table.sampler(32, prefetch=64) as sampler:
+        for _ in range(100):
+            assert next(sampler)["x"].shape == (32, 80)
+
+
 def test_priorities_of_the_writer_belong_to_the_completed_steps(new_table: NewTable) -> None:
     columns = {"x": Column("int64")}
     table = new_table(columns=columns, steps=Transitions(2), capacity=500)
