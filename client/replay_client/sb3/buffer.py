@@ -390,12 +390,11 @@ class ServiceReplayBuffer(ReplayBuffer):
         return self._sampler
 
     def _default_prefetch(self, batch_size: int) -> int:
-        if not self._max_lag_steps:
-            return 1
+        recent = 1 + self._max_lag_steps // self.n_envs  # more would be too old, with a batch for each step
         if not self._is_uniform:
-            return FEWEST
+            return min(FEWEST, recent)
         row_bytes = sum(column.row_bytes for column in Steps.of(self._columns, self._item).sampled.values())
-        return max(FEWEST, min(_AHEAD, _AHEAD_BYTES // (batch_size * row_bytes)))
+        return min(recent, max(FEWEST, min(_AHEAD, _AHEAD_BYTES // (batch_size * row_bytes))))
 
     def _close_sampler(self) -> None:
         sampler, self._sampler = self._sampler, None
