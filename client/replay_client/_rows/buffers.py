@@ -24,7 +24,7 @@ from replay_proto.schema import Column
 _KEPT: Final = 32
 """Maximum number of free buffers kept."""
 _KEPT_BYTES: Final = 1 << 28
-"""Maximum bytes of free buffers kept."""
+"""Maximum bytes of free buffers kept. More may be free until the pool is asked for memory again."""
 _LAYOUTS: Final = 64
 """Maximum number of layouts kept. With several servers, the number of rows from a shard differs in each batch."""
 _PAGE_BYTES: Final = 4096

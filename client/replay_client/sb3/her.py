@@ -154,7 +154,7 @@ class ServiceHerReplayBuffer(ServiceReplayBuffer, HerReplayBuffer):
     def truncate_last_trajectory(self) -> None:
         """Truncate the running episodes, so that their steps can be drawn."""
         if self._going_on.any():
-            warnings.warn("the running episodes are truncated, because the buffer was loaded", stacklevel=2)
+            warnings.warn("the running episodes are truncated", stacklevel=2)
             self._end(self._going_on)
 
     def __getstate__(self) -> dict[str, Any]:
