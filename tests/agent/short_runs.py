@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from replay_agent.reporting.progress import ProgressView, Status
 
 RECONNECT_TIMEOUT_S = 30.0
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 """Programs that load torch start slowly on a busy machine."""
 SHORT_RUN = {
     "steps": 900,

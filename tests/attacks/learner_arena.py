@@ -24,7 +24,7 @@ from tests.support.server_process import server_environment
 
 LEARNER: Final = "/replay.v1.LearnerService"
 _LISTENS: Final = re.compile(r"replay server at \S+:(\d+), learner at \S+:(\d+),")
-_START_S: Final = 60.0
+_START_S: Final = 120.0
 _LOOK_S: Final = 0.05
 _ALONE_S: Final = 0.5
 _CALL_S: Final = 20.0

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -92,13 +93,17 @@ def test_server_and_learner_of_a_run_serve_nobody_but_its_owner(tmp_path: Path) 
     values = {**SHORT_RUN, "steps": 10_000_000, "runs_dir": tmp_path, "name": "run", "actors": 1}
     run = tmp_path / "run"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("REPLAY_")}
-    with subprocess.Popen(
-        [sys.executable, "-m", "replay_agent.commands.replay_train", *flags_of(values)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    ) as process:
+    with ExitStack() as ends:
+        process = ends.enter_context(
+            subprocess.Popen(
+                [sys.executable, "-m", "replay_agent.commands.replay_train", *flags_of(values)],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=environment,
+            )
+        )
+        ends.callback(process.kill)  # if a check fails, so that nothing waits for its end
         lines, said = lines_of(process), ""
         deadline = time.monotonic() + PATIENCE_S
         while "to inspect the replay server: " not in said and time.monotonic() < deadline:
