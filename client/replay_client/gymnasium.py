@@ -18,9 +18,9 @@ array in `reset`. A step that would belong to no episode raises `gymnasium.error
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
-from typing import Any, Final, NamedTuple, overload
+from typing import Any, Final, NamedTuple, TypeAlias, overload
 
 import gymnasium
 import numpy as np
@@ -40,29 +40,47 @@ _RESET_NEEDED: Final = (
 )
 
 
-class _Names(NamedTuple):
-    """Names of the columns for observation, action and reward; None: not stored."""
+Transform: TypeAlias = Callable[[Any], Any]
+"""Returns what to store of an observation, or of the observations of all environments of a vector environment."""
+FinalValues: TypeAlias = Mapping[str, Any] | Callable[[Any], Mapping[str, Any]]
+"""Values of other columns in the row that closes an episode, or a function that returns them for an ``info``."""
+
+
+class _Recording(NamedTuple):
+    """What is stored of each step; see `RecordSteps`."""
 
     obs: str
     action: str | None
     reward: str | None
+    transform: Transform | None
+    final: FinalValues | None
 
     def step(self, obs: Any, action: Any, reward: Any, others: Mapping[str, Any]) -> dict[str, Any]:
         """Build the row of a step, or the columns of one step in all environments of a vector environment."""
         named = ((self.obs, obs), (self.action, action), (self.reward, reward))
         return {name: value for name, value in named if name is not None} | dict(others)
 
+    def end(self, obs: Any, info: Any) -> dict[str, Any]:
+        """Build the row that closes an episode, or the columns of such rows."""
+        others = self.final(info) if callable(self.final) else self.final
+        return {self.obs: obs, **(others or {})}
+
+    def stored(self, obs: Any) -> Any:
+        """Return what to store of observations: a copy, because environments may reuse their arrays."""
+        return _copied(obs if self.transform is None else self.transform(obs))
+
 
 class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     """An environment whose steps are recorded; see `RecordSteps`."""
 
-    def __init__(self, env: gymnasium.Env[Any, Any], stream: WriterStream, names: _Names) -> None:
+    def __init__(self, env: gymnasium.Env[Any, Any], stream: WriterStream, recording: _Recording) -> None:
         super().__init__(env)
         self._stream = stream
-        self._names = names
+        self._recording = recording
         self._autoreset = _autoreset_of(env)
         self._obs: Any = None
         self._needs_reset = True
+        self._info: Any = {}  # of the last step or reset
         self._is_lost = False  # whether recording of the current episode has failed
         self._others: dict[str, Any] = {}
 
@@ -74,7 +92,7 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Reset the environment. This truncates a running episode."""
         self._truncate()
         obs, info = self.env.reset(seed=seed, options=options)
-        self._begin(obs)
+        self._begin(obs, info)
         return obs, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
@@ -90,13 +108,14 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             raise ResetNeeded(_RESET_NEEDED)
         given = _copied(action)
         obs, reward, terminated, truncated, info = self.env.step(action)
-        row = self._names.step(self._obs, given, reward, self._others)
-        self._others, self._obs, self._needs_reset = {}, _copied(obs), bool(terminated or truncated)
+        row = self._recording.step(self._obs, given, reward, self._others)
+        self._others, self._info, self._needs_reset = {}, info, bool(terminated or truncated)
         if not self._is_lost:
             try:
+                self._obs = self._recording.stored(obs)
                 self._stream.append(row)
                 if self._needs_reset:
-                    self._stream.end_episode({self._names.obs: obs}, terminated=bool(terminated))
+                    self._stream.end_episode(self._recording.end(self._obs, info), terminated=bool(terminated))
             except BaseException:
                 self._is_lost = True
                 self._stream.abandon_episode()
@@ -106,34 +125,36 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     def _step_that_resets(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Make a step in which `Autoreset` ignores the action and resets."""
         self._truncate()  # if a wrapper around `Autoreset` has concealed the end
-        obs, *others = self.env.step(action)
+        obs, *others, info = self.env.step(action)
         self._others = {}
-        self._begin(obs)
-        return (obs, *others)
+        self._begin(obs, info)
+        return (obs, *others, info)
 
     def _truncate(self) -> None:
         if not self._needs_reset and not self._is_lost:
-            self._stream.end_episode({self._names.obs: self._obs})
+            self._stream.end_episode(self._recording.end(self._obs, self._info))
 
-    def _begin(self, obs: Any) -> None:
-        self._obs, self._needs_reset, self._is_lost = _copied(obs), False, False
+    def _begin(self, obs: Any, info: Any) -> None:
+        self._obs, self._info = self._recording.stored(obs), info
+        self._needs_reset = self._is_lost = False
 
 
 class RecordedVectorEnv(VectorWrapper):
     """A vector environment whose steps are recorded, each environment in its own stream; see `RecordSteps`."""
 
-    def __init__(self, envs: VectorEnv[Any, Any, Any], writer: Writer, names: _Names) -> None:
+    def __init__(self, envs: VectorEnv[Any, Any, Any], writer: Writer, recording: _Recording) -> None:
         super().__init__(envs)
         mode = envs.metadata.get("autoreset_mode")
         if not isinstance(mode, AutoresetMode):
             raise InvalidArgumentError.of_field("envs.metadata['autoreset_mode']", "an AutoresetMode", repr(mode))
         self._mode = mode
         self._writer = writer
-        self._names = names
+        self._recording = recording
         self._obs: Any = None
         self._needs_reset = np.ones(self.num_envs, bool)  # which environments must be reset before the next step
         self._resets_next = np.zeros(self.num_envs, bool)  # which environments only reset in the next step
         self._is_lost = np.zeros(self.num_envs, bool)  # whether recording of its current episode has failed
+        self._infos: Any = {}  # of the last step or reset
         self._others: dict[str, Any] = {}
 
     def with_next_step(self, **columns: Any) -> None:
@@ -147,11 +168,11 @@ class RecordedVectorEnv(VectorWrapper):
         mask = _flags((options or {}).get("reset_mask", np.ones(self.num_envs, bool)))
         is_running = mask & ~self._needs_reset & ~self._resets_next & ~self._is_lost
         if is_running.any():
-            self._writer.end_episodes(is_running, {self._names.obs: self._obs})
+            self._writer.end_episodes(is_running, self._recording.end(self._obs, self._infos))
         obs, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]  # also a list
+        self._obs, self._infos = self._recording.stored(obs), infos
         for flags in (self._needs_reset, self._resets_next, self._is_lost):
             flags &= ~mask
-        self._obs = _copied(obs)
         return obs, infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -167,22 +188,26 @@ class RecordedVectorEnv(VectorWrapper):
             raise ResetNeeded(f"environments {self._needs_reset.nonzero()[0].tolist()}: {_RESET_NEEDED}")
         given = _copied(actions)
         obs, rewards, terminated, truncated, infos = self.env.step(actions)
-        rows = self._names.step(self._obs, given, rewards, self._others)
+        rows = self._recording.step(self._obs, given, rewards, self._others)
         is_terminated = _flags(terminated)
         is_recorded = ~self._resets_next & ~self._is_lost
         is_over = (is_terminated | _flags(truncated)) & ~self._resets_next
-        self._others, self._obs = {}, _copied(obs)
+        self._others, self._infos = {}, infos
         self._is_lost &= ~is_over
         if self._mode is AutoresetMode.NEXT_STEP:
             self._resets_next = is_over
         elif self._mode is AutoresetMode.DISABLED:
             self._needs_reset = is_over
+        before = self._obs
         try:
-            self._record(rows, is_recorded, is_over & is_recorded, is_terminated, obs, infos)
+            self._obs = self._recording.stored(obs)
+            self._record(rows, is_recorded, is_over & is_recorded, is_terminated)
         except BaseException:
             for stream in is_recorded.nonzero()[0].tolist():
                 self._writer[stream].abandon_episode()
             self._is_lost |= is_recorded & ~is_over
+            if self._obs is before:  # the first observations of episodes that have just begun are not known, either
+                self._is_lost |= ~is_over | (self._mode is AutoresetMode.SAME_STEP)
             raise
         return obs, rewards, terminated, truncated, infos
 
@@ -192,19 +217,26 @@ class RecordedVectorEnv(VectorWrapper):
         where: NDArray[np.bool_],
         done: NDArray[np.bool_],
         terminated: NDArray[np.bool_],
-        obs: Any,
-        infos: Any,
     ) -> None:
         """Append rows, and end the episodes in ``done``."""
+        recording, infos = self._recording, self._infos
+        ends = recording.end(self._obs, infos) if done.any() else {}
         if self._mode is not AutoresetMode.SAME_STEP:
             self._writer.append_all(rows, where=where)
             if done.any():
-                self._writer.end_episodes(done, {self._names.obs: obs}, terminated=terminated)
+                self._writer.end_episodes(done, ends, terminated=terminated)
             return
-        finals = {stream: _final_obs(infos, stream) for stream in done.nonzero()[0].tolist()}
+        # The observations are those of the next episodes already.
+        finals = {
+            stream: {
+                **_part(ends, stream),
+                recording.obs: _part(recording.stored(_batch(_final_obs(infos, stream))), 0),
+            }
+            for stream in done.nonzero()[0].tolist()
+        }
         self._writer.append_all(rows, where=where)
         for stream, final in finals.items():
-            self._writer[stream].end_episode({self._names.obs: final}, terminated=bool(terminated[stream]))
+            self._writer[stream].end_episode(final, terminated=bool(terminated[stream]))
 
 
 @overload
@@ -215,6 +247,8 @@ def RecordSteps(
     obs: str = "obs",
     action: str | None = "action",
     reward: str | None = "reward",
+    transform: Transform | None = None,
+    final: FinalValues | None = None,
 ) -> RecordedVectorEnv: ...
 @overload
 def RecordSteps(
@@ -224,6 +258,8 @@ def RecordSteps(
     obs: str = "obs",
     action: str | None = "action",
     reward: str | None = "reward",
+    transform: Transform | None = None,
+    final: FinalValues | None = None,
 ) -> RecordedEnv: ...
 def RecordSteps(  # noqa: N802 - used like Gymnasium's wrappers
     envs: gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any],
@@ -232,6 +268,8 @@ def RecordSteps(  # noqa: N802 - used like Gymnasium's wrappers
     obs: str = "obs",
     action: str | None = "action",
     reward: str | None = "reward",
+    transform: Transform | None = None,
+    final: FinalValues | None = None,
 ) -> RecordedEnv | RecordedVectorEnv:
     """Wrap an environment or a vector environment, so that its steps are recorded.
 
@@ -242,26 +280,39 @@ def RecordSteps(  # noqa: N802 - used like Gymnasium's wrappers
         obs: the column of observations; nested ones are ``obs/name``.
         action: the column of actions; None: not stored.
         reward: the column of rewards; None: not stored.
+        transform: returns what to store of an observation, such as ``lambda obs: obs[-1]``, the newest frame of a stack
+            that the table stacks again. For a vector environment, it gets the observations of all environments:
+            ``lambda obs: obs[:, -1]``. None: the whole observation.
+        final: values of other columns in the rows that close episodes, such as ``{"value": 0.0}``; or a function that
+            returns them for the ``info`` of the episode's last step. For a vector environment, values are
+            ``[num_envs, *shape]``, and the function gets the infos of all environments, which in ``SAME_STEP`` mode
+            have the last ones as ``final_info``. None: zeros.
 
     Returns:
         The wrapped environments: `RecordedEnv` or `RecordedVectorEnv`.
 
     Raises:
         InvalidArgumentError: the writer has another number of streams, its table is not a table of steps, the vector
-            environment does not specify its autoreset mode, or a wrapper steps an `Autoreset` several times in a step.
+            environment does not specify its autoreset mode, a wrapper steps an `Autoreset` several times in a step, or
+            `transform` or `final` is of another kind.
     """
-    names = _Names(obs, action, reward)
+    recording = _Recording(obs, action, reward, transform, final)
+    if transform is not None and not callable(transform):
+        raise InvalidArgumentError.of_field("transform", "a function of an observation, or None", repr(transform))
+    if not (final is None or callable(final) or (isinstance(final, Mapping) and obs not in final)):
+        expected = f"a mapping without {obs!r}, a function that returns one, or None"
+        raise InvalidArgumentError.of_field("final", expected, repr(final))
     if isinstance(writer, Writer) and writer.steps is None:
         raise InvalidArgumentError.of_field("writer", "a writer of a table with steps", repr(writer))
     if isinstance(envs, VectorEnv):
         if not isinstance(writer, Writer) or len(writer) != envs.num_envs:
             raise InvalidArgumentError.of_field("writer", f"a writer with {envs.num_envs} streams", repr(writer))
-        return RecordedVectorEnv(envs, writer, names)
+        return RecordedVectorEnv(envs, writer, recording)
     if isinstance(writer, Writer):
         if len(writer) != 1:
             raise InvalidArgumentError.of_field("writer", "one stream, such as writer[0]", f"{len(writer)} streams")
         writer = writer[0]
-    return RecordedEnv(envs, writer, names)
+    return RecordedEnv(envs, writer, recording)
 
 
 def _autoreset_of(env: gymnasium.Env[Any, Any]) -> Autoreset[Any, Any] | None:
@@ -320,6 +371,15 @@ def _final_obs(infos: Any, stream: int) -> Any:
         expected = f"the final observation of environment {stream}, because the autoreset mode is SAME_STEP"
         got = ", ".join(map(str, infos)) or "none" if isinstance(infos, Mapping) else type(infos).__name__
         raise InvalidArgumentError.of_field("infos.final_obs", expected, got) from None
+
+
+def _batch(observation: Any) -> Any:
+    """Return a (possibly nested) observation as those of one environment: ``[1, *shape]``."""
+    if isinstance(observation, Mapping):
+        return {name: _batch(part) for name, part in observation.items()}
+    if isinstance(observation, tuple):
+        return tuple(map(_batch, observation))
+    return as_array(observation)[None]
 
 
 def _part(observations: Any, index: int) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import uuid
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 from replay_client import (
     InvalidArgumentError,
@@ -30,6 +32,7 @@ from stable_baselines3 import DQN, SAC
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
+from tests.client.steps.numbered_env import NumberedEnv
 from tests.support.server_process import ServerProcess
 
 NewBuffer = Callable[..., ServiceReplayBuffer]
@@ -191,6 +194,36 @@ def test_infos_of_vector_environments_say_which_episodes_were_truncated(new_buff
         given: Any = (*step[:5], {"TimeLimit.truncated": np.array([info["TimeLimit.truncated"] for info in step[5]])})
         buffer.add(*given)
     assert by_obs(buffer.sample(MANY)) == by_obs(twin.sample(8 * MANY))
+
+
+@pytest.mark.parametrize("n_envs", [1, 3])
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_steps_that_only_reset_a_vector_environment_are_not_stored(
+    new_buffer: NewBuffer, caplog: pytest.LogCaptureFixture, mode: AutoresetMode, n_envs: int
+) -> None:
+    makers = [partial(NumberedEnv, number + 1, reuses_arrays=False) for number in range(n_envs)]
+    envs: Any = SyncVectorEnv(makers, autoreset_mode=mode)
+    buffer = new_buffer(n_envs=n_envs)
+    obs, _ = envs.reset()
+    for step in range(40):
+        action = np.full(n_envs, step % 4)
+        after, rewards, terminated, truncated, infos = envs.step(action)
+        over = terminated | truncated
+        next_obs = after.copy()
+        if mode is AutoresetMode.SAME_STEP and over.any():
+            next_obs[over] = np.stack(list(infos["final_obs"][over]))
+        buffer.add(obs, next_obs, action, rewards, over, {**infos, "TimeLimit.truncated": truncated})
+        if mode is AutoresetMode.DISABLED and over.any():
+            after, _ = envs.reset(options={"reset_mask": over})
+        obs = after
+    buffer.close()  # so that the newest steps can be drawn
+    made = [episode for env in envs.envs for episode in env.unwrapped.made]
+    expected = {float(number): number + 1.0 for episode in made for number, _, _ in episode.steps}
+    samples = buffer.sample(MANY * n_envs)
+    found = zip(samples.observations[:, 0].tolist(), samples.next_observations[:, 0].tolist(), strict=True)
+    assert dict(found) == expected
+    told = [record for record in caplog.records if "NEXT_STEP" in record.getMessage()]
+    assert len(told) == (mode is AutoresetMode.NEXT_STEP)
 
 
 WRONG: list[tuple[str, dict[int, Any]]] = [

@@ -40,6 +40,8 @@ OBS: Final = "obs"
 """Column of observations; those of a `Dict` space are ``obs/key``."""
 _NEXT_OBS: Final = "next_obs"
 _TIMEOUT: Final = "TimeLimit.truncated"
+_FINAL_OBS: Final = ("final_obs", "final_observation")
+"""What infos of Gymnasium's vector environments have if an environment is reset in the step that ends an episode."""
 _OF_HER: Final = {"copy_info_dict", "env", "goal_selection_strategy", "n_sampled_goal"}
 _AHEAD: Final = 64
 """Batches in flight if priorities do not matter. Each message wakes up the server, which takes a core from the learner
@@ -171,6 +173,8 @@ class ServiceReplayBuffer(ReplayBuffer):
             "max_priority": max_priority,
         }
         self._going_on = np.zeros(streams, bool)  # which environments have a running episode
+        self._resets_next = np.zeros(streams, bool)  # which environments may only reset in their next step
+        self._tells_skipped = True
         self._final: dict[str, NDArray[Any]] = {}  # observations after the last step, by column: [n_envs, *shape]
         self._sampler: Sampler | None = None
         self._batch_size = 0  # batch size of the sampler
@@ -229,6 +233,9 @@ class ServiceReplayBuffer(ReplayBuffer):
         If an environment's ``obs`` differs from the ``next_obs`` of its last step, its episode was interrupted. The
         episode is then stored as truncated.
 
+        Gymnasium's vector environments in the mode ``NEXT_STEP`` reset in the step after the end of an episode, from
+        the final observation to the first one of the next episode. Such a step is not stored; the log says so once.
+
         Args:
             obs: observations before the step, ``[n_envs, *shape]``, or a dict of such arrays.
             next_obs: observations after the step, in the same form; where an episode ends, the final observation.
@@ -249,17 +256,22 @@ class ServiceReplayBuffer(ReplayBuffer):
         rows |= self._more_columns(infos)
         is_done = self._checked("done", done)
         timeouts = self._timeouts(infos, is_done)
+        is_over = is_done | timeouts
         if not are_same(before, self._final):  # the usual case, checked quickly
             self._end(self._going_on & ~same_rows(before, self._final, self.n_envs))
-        if self.n_envs == 1:  # SB3's usual case; a single row costs a fraction of a vector of one row
+        where = None
+        if self._resets_next.any():
+            where = self._are_steps(before, rows["reward"], is_over)
+        if self.n_envs > 1:
+            self._writer.append_all(rows, where=where)
+        elif where is None or where[0]:  # SB3's usual case; a single row costs a fraction of a vector of one row
             self._writer.append({name: values[0] for name, values in rows.items()})
-        else:
-            self._writer.append_all(rows)
-        self._going_on[:] = True
+        self._going_on |= True if where is None else where
         self._final = {name: values.copy() for name, values in after.items()}
-        is_over = is_done | timeouts
         if is_over.any():
             self._end(is_over, is_done & ~timeouts)
+        may_reset = isinstance(infos, Mapping) and not any(name in infos for name in _FINAL_OBS)
+        self._resets_next = is_over & may_reset
         self.pos = (self.pos + 1) % self.buffer_size
         self.full = self.full or self.pos == 0
 
@@ -400,6 +412,17 @@ class ServiceReplayBuffer(ReplayBuffer):
         sampler, self._sampler = self._sampler, None
         if sampler is not None:
             sampler.close()
+
+    def _are_steps(
+        self, before: dict[str, NDArray[Any]], reward: NDArray[Any], is_over: NDArray[Any]
+    ) -> NDArray[np.bool_]:
+        """Return bool[n_envs]: which environments have made a step, and have not only reset."""
+        only_resets = self._resets_next & same_rows(before, self._final, self.n_envs) & (reward == 0) & ~is_over
+        if only_resets.any() and self._tells_skipped:
+            self._tells_skipped = False
+            log.warning("steps that only reset an environment are not stored: its autoreset mode is NEXT_STEP")
+        are_steps: NDArray[np.bool_] = ~only_resets
+        return are_steps
 
     def _end(self, which: NDArray[np.bool_], terminated: NDArray[np.bool_] | None = None) -> None:
         if which.any():
