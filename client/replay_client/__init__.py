@@ -56,6 +56,7 @@ from replay_client.local_server import LocalServer
 from replay_client.results.copies import Checkpoint, CheckpointTable
 from replay_client.results.description import TableDescription
 from replay_client.results.inspection import Inspection, LargestRows
+from replay_client.results.published import Published
 from replay_client.results.shards import Shard, ShardMap
 from replay_client.results.stats import (
     LimiterStats,
@@ -110,6 +111,7 @@ __all__ = [
     "MixedSampler",
     "Next",
     "PermissionDeniedError",
+    "Published",
     "Rates",
     "ReplayClient",
     "ReplayError",

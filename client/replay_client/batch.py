@@ -6,14 +6,15 @@ Arrays are writable, aligned and owned by the caller. Once all of a batch's arra
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from replay_proto.v1 import replay_pb2
 
 from replay_client._rows.columns import Columns, MixedRows, T_co
+from replay_client.errors import InvalidArgumentError
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +57,39 @@ class Drawn(Columns[T_co]):
     """Rows ever inserted into the table."""
     row_info: RowInfo | None
     """What else is known of each row, as NumPy arrays; None unless the draw asked for it with ``row_info=True``."""
+
+    def split(self, count: int) -> list[Self]:
+        """Split the batch into smaller ones of equal size, for several gradient steps with rows of one draw.
+
+        The rows of a batch are shuffled, so each part is a fair sample. Weights stay as they are: divided by the
+        largest weight in the whole batch.
+
+        Args:
+            count: number of parts, which divides `batch_size`.
+
+        Returns:
+            Batches whose arrays are views of those of this batch.
+
+        Raises:
+            InvalidArgumentError: the batch has another size, or rows of several tables; split its parts then.
+        """
+        if isinstance(self, MixedRows):
+            raise InvalidArgumentError.of_field("split", "a batch of one table", type(self).__name__)
+        rows = self.batch_size // count if isinstance(count, int) and count >= 1 else 0
+        if not rows or rows * count != self.batch_size:
+            raise InvalidArgumentError.of_field("count", f"a divisor of {self.batch_size} rows", repr(count))
+        return [self._part(slice(first, first + rows)) for first in range(0, self.batch_size, rows)]
+
+    def _part(self, rows: slice) -> Self:
+        info = self.row_info
+        return replace(
+            self,
+            row_keys=self.row_keys[rows],
+            columns={name: column[rows] for name, column in self.columns.items()},  # type: ignore[index]
+            probabilities=self.probabilities[rows],  # type: ignore[index]
+            weights=self.weights[rows],  # type: ignore[index]
+            row_info=None if info is None else RowInfo(info.times_sampled[rows], info.ages_s[rows]),
+        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -43,12 +43,12 @@ from replay_proto.v1 import replay_pb2
 
 from replay_client._extras import check_extra
 from replay_client._learning.answers import joined_rows, selected_rows
+from replay_client._operations.reading import is_ended
 from replay_client.batch import Rows
 from replay_client.errors import InvalidArgumentError
 from replay_client.spaces import columns_from_space, flatten_value, unflatten_value
 from replay_client.sync.progress import progress_bar
 from replay_client.sync.row_loader import check_loadable
-from replay_client.sync.row_reader import RowReader
 from replay_client.sync.table import Table
 
 ROWS_AT_ONCE: Final = 1 << 13
@@ -159,7 +159,7 @@ def export_dataset(
             made.close()
     observation_space = _checked_space("observation_space", table.schema, obs, observation_space)
     action_space = _checked_space("action_space", table.schema, action, action_space)
-    reader = table.rows(order="episode", progress=progress)
+    reader = table.episodes(progress=progress)
     episodes = _WholeEpisodes(reader)
     path, others = _unused_path(dataset_id), names.others(table.schema)
     try:
@@ -284,45 +284,24 @@ def _grouped(dataset: minari.MinariDataset, names: _Names, schema: Schema) -> It
 
 
 class _WholeEpisodes:
-    """Iterates over the whole episodes of a reader with ``order="episode"``, and counts the others."""
+    """Iterates over the whole episodes among all, and counts the others."""
 
-    def __init__(self, reader: RowReader) -> None:
+    def __init__(self, episodes: Iterable[Rows]) -> None:
         self.whole = self.steps = self.unfinished = self.broken = 0
-        self._reader = reader
+        self._episodes = episodes
 
     def __iter__(self) -> Iterator[Rows]:
         """Yield the rows of each whole episode; the last row closes it."""
-        parts: list[Rows] = []
-        for part in chain.from_iterable(map(_by_episode, self._reader)):
-            if parts and _origin(parts[0]) != _origin(part):
-                yield from self._if_whole(joined_rows(parts))
-                parts.clear()
-            parts.append(part)
-        if parts:
-            yield from self._if_whole(joined_rows(parts))
-
-    def _if_whole(self, rows: Rows) -> Iterator[Rows]:
-        assert rows.steps is not None
-        assert rows.ends is not None
-        if not rows.ends[-1]:
-            self.unfinished += 1
-        elif rows.batch_size == 1 or not np.array_equal(rows.steps, np.arange(rows.batch_size)):
-            self.broken += 1
-        else:
-            self.whole += 1
-            self.steps += rows.batch_size - 1
-            yield rows
-
-
-def _by_episode(rows: Rows) -> Iterator[Rows]:
-    """Split rows wherever another episode begins."""
-    is_other = (rows.streams[1:] != rows.streams[:-1]) | (rows.episodes[1:] != rows.episodes[:-1])
-    for places in np.split(np.arange(rows.batch_size), np.flatnonzero(is_other) + 1):
-        yield selected_rows(rows, places)
-
-
-def _origin(rows: Rows) -> tuple[int, int]:
-    return int(rows.streams[0]), int(rows.episodes[0])
+        for rows in self._episodes:
+            assert rows.steps is not None
+            if not is_ended(rows):
+                self.unfinished += 1
+            elif rows.batch_size == 1 or not np.array_equal(rows.steps, np.arange(rows.batch_size)):
+                self.broken += 1
+            else:
+                self.whole += 1
+                self.steps += rows.batch_size - 1
+                yield rows
 
 
 def _unused_path(dataset_id: str) -> Path:

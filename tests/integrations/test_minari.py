@@ -355,15 +355,15 @@ def test_an_export_that_fails_leaves_no_dataset(
 ) -> None:
     table = new_table(client, NESTED | DERIVED)
     write_nested(table, [3])
-    rows = table.rows
+    episodes = table.episodes
 
     def replaced(**options: Any) -> Any:
-        reader = rows(**options)
+        reader = episodes(**options)
         table.drop()
         client.create_table(table.name, columns=NESTED, steps=Sequences(2), capacity=10)
         return reader
 
-    monkeypatch.setattr(table, "rows", replaced)
+    monkeypatch.setattr(table, "episodes", replaced)
     with pytest.raises(TableReplacedError):
         export_dataset(table, ID)
     assert not (datasets / ID).exists()

@@ -20,7 +20,7 @@ from replay_client._rows.windows import Windows
 from replay_client.batch import Batch, RowInfo, Rows
 from replay_client.errors import InternalServerError
 
-M = TypeVar("M", replay_pb2.SampleResponse, replay_pb2.LearnResponse)
+M = TypeVar("M", replay_pb2.SampleResponse, replay_pb2.LearnResponse, replay_pb2.ReadResponse)
 
 _KEY_BYTES = 8
 
@@ -88,7 +88,7 @@ class BatchReader:
             windows = self._windows
             columns = windows.received(message, rows) if mapped is None else windows.copied(message, mapped)
         else:
-            columns = self._plain.received(rows, len(keys)) if mapped is None else self._copied(keys, mapped)
+            columns = self._plain.received(rows, len(keys)) if mapped is None else self._plain.copied(keys, mapped)
         if columns is None:
             return None
         return Batch(
@@ -104,10 +104,6 @@ class BatchReader:
             inserted=message.inserted,
             row_info=_row_info(message) if message.times_sampled else None,
         )
-
-    def _copied(self, keys: NDArray[np.int64], mapped: MappedRows) -> dict[str, Array] | None:
-        columns = self._plain.blank(len(keys))
-        return columns if mapped.gather(keys, columns) else None
 
 
 class RowsReader:
@@ -126,13 +122,21 @@ class RowsReader:
         self._columns = ColumnReader(columns)
         self._of_steps = of_steps
 
-    def read(self, answer: Content) -> Rows:
-        """Decode the rows in a reply to Read."""
-        head, rows = split_message(replay_pb2.ReadResponse, answer)
+    def read(self, answer: Content, mapped: MappedRows | None = None) -> Rows | None:
+        """Decode the rows in a reply to Read; return None if inserts overwrote rows during the copy.
+
+        ``mapped`` copies the rows if the reply has none; it must be what the request was made with.
+        """
+        head, rows = _split(replay_pb2.ReadResponse, answer, mapped)
         keys = _own(head.keys, "<i8")
+        if rows or not self.row_bytes:
+            mapped = None
+        columns = self._columns.received(rows, len(keys)) if mapped is None else self._columns.copied(keys, mapped)
+        if columns is None:
+            return None
         return Rows(
             row_keys=keys,
-            columns=self._columns.received(rows, len(keys)),
+            columns=columns,
             priorities=_own(head.priorities, "<f8"),
             streams=_own(head.streams, "<u8"),
             episodes=_own(head.episodes, "<u8"),
@@ -161,6 +165,11 @@ class ColumnReader:
         for name, view in column_views(self._carried.columns, rows, row_count).items():
             np.copyto(columns[name], view)
         return columns
+
+    def copied(self, keys: NDArray[np.int64], mapped: MappedRows) -> dict[str, Array] | None:
+        """Copy columns from the mapped files. Return None if inserts overwrote rows during the copy."""
+        columns = self.blank(len(keys))
+        return columns if mapped.gather(keys, columns) else None
 
 
 class _WindowReader:

@@ -36,6 +36,8 @@ _MESSAGES_IN_FLIGHT: Final = 4
 """Desired number of messages in flight: with a larger prefetch, one message requests several batches."""
 _MOST_TOGETHER: Final = 64
 """Maximum batches per message: the server handles no other call while it draws them."""
+_MOST_DISTINCT: Final = 4
+"""The same without replacement: the server's limit."""
 _OF_DRAWS: Final = frozenset({"LIMITED", "TABLE_EMPTY", "TABLE_RESET", "WAITED_TOO_LONG"})
 """Reasons for which a draw is refused, and the updates in the same message are not."""
 UPDATES_KEPT: Final = MOST_KEYS_AT_ONCE
@@ -166,7 +168,9 @@ class Learning:
 
     def ask(self) -> None:
         """Add requests until `prefetch` batches are in flight. The first request carries the kept updates."""
-        most = min(_MOST_TOGETHER, MOST_KEYS_AT_ONCE // (self.draw.batch_size * self._window_rows))
+        is_distinct = self.draw.draw_mode == replay_pb2.DRAW_MODE_WITHOUT_REPLACEMENT
+        limit = _MOST_DISTINCT if is_distinct else _MOST_TOGETHER
+        most = min(limit, MOST_KEYS_AT_ONCE // (self.draw.batch_size * self._window_rows))
         prefetch, in_flight = self.prefetch, self.in_flight
         together = max(1, min(most, prefetch // _MESSAGES_IN_FLIGHT))
         while (missing := prefetch - in_flight) >= together:

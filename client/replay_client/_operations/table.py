@@ -13,6 +13,8 @@ from replay_proto.schema import Column
 from replay_proto.v1 import replay_pb2
 
 from replay_client._learning.answers import BatchReader, RowsReader, joined_rows
+from replay_client._operations.episode import keys_of_episode
+from replay_client._operations.reading import no_steps
 from replay_client._operations.server import describe
 from replay_client._rows.buffers import Blank
 from replay_client._rows.checks import MOST_KEYS_AT_ONCE, checked_keys, checked_priorities, checked_rows
@@ -154,8 +156,10 @@ class TableOperations:
             stale += result.stale
         return UpdateResult(updated, stale)
 
-    def read(self, batch_or_keys: BatchOrKeys, *, columns: Collection[str] | None = None) -> Operation[Rows]:
-        """Read live rows by key."""
+    def read(
+        self, batch_or_keys: BatchOrKeys, *, columns: Collection[str] | None = None, wait_s: float = 0.0
+    ) -> Operation[Rows]:
+        """Read live rows by key. ``wait_s``: how long to wait for keys that have not been used yet."""
         keys = checked_keys(batch_or_keys)
         schema = self._table.schema
         reader = self._rows_reader(chosen_columns(schema, columns, schema.masks))
@@ -163,10 +167,36 @@ class TableOperations:
         parts = []
         for part in _parts(len(keys), most):
             request = replay_pb2.ReadRequest(
-                table=self._table.name, table_uid=self._table.uid, keys=keys[part].tobytes(), columns=reader.names
+                table=self._table.name,
+                table_uid=self._table.uid,
+                keys=keys[part].tobytes(),
+                columns=reader.names,
+                wait_s=wait_s,
             )
-            parts.append(reader.read((yield Call("Read", request.SerializeToString()))))
+            parts.append((yield from self._read_part(request, reader)))
         return joined_rows(parts)
+
+    def _read_part(self, request: replay_pb2.ReadRequest, reader: RowsReader) -> Operation[Rows]:
+        """Read rows in one request. Copy them from the server's files if possible, unless these are overwritten."""
+        mapped = self._near.mapped
+        timeout_s, margin_s = self._limits(request.wait_s)
+        if mapped is not None:
+            request.same_host.CopyFrom(mapped.request)
+        rows = reader.read((yield Call("Read", request.SerializeToString(), True, timeout_s, margin_s)), mapped)
+        if rows is None and mapped is not None:
+            request.same_host.CopyFrom(mapped.request_again)
+            rows = reader.read((yield Call("Read", request.SerializeToString(), True, timeout_s, margin_s)))
+        assert rows is not None
+        return rows
+
+    def episode(self, key: int, *, columns: Collection[str] | None = None) -> Operation[Rows]:
+        """Read the live rows of the episode of a row."""
+        if self._table.steps is None:
+            raise no_steps(self._table)
+        checked = checked_keys([key])
+        names = chosen_columns(self._table.schema, columns, self._table.schema.masks)
+        keys = yield from keys_of_episode(partial(self.read, columns=()), checked)
+        return (yield from self.read(keys, columns=names))
 
     def describe(self) -> Operation[TableDescription]:
         """Fetch the current description of this table. Raises `TableReplacedError` if another table has its name."""

@@ -26,12 +26,14 @@ from replay_client._transport.attempts import FIRST_CONTACT_S
 from replay_client._transport.call import Operation
 from replay_client._transport.connection import SessionOptions
 from replay_client.aio._session import LoopSession
+from replay_client.aio.channels import Channels
 from replay_client.aio.mixed_sampler import MixedSampler
 from replay_client.aio.table import Table
 from replay_client.draws import DEFAULT_BETA, DrawMode, Prefetch, SamplerOptions, WeightNorm
 from replay_client.errors import InvalidArgumentError, ShardsChangedError
 from replay_client.results.copies import Checkpoint
 from replay_client.results.description import TableDescription
+from replay_client.results.published import Published
 from replay_client.results.shards import ShardMap
 from replay_client.results.stats import Stats
 from replay_client.security import Tls, Token
@@ -70,6 +72,7 @@ class ReplayClient:
             address, timeout_s=timeout_s, wait_for_server_s=wait_for_server_s, tls=tls, same_host=same_host
         )
         self._session = LoopSession(options, token)
+        self._channels = Channels()
         self._session.connection  # noqa: B018 - reads and validates TLS files
 
     @property
@@ -149,6 +152,17 @@ class ReplayClient:
             client, lambda: load(timeout_s=timeout_s, progress=progress, **config).describe()
         )
         return Table(self._session, loaded, created=True)
+
+    async def publish(self, name: str, values: Any, *, timeout_s: float | None = None) -> int:
+        """Publish state for other programs, and return its version; see `replay_client.ReplayClient.publish`.
+
+        If the call is canceled, the state was published or not; readers never see a part of it.
+        """
+        return await self._channels.publish(self, name, values, timeout_s)
+
+    async def latest(self, name: str, *, wait_newer: int | None = None, timeout_s: float | None = None) -> Published:
+        """Read what was published last; see `replay_client.ReplayClient.latest`."""
+        return await self._channels.latest(self, name, wait_newer, timeout_s)
 
     @overload
     async def mixed_sampler(

@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from replay_client._operations.reading import RowPlan, RowReaderBase
 from replay_client.batch import Rows
-from replay_client.sync.row_reader import RowPlan, RowReaderBase
 
 
 class RowReader(RowReaderBase):

@@ -18,10 +18,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from replay_client._learning.handle import check_device
+from replay_client._operations.reading import CHUNK_ROWS, EpisodePlan, RowOrder, RowPlan
 from replay_client._operations.server import describe, drop_table, inspect_table, reset_table, stats
 from replay_client._operations.table import TableHandle
 from replay_client._rows.buffers import Blank
 from replay_client._rows.columns import BatchOrKeys, chosen_columns
+from replay_client._transport.call import Operation
 from replay_client._writing.writing import MAX_BLOCKS_IN_FLIGHT, WriterOptions
 from replay_client.aio._connection import Connection
 from replay_client.aio._session import LoopSession
@@ -34,7 +36,6 @@ from replay_client.results.copies import Exported, Loaded
 from replay_client.results.description import TableDescription
 from replay_client.results.inspection import Inspection
 from replay_client.results.stats import TableStats
-from replay_client.sync.row_reader import RowOrder, RowPlan
 from replay_client.sync.table import Table as SyncTable
 
 if TYPE_CHECKING:
@@ -86,8 +87,7 @@ class Table(TableHandle):
         """Draw rows by priority; see `replay_client.Table.sample`."""
         reader = self._operations.batch_reader(self._operations.chosen(columns))
         draw = self._operations.draw(batch_size, beta, weight_norm, draw_mode, timeout_s, reader, row_info)
-        await self._path.renew()
-        return await self._connection.run(self._operations.sample(draw, reader))
+        return await self._run_near(self._operations.sample(draw, reader))
 
     async def update_priorities(self, batch_or_keys: BatchOrKeys, priorities: ArrayLike) -> UpdateResult:
         """Update priorities; see `replay_client.Table.update_priorities`."""
@@ -95,15 +95,27 @@ class Table(TableHandle):
 
     async def read(self, batch_or_keys: BatchOrKeys, *, columns: Collection[str] | None = None) -> Rows:
         """Read live rows by key; see `replay_client.Table.read`."""
-        return await self._connection.run(self._operations.read(batch_or_keys, columns=columns))
+        return await self._run_near(self._operations.read(batch_or_keys, columns=columns))
 
     async def rows(
-        self, *, chunk: int = 10_000, order: RowOrder = "key", columns: Collection[str] | None = None
+        self, *, chunk: int = CHUNK_ROWS, order: RowOrder = "key", columns: Collection[str] | None = None
     ) -> RowReader:
         """Read all rows that are live now: ``async for rows in await table.rows()``; see `replay_client.Table.rows`."""
         read = partial(self.read, columns=chosen_columns(self.schema, columns, self.schema.masks))
         description = await self._connection.run(self._operations.describe())
         return RowReader(read, RowPlan(description, chunk=chunk, order=order))
+
+    async def episode(self, key: int, *, columns: Collection[str] | None = None) -> Rows:
+        """Read the whole episode of a row; see `replay_client.Table.episode`."""
+        return await self._run_near(self._operations.episode(key, columns=columns))
+
+    async def episodes(
+        self, *, unfinished: bool = True, chunk: int = CHUNK_ROWS, columns: Collection[str] | None = None
+    ) -> RowReader:
+        """Read all episodes: ``async for rows in await table.episodes()``; see `replay_client.Table.episodes`."""
+        read = partial(self.read, columns=chosen_columns(self.schema, columns, self.schema.masks))
+        description = await self._connection.run(self._operations.describe())
+        return RowReader(read, EpisodePlan(description, chunk=chunk, unfinished=unfinished))
 
     async def to_arrow(
         self, *, order: RowOrder = "key", progress: bool = False, columns: Collection[str] | None = None
@@ -260,6 +272,11 @@ class Table(TableHandle):
     async def drop(self) -> None:
         """Drop the table; see `replay_client.Table.drop`."""
         await self._connection.run(drop_table(self.name, self.uid))
+
+    async def _run_near(self, operation: Operation[T]) -> T:
+        """Run an operation that copies rows from the server's files if it can."""
+        await self._path.renew()
+        return await self._connection.run(operation)
 
     @property
     def _connection(self) -> Connection:

@@ -16,12 +16,12 @@ from replay_proto.schema import SEPARATOR, Column
 from replay_proto.steps import Derived, Discount, Next, Return, Transitions
 
 from replay_client._extras import check_extra
+from replay_client._operations.reading import RowOrder
 from replay_client.cli.formats import bytes_text
 from replay_client.cli.options import DEFAULT_SERVER, Json, Server, client_of, print_json
 from replay_client.cli.plain import plain, plain_fields
 from replay_client.errors import InvalidArgumentError, ReplayError
 from replay_client.sync.client import ReplayClient
-from replay_client.sync.row_reader import RowOrder
 from replay_client.sync.table import Table
 
 TIMEOUT_S = 30.0

@@ -37,9 +37,11 @@ from replay_client.draws import DEFAULT_BETA, DrawMode, Prefetch, SamplerOptions
 from replay_client.errors import InvalidArgumentError, ShardsChangedError, TableNotFoundError
 from replay_client.results.copies import Checkpoint
 from replay_client.results.description import TableDescription
+from replay_client.results.published import Published
 from replay_client.results.shards import ShardMap
 from replay_client.results.stats import Stats
 from replay_client.security import Tls, Token
+from replay_client.sync.channels import Channels
 from replay_client.sync.mixed_sampler import MixedSampler
 from replay_client.sync.row_loader import check_room
 from replay_client.sync.shards.administration import Shards
@@ -106,6 +108,7 @@ class ReplayClient:
         self._session = sessions[0]
         self._fleet = Fleet(sessions)
         self._has_several = len(sessions) > 1
+        self._channels = Channels()
         self._session.connection  # noqa: B018 - reads and validates TLS files
 
     @property
@@ -254,6 +257,50 @@ class ReplayClient:
                 if shards is None:
                     return Table(self._session, description)
         return open_sharded(self._fleet, self._fleet.find(), name)
+
+    def publish(self, name: str, values: Any, *, timeout_s: float | None = None) -> int:
+        """Publish state for other programs, such as the weights of a policy for its actors.
+
+        `latest` reads it. The first call creates a table with this name, whose rows are the state in parts of 64 KiB,
+        and which keeps the last few publications. Later calls publish the same arrays with other values.
+
+        Args:
+            name: the name, as for `create_table`.
+            values: a mapping of names to arrays, tensors on any device, numbers or further mappings; or an object with
+                a ``state_dict`` method, such as a ``torch.nn.Module``.
+            timeout_s: seconds to wait for an unreachable server. None: the client's default.
+
+        Returns:
+            The version of this publication: higher than those of all earlier ones.
+
+        Raises:
+            InvalidArgumentError: a value is no array; an array has another dtype or shape than in the last publication,
+                or is missing or new; or another table has this name. Nothing was published.
+            PermissionDeniedError: the token may not write to this table or, if it does not exist, not create it.
+            ReplayError: as for `create_table` and `Table.insert`. Readers never see a part of a publication.
+        """
+        return self._channels.publish(self, name, values, timeout_s)
+
+    def latest(self, name: str, *, wait_newer: int | None = None, timeout_s: float | None = None) -> Published:
+        """Read what was published last: ``version, values = client.latest("policy")``.
+
+        If nothing was published under this name, wait for it; after 10 s, the log says so. On the server's host, the
+        values are copied from its files.
+
+        Args:
+            name: the name.
+            wait_newer: version that the caller has: wait for another one. The server tells when it comes.
+            timeout_s: seconds to wait. None: the client's default; 0: do not wait; `math.inf`: forever.
+
+        Returns:
+            The version, and the arrays by name.
+
+        Raises:
+            DeadlineExceededError: nothing, or nothing but this version, was published in time.
+            TableNotFoundError: nothing was published under this name, in time.
+            InvalidArgumentError: another table has this name, or an argument is invalid.
+        """
+        return self._channels.latest(self, name, wait_newer, timeout_s)
 
     @overload
     def mixed_sampler(
@@ -483,6 +530,11 @@ class ReplayClient:
         """Return the sessions to all servers by the ids of their shards; None: there is only one."""
         shards = self._all_shards()
         return None if shards is None else self._fleet.sessions_of(shards)
+
+    def _server_count(self) -> int:
+        """Return over how many servers a table is distributed that is created now."""
+        shards = self._all_shards()
+        return 1 if shards is None else len(shards.in_use)
 
     def _all_shards(self) -> ShardMap | None:
         return map_of(self._fleet) if self._has_several else self._fleet.current()

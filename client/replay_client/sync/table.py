@@ -28,6 +28,7 @@ from replay_proto.v1 import replay_pb2
 
 from replay_client._extras import check_extra
 from replay_client._learning.handle import check_device
+from replay_client._operations.reading import CHUNK_ROWS, EpisodePlan, RowOrder, RowPlan
 from replay_client._operations.server import describe, drop_table, inspect_table, reset_table, stats
 from replay_client._operations.table import TableHandle
 from replay_client._rows.buffers import Blank
@@ -47,7 +48,7 @@ from replay_client.results.description import TableDescription
 from replay_client.results.inspection import Inspection
 from replay_client.results.stats import TableStats
 from replay_client.sync.row_loader import Insert, RowLoader
-from replay_client.sync.row_reader import RowOrder, RowReader
+from replay_client.sync.row_reader import RowReader
 from replay_client.sync.sampler import Sampler
 from replay_client.sync.writer import Writer
 
@@ -148,7 +149,9 @@ class Table(TableHandle):
                 Weights of ``uniform`` and ``fifo`` are always 1.
             weight_norm: divisor of the weights: the largest weight in the ``"batch"``, or in the ``"table"``.
             draw_mode: ``"stratified"``: one draw from each of `batch_size` equal segments of the mass.
-                ``"independent"``: independent draws.
+                ``"independent"``: independent draws. ``"without_replacement"``: different rows, each drawn in
+                proportion to the mass of the rows that are not in the batch yet. The draw waits for as many rows.
+                `Batch.probabilities` and the weights are those of a single draw. Not over several servers.
             timeout_s: seconds to wait while the table is empty, or its rate limiter or queue does not allow the
                 draw. 0: do not wait; None: the client's default; `math.inf`: forever.
             columns: names of the columns to return, or of nested observations; None: all. Other columns are neither
@@ -165,8 +168,7 @@ class Table(TableHandle):
         """
         reader = self._operations.batch_reader(self._operations.chosen(columns))
         draw = self._operations.draw(batch_size, beta, weight_norm, draw_mode, timeout_s, reader, row_info)
-        self._data_path.renew()
-        return self._run(self._operations.sample(draw, reader))
+        return self._run_near(self._operations.sample(draw, reader))
 
     def update_priorities(self, batch_or_keys: BatchOrKeys, priorities: ArrayLike) -> UpdateResult:
         """Update priorities. More than 8192 keys are split into several calls, each of which is atomic.
@@ -202,12 +204,12 @@ class Table(TableHandle):
             InvalidArgumentError: the keys are not int64[n], or a name is unknown.
             TableReplacedError: the table was dropped, and another one has its name.
         """
-        return self._run(self._operations.read(batch_or_keys, columns=columns))
+        return self._run_near(self._operations.read(batch_or_keys, columns=columns))
 
     def rows(
         self,
         *,
-        chunk: int = 10_000,
+        chunk: int = CHUNK_ROWS,
         order: RowOrder = "key",
         progress: bool = False,
         columns: Collection[str] | None = None,
@@ -233,7 +235,56 @@ class Table(TableHandle):
             TableReplacedError: the table was dropped, and another one has its name.
         """
         read = partial(self.read, columns=chosen_columns(self.schema, columns, self.schema.masks))
-        return RowReader(read, self._checked_description(), chunk=chunk, order=order, progress=progress)
+        return RowReader(read, RowPlan(self._checked_description(), chunk=chunk, order=order), progress=progress)
+
+    def episode(self, key: int, *, columns: Collection[str] | None = None) -> Rows:
+        """Read the whole episode of a row of a table of steps, for example of a row that was drawn.
+
+        The rows are in step order. If the episode has ended, `Rows.ends` of the last one says how. Rows that are not
+        live any more are missing, so `Rows.steps` may begin above 0. If the row itself is not live, there are no rows.
+
+        This takes a few round trips. If many streams are written at once, it takes more, because the rows of an episode
+        lie farther apart.
+
+        Args:
+            key: key of any row of the episode, such as ``batch.row_keys[0]``.
+            columns: as for `rows`.
+
+        Raises:
+            InvalidArgumentError: the table is not a table of steps, or a name is unknown.
+            TableReplacedError: the table was dropped, and another one has its name.
+        """
+        return self._run_near(self._operations.episode(key, columns=columns))
+
+    def episodes(
+        self,
+        *,
+        unfinished: bool = True,
+        chunk: int = CHUNK_ROWS,
+        progress: bool = False,
+        columns: Collection[str] | None = None,
+    ) -> RowReader:
+        """Read all episodes of a table of steps: ``for rows in table.episodes(): ...``.
+
+        Each `Rows` is one episode, in step order. Episodes come in the order in which they ended, and then those that
+        have not ended. Otherwise this is like `rows`: rows that are inserted after this call are not read, and rows
+        that are no longer live are missing, so the oldest episodes may lack their first steps (`Rows.steps`).
+
+        Args:
+            unfinished: whether to return episodes that have not ended, among them abandoned ones.
+            chunk: rows to read at once.
+            progress: as for `rows`.
+            columns: as for `rows`.
+
+        Raises:
+            InvalidArgumentError: the table is not a table of steps, `chunk` is out of range, or a name is unknown.
+            MissingExtraError: the extra ``cli`` is not installed.
+            TableNotFoundError: the table was dropped.
+            TableReplacedError: the table was dropped, and another one has its name.
+        """
+        read = partial(self.read, columns=chosen_columns(self.schema, columns, self.schema.masks))
+        plan = EpisodePlan(self._checked_description(), chunk=chunk, unfinished=unfinished)
+        return RowReader(read, plan, progress=progress)
 
     def to_arrow(
         self, *, order: RowOrder = "key", progress: bool = False, columns: Collection[str] | None = None
@@ -605,6 +656,15 @@ class Table(TableHandle):
     def _run(self, operation: Operation[T]) -> T:
         """Run an operation, using a shortcut if available."""
         return run(operation, self._call)
+
+    def _run_near(self, operation: Operation[T]) -> T:
+        """Run an operation that copies rows from the server's files if it can."""
+        self._data_path.renew()
+        return self._run(operation)
+
+    def _home(self) -> Table:
+        """Return the table itself; internal. Of a table on several servers, the first shard that gets rows."""
+        return self
 
     def _call(self, call: Call) -> Content:
         path, connection = self._data_path, self._connection

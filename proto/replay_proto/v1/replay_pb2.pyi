@@ -323,6 +323,12 @@ class _DrawModeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     """
     DRAW_MODE_INDEPENDENT: _DrawMode.ValueType  # 2
     """Each point is chosen independently on the whole line."""
+    DRAW_MODE_WITHOUT_REPLACEMENT: _DrawMode.ValueType  # 3
+    """All rows of a batch are different: one after another, each is drawn in proportion to the mass of the rows that are
+    not in the batch yet. `Batch.probabilities` and weights are those of a single draw. A draw waits until it can draw
+    `batch_size` rows. INVALID_FIELD: from a queue that delivers rows several times; if fewer rows have mass; or if few
+    rows have almost all of the mass, and the table has more than 32,768 rows.
+    """
 
 class DrawMode(_DrawMode, metaclass=_DrawModeEnumTypeWrapper):
     """How a draw chooses rows. Imagine the masses of all live rows side by side, as segments of one line: a draw chooses
@@ -337,6 +343,12 @@ et al. 2016, section 3.3).
 """
 DRAW_MODE_INDEPENDENT: DrawMode.ValueType  # 2
 """Each point is chosen independently on the whole line."""
+DRAW_MODE_WITHOUT_REPLACEMENT: DrawMode.ValueType  # 3
+"""All rows of a batch are different: one after another, each is drawn in proportion to the mass of the rows that are
+not in the batch yet. `Batch.probabilities` and weights are those of a single draw. A draw waits until it can draw
+`batch_size` rows. INVALID_FIELD: from a queue that delivers rows several times; if fewer rows have mass; or if few
+rows have almost all of the mass, and the table has more than 32,768 rows.
+"""
 global___DrawMode = DrawMode
 
 class _WeightNorm:
@@ -974,8 +986,8 @@ class SameHost(google.protobuf.message.Message):
     owner_id: builtins.bytes
     """The server's id; empty: send the rows."""
     overtaken: builtins.bool
-    """True if this request replaces one whose rows were overwritten before they were copied: the rate limiter does not
-    count the draw again. Without the server's id, this field has no effect.
+    """True if this request replaces one whose rows were overwritten before they were copied: the reply has the rows, and
+    the rate limiter does not count a draw again. Without the server's id, this field has no effect.
     """
     def __init__(
         self,
@@ -989,8 +1001,8 @@ global___SameHost = SameHost
 
 @typing.final
 class FrameHello(google.protobuf.message.Message):
-    """A client on the server's host may call Learn, Sample, UpdatePriorities and Write without HTTP/2: it sends the same
-    messages in frames, over the unix-domain socket that a table's description names.
+    """A client on the server's host may call Learn, Read, Sample, UpdatePriorities and Write without HTTP/2: it sends the
+    same messages in frames, over the unix-domain socket that a table's description names.
 
     Both sides send frames: the length of the content and its kind, each a little-endian uint32, then the content. Kind 0
     is a message, kind 1 a google.rpc.Status that refuses one. The client's first frame is a FrameHello of at most 16 KiB,
@@ -1028,8 +1040,8 @@ class FrameHello(google.protobuf.message.Message):
     AUTHORIZATION_FIELD_NUMBER: builtins.int
     TRACE_CONTEXT_FIELD_NUMBER: builtins.int
     method: builtins.str
-    """The method called on this connection: "Learn", "Sample", "UpdatePriorities" or "Write". Empty if the client only
-    asks which server listens; the server closes the connection after its answer.
+    """The method called on this connection: "Learn", "Read", "Sample", "UpdatePriorities" or "Write". Empty if the client
+    only asks which server listens; the server closes the connection after its answer.
     """
     table: builtins.str
     """Name of a table."""
@@ -1554,15 +1566,25 @@ class ReadRequest(google.protobuf.message.Message):
     TABLE_UID_FIELD_NUMBER: builtins.int
     KEYS_FIELD_NUMBER: builtins.int
     COLUMNS_FIELD_NUMBER: builtins.int
+    WAIT_S_FIELD_NUMBER: builtins.int
+    SAME_HOST_FIELD_NUMBER: builtins.int
     table: builtins.str
     """Name of the table."""
     table_uid: builtins.bytes
     """The table's uid; empty: any table with this name."""
     keys: builtins.bytes
     """int64[n]: the keys."""
+    wait_s: builtins.float
+    """How long to wait, in seconds, until all keys have been used: until the row with the largest key is inserted. 0: do
+    not wait. Infinity: wait as long as the call lasts.
+    """
     @property
     def columns(self) -> global___ColumnNames:
         """The columns in the field `rows` of the reply, which has them in the order of the schema. Absent: all."""
+
+    @property
+    def same_host(self) -> global___SameHost:
+        """Lets a client on the server's host copy the rows itself."""
 
     def __init__(
         self,
@@ -1571,9 +1593,11 @@ class ReadRequest(google.protobuf.message.Message):
         table_uid: builtins.bytes = ...,
         keys: builtins.bytes = ...,
         columns: global___ColumnNames | None = ...,
+        wait_s: builtins.float = ...,
+        same_host: global___SameHost | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["columns", b"columns"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["columns", b"columns", "keys", b"keys", "table", b"table", "table_uid", b"table_uid"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["columns", b"columns", "same_host", b"same_host"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["columns", b"columns", "keys", b"keys", "same_host", b"same_host", "table", b"table", "table_uid", b"table_uid", "wait_s", b"wait_s"]) -> None: ...
 
 global___ReadRequest = ReadRequest
 
@@ -1606,7 +1630,7 @@ class ReadResponse(google.protobuf.message.Message):
     ends: builtins.bytes
     """In a table of steps, uint8[m]: EpisodeEnd of each row."""
     rows: builtins.bytes
-    """The rows, in the order of `keys`."""
+    """The rows, in the order of `keys`; none if the client copies them itself."""
     def __init__(
         self,
         *,
@@ -1746,7 +1770,7 @@ class LearnRequest(google.protobuf.message.Message):
     table_uid: builtins.bytes
     """The table's uid; required with an update, and the same throughout the stream."""
     batches: builtins.int
-    """Number of batches to draw, all in one reply; at most 256. 0 counts as 1."""
+    """Number of batches to draw, all in one reply; at most 256, or 4 without replacement. 0 counts as 1."""
     ahead: builtins.int
     """Number of batches that the learner has requested but not yet used when it sends this request. Their updates come
     after this draw. Used only for Stats.

@@ -172,8 +172,8 @@ class ReplayServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ResetTable(self, request, context):
-        """Removes all rows of a table. Keys continue from the last one, the uid stays, and a rate limiter starts over. Calls
-        waiting for the table end with ABORTED / TABLE_RESET, without effect.
+        """Removes all rows of a table. Keys continue from the last one, the uid stays, and a rate limiter starts over. Draws
+        and inserts waiting for the table end with ABORTED / TABLE_RESET, without effect.
         Right: admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

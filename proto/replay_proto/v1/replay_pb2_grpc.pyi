@@ -80,8 +80,8 @@ class ReplayServiceStub:
         replay_proto.v1.replay_pb2.ResetTableRequest,
         replay_proto.v1.replay_pb2.ResetTableResponse,
     ]
-    """Removes all rows of a table. Keys continue from the last one, the uid stays, and a rate limiter starts over. Calls
-    waiting for the table end with ABORTED / TABLE_RESET, without effect.
+    """Removes all rows of a table. Keys continue from the last one, the uid stays, and a rate limiter starts over. Draws
+    and inserts waiting for the table end with ABORTED / TABLE_RESET, without effect.
     Right: admin.
     """
 
@@ -249,8 +249,8 @@ class ReplayServiceAsyncStub:
         replay_proto.v1.replay_pb2.ResetTableRequest,
         replay_proto.v1.replay_pb2.ResetTableResponse,
     ]
-    """Removes all rows of a table. Keys continue from the last one, the uid stays, and a rate limiter starts over. Calls
-    waiting for the table end with ABORTED / TABLE_RESET, without effect.
+    """Removes all rows of a table. Keys continue from the last one, the uid stays, and a rate limiter starts over. Draws
+    and inserts waiting for the table end with ABORTED / TABLE_RESET, without effect.
     Right: admin.
     """
 
@@ -428,8 +428,8 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
         request: replay_proto.v1.replay_pb2.ResetTableRequest,
         context: _ServicerContext,
     ) -> typing.Union[replay_proto.v1.replay_pb2.ResetTableResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.ResetTableResponse]]:
-        """Removes all rows of a table. Keys continue from the last one, the uid stays, and a rate limiter starts over. Calls
-        waiting for the table end with ABORTED / TABLE_RESET, without effect.
+        """Removes all rows of a table. Keys continue from the last one, the uid stays, and a rate limiter starts over. Draws
+        and inserts waiting for the table end with ABORTED / TABLE_RESET, without effect.
         Right: admin.
         """
 

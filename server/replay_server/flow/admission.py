@@ -9,7 +9,7 @@ Draws wait in one line, until the table has rows and the gate grants them (`repl
 rows waits in another line: inserts until the gate allows them, and inserts and resets until the work before them has
 ended, because large inserts and resets use a worker thread. Both lines are first come, first served. They are served at
 each change, so that no later call can overtake a waiting one. Only a reset does not wait for inserts that the gate
-blocks.
+blocks. Reads that wait for rows yet to be inserted are in no line.
 
 A call that waits counts against its caller's share of waiting calls and bytes, has a time limit, and ends if its token
 becomes invalid. A call that is refused has had no effect. Work that has begun runs to its end, even if its caller stops
@@ -73,11 +73,27 @@ class _Waiting:
         if not self.turn.done():
             self.turn.set_exception(refusal)
 
+    def expire(self, refusal: Exception) -> None:
+        """End the wait at its time limit."""
+        self.refuse(refusal)
+
 
 @dataclass(eq=False, kw_only=True)
 class _Draw(_Waiting):
     rows: int
+    least: int
+    """Rows that must be drawable."""
     granted: int = 0
+
+
+@dataclass(eq=False, kw_only=True)
+class _Read(_Waiting):
+    inserted: int
+    """Number of rows ever inserted for which it waits."""
+
+    def expire(self, refusal: Exception) -> None:
+        """Let the read return what there is."""
+        self.turn.set_result(None)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -105,6 +121,7 @@ class Admission:
         """Returns the refusal of calls once the table was dropped; None before that."""
         self._limits = limits
         self._draws: deque[_Draw] = deque()
+        self._reads: list[_Read] = []
         self._stores: deque[_Insert | _Reset] = deque()
         self._running: Job[Any] | None = None
         """The large insert or reset in progress."""
@@ -114,27 +131,31 @@ class Admission:
         """Whether a large insert or a reset is in progress."""
         return self._running is not None
 
-    def check_draw(self, rows: int, wait_s: float) -> None:
+    def check_draw(self, rows: int, wait_s: float, least: int = 1) -> None:
         """Refuse a draw that is too large, or that cannot run now although its ``wait_s`` is 0.
 
         Raises:
             RequestError: TABLE_EMPTY, LIMITED or TOO_LARGE.
         """
         table, gate = self.table, self.table.gate
+        if least > table.config.capacity:
+            raise errors.too_large("different rows of one draw", table.config.capacity, least, "capacity of the table")
         if gate is not None:
             gate.check_draw(rows)
         if wait_s > 0:
             return
         if table.drawable == 0:
-            raise errors.table_empty(table.name, table.draw_lacks(rows, 0))
+            raise errors.table_empty(table.name, table.draw_lacks(rows, 0, least))
+        if table.drawable < least:
+            raise errors.limited(table.name, Lack("rows", table.drawable, least))
         if gate is not None:
             granted = 0 if _has_waiting(self._draws) else gate.grant(rows)
             gate.give_back(granted)
             if granted < rows:
                 raise errors.limited(table.name, gate.draw_lacks(rows, granted))
 
-    async def draw(self, caller: Caller, rows: int, wait_s: float) -> None:
-        """Wait until ``rows`` rows may be drawn, and count them as drawn.
+    async def draw(self, caller: Caller, rows: int, wait_s: float, least: int = 1) -> None:
+        """Wait until ``rows`` rows may be drawn and at least ``least`` are drawable, and count them as drawn.
 
         Wait for at most ``wait_s`` seconds; infinity means as long as the call lasts. After the wait, the table may
         have been dropped. If the draw fails after it was counted, the caller must call `leave`.
@@ -143,9 +164,9 @@ class Admission:
             RequestError: TABLE_EMPTY, LIMITED, WAITED_TOO_LONG, TABLE_RESET, TABLE_NOT_FOUND, SHUTTING_DOWN,
                 TOO_LARGE, or UNAUTHENTICATED if the caller's token becomes invalid.
         """
-        self.check_draw(rows, wait_s)
+        self.check_draw(rows, wait_s, least)
         table = self.table
-        draw = _Draw(rows=rows)
+        draw = _Draw(rows=rows, least=least)
         if not _has_waiting(self._draws) and self._grant(draw):
             self._count_drawn(rows)
             # An insert may be waiting for these samples.
@@ -155,7 +176,7 @@ class Admission:
         self._draws.append(draw)
         try:
             self.changed()
-            await self._wait(draw, caller, wait_s, lambda: table.draw_lacks(rows, draw.granted))
+            await self._wait(draw, caller, wait_s, lambda: table.draw_lacks(rows, draw.granted, least))
             if table.resets != resets:
                 raise errors.table_reset(table.name)
             caller.check_valid()
@@ -178,6 +199,26 @@ class Admission:
         if self.table.gate is not None and self.table.resets == resets:
             self.table.gate.count_failed(rows)
             self.changed()
+
+    async def wait_inserted(self, caller: Caller, rows: int, wait_s: float) -> None:
+        """Wait until ``rows`` rows were ever inserted, but no longer than ``wait_s`` seconds.
+
+        Infinity means as long as the call lasts. Reads wait in no line, because they take nothing from other calls.
+
+        Raises:
+            RequestError: TABLE_NOT_FOUND, SHUTTING_DOWN, TOO_LARGE, or UNAUTHENTICATED if the caller's token becomes
+                invalid.
+        """
+        table = self.table
+        if table.inserted >= rows or wait_s == 0:
+            return
+        read = _Read(inserted=rows)
+        self._reads.append(read)
+        try:
+            await self._wait(read, caller, wait_s, lambda: Lack("rows", table.inserted, rows))
+        finally:
+            if read in self._reads:
+                self._reads.remove(read)
 
     async def insert(self, caller: Caller, rows: NewRows, stamp: WriterStamp | None, wait_s: float | None) -> range:
         """Insert rows like `Table.insert`, but wait until the insert is allowed.
@@ -230,12 +271,15 @@ class Admission:
         while moved:
             moved = self._serve_draws()
             moved = self._serve_stores() or moved
+        for read in self._reads:
+            if read.inserted <= self.table.inserted and not read.turn.done():
+                read.turn.set_result(None)
 
     def waits(self) -> Iterator[Wait]:
         """Yield one `Wait` for all waiting draws, and one for all waiting inserts, if there are any."""
         draws = [draw for draw in self._draws if not draw.turn.done()]
         if draws:
-            lack = self.table.draw_lacks(draws[0].rows, draws[0].granted)
+            lack = self.table.draw_lacks(draws[0].rows, draws[0].granted, draws[0].least)
             yield Wait.of(self.table, lack, len(draws), draws[0].since)
         inserts = [each for each in self._stores if isinstance(each, _Insert) and not each.turn.done()]
         if inserts:
@@ -249,8 +293,9 @@ class Admission:
 
     def refuse_all(self, refusal: Callable[[], RequestError]) -> None:
         """Refuse all waiting calls."""
-        waiting: list[_Waiting] = [*self._draws, *self._stores]
+        waiting: list[_Waiting] = [*self._draws, *self._reads, *self._stores]
         self._draws.clear()
+        self._reads.clear()
         self._stores.clear()
         for each in waiting:
             each.refuse(refusal())
@@ -302,7 +347,7 @@ class Admission:
         def expire(allowed_s: float) -> None:
             # A call that was served just before its deadline succeeds, because refused calls must have no effect.
             if not turn.done():
-                waiting.refuse(errors.waited_too_long(table.name, allowed_s, lacks()))
+                waiting.expire(errors.waited_too_long(table.name, allowed_s, lacks()))
 
         timer = None
         allowed_s = limits.longest_s if wait_s is None else min(wait_s, limits.longest_s)
@@ -386,11 +431,11 @@ class Admission:
 
     def _grant(self, draw: _Draw) -> bool:
         """Grant available rows to a draw; return whether it now has all its rows."""
-        gate = self.table.gate
+        gate, has_rows = self.table.gate, self.table.drawable >= draw.least
         if gate is None:
-            return self.table.drawable > 0
+            return has_rows
         draw.granted += gate.grant(draw.rows - draw.granted)
-        return draw.granted == draw.rows
+        return has_rows and draw.granted == draw.rows
 
     def _count_drawn(self, rows: int) -> None:
         if self.table.gate is not None:

@@ -70,7 +70,7 @@ FIELDS: Final[Mapping[str, Mapping[str, Needed | None]]] = {
     "Draw": _no_more("batch_size beta weight_norm draw_mode wait_s columns charged_apart row_info"),
     "ColumnNames": _no_more("names"),
     "SameHost": _no_more("owner_id overtaken"),
-    "ReadRequest": _no_more("table table_uid keys columns"),
+    "ReadRequest": _no_more("table table_uid keys columns wait_s same_host"),
     "UpdatePrioritiesRequest": _no_more("table table_uid update"),
     "PriorityUpdate": {
         **_no_more("keys priorities"),

@@ -18,6 +18,8 @@ class DrawMode(Enum):
     """One point in each of ``batch_size`` equal segments of the mass, shuffled (Schaul et al. 2016, section 3.3)."""
     INDEPENDENT = "independent"
     """Each point is chosen from the whole mass, independently of the others."""
+    WITHOUT_REPLACEMENT = "without_replacement"
+    """Each row is drawn from the mass of the rows that are not in the batch yet."""
 
 
 class WeightNorm(Enum):
@@ -40,6 +42,11 @@ class Draw(NamedTuple):
     """The divisor of the weights."""
     mode: DrawMode = DrawMode.STRATIFIED
     """How the points are chosen."""
+
+    @property
+    def least_drawable(self) -> int:
+        """Number of rows that the table must be able to draw."""
+        return self.batch_size if self.mode is DrawMode.WITHOUT_REPLACEMENT else 1
 
 
 class DrawnBatch(NamedTuple):

@@ -70,7 +70,7 @@ class OldestFirst(Gate):
         """Return zeros: the rows are chosen by age, not by points."""
         return np.zeros(count * draw.batch_size)
 
-    def draw(self, points: NDArray[np.float64], live: LiveRows) -> Drawn:
+    def draw(self, draw: Draw, points: NDArray[np.float64], live: LiveRows) -> Drawn:
         """Return the next rows to deliver, oldest first."""
         return Drawn(np.arange(self._next, self._next + len(points)) // self._times, np.ones(len(points)))
 

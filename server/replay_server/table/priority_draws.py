@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from replay_server.backends.index import Drawn, LiveRows, PriorityIndex
 from replay_server.storage.header import Header
 from replay_server.storage.table_config import TableConfig
+from replay_server.table.distinct import draw_distinct
 from replay_server.table.draws import Draw, DrawMode
 from replay_server.table.gates import LimiterGate
 from replay_server.table.items.items import Items
@@ -25,14 +26,25 @@ class PriorityDraws:
     copyable = True
     """Whether clients on this host may copy drawn rows from the ring. They may, because the rows stay there."""
 
-    def __init__(self, config: TableConfig, header: Header, index: PriorityIndex, items: Items) -> None:
-        """Draw from ``index``; the rate limiter, if any, continues from the state in ``header``."""
+    def __init__(
+        self,
+        config: TableConfig,
+        header: Header,
+        index: PriorityIndex,
+        items: Items,
+        priorities: NDArray[np.float64],
+    ) -> None:
+        """Draw from ``index``; the rate limiter, if any, continues from the state in ``header``.
+
+        ``priorities`` are those of all slots, float64[slots].
+        """
         self.gate = None if config.rate_limit is None else LimiterGate(config.rate_limit, config, header, items)
         """The rate limiter; None if the table has no rate limit."""
         self.turn = nullcontext()
         """Held by a draw from choosing rows until handing them out. It does nothing: only queues need a lock."""
         self.replace_index(index)
         self._random = np.random.default_rng(config.seed)
+        self._priorities = priorities
 
     def replace_index(self, index: PriorityIndex) -> None:
         """Draw from another index from now on, because the table is being reset."""
@@ -40,13 +52,18 @@ class PriorityDraws:
 
     def choose_points(self, draw: Draw, count: int) -> NDArray[np.float64]:
         """Return random points for all batches, as fractions of the mass: float64[count * batch_size] in [0, 1)."""
-        if draw.mode is DrawMode.INDEPENDENT:
+        if draw.mode is not DrawMode.STRATIFIED:
             return self._random.random(count * draw.batch_size)
         return stratified_fractions(self._random, draw.batch_size, count)
 
-    def draw(self, points: NDArray[np.float64], live: LiveRows) -> Drawn:
-        """Return the rows at these fractions of the mass. This changes no state; see `hand_out`."""
-        return self._index.draw(points, live)
+    def draw(self, draw: Draw, points: NDArray[np.float64], live: LiveRows) -> Drawn:
+        """Return the rows of all batches at these fractions of the mass. This changes no state; see `hand_out`."""
+        if draw.mode is not DrawMode.WITHOUT_REPLACEMENT:
+            return self._index.draw(points, live)
+        batches = [
+            draw_distinct(self._index, each, self._priorities, live) for each in points.reshape(-1, draw.batch_size)
+        ]
+        return Drawn(*map(np.concatenate, zip(*batches, strict=True)))
 
     def smallest_probability(self, live: LiveRows) -> float:
         """Return the probability of the least probable row with non-zero mass; ``live`` has at least one row."""

@@ -114,7 +114,7 @@ class Table:
         self.draws: OldestFirst | PriorityDraws = (
             OldestFirst(self.config, self._header)
             if self.config.is_queue
-            else PriorityDraws(self.config, self._header, self._index, self._items)
+            else PriorityDraws(self.config, self._header, self._index, self._items, directory.priorities)
         )
         """Chooses which rows are drawn: by priority, or oldest first."""
         self.gate: Gate | None = self.draws.gate
@@ -161,14 +161,19 @@ class Table:
         """Number of drawable rows: all live rows or, in a table of steps, only those with a complete window."""
         return self._items.count(self.size)
 
-    def draw_lacks(self, rows: int, granted: int) -> Lack:
-        """Return what a draw of ``rows`` rows lacks; ``granted`` of them are granted already."""
+    def draw_lacks(self, rows: int, granted: int, least: int = 1) -> Lack:
+        """Return what a draw of ``rows`` rows lacks.
+
+        ``granted`` of them are granted already, and at least ``least`` must be drawable.
+        """
         live = self.live
         if live.size == self.config.capacity and self._items.count(live.size) == 0:
             rows_of_windows = self._items.rows_of_open_windows(live.oldest)
             if rows_of_windows > live.size:
                 return Lack("windows", live.size, rows_of_windows)
-        return Lack("rows", self.drawable, 1) if self.gate is None else self.gate.draw_lacks(rows, granted)
+        if self.gate is None or (granted == rows and least > 1):
+            return Lack("rows", self.drawable, least)
+        return self.gate.draw_lacks(rows, granted)
 
     @property
     def step_counts(self) -> StepCounts | None:
@@ -330,13 +335,16 @@ class Table:
             points: the points of all batches as fractions of the mass, from ``self.draws.choose_points``.
 
         Raises:
-            RequestError: TABLE_EMPTY.
+            RequestError: TABLE_EMPTY; LIMITED if a draw without replacement needs more rows.
+            FieldError: the mode of the draw is not possible.
         """
         live = self.live
         drawable = self._items.count(live.size)
         if drawable == 0:
             raise errors.table_empty(self.name, self.draw_lacks(1, 0))
-        drawn = self.draws.draw(points, live)
+        if drawable < draw.least_drawable:
+            raise errors.limited(self.name, Lack("rows", drawable, draw.least_drawable))
+        drawn = self.draws.draw(draw, points, live)
         total_mass, smallest, inserted = self.total_mass, self.draws.smallest_probability(live), self.inserted
         is_by_batch = draw.weight_norm is WeightNorm.BATCH
         least = least_of_batches(drawn.probabilities, draw.batch_size) if is_by_batch else smallest

@@ -52,6 +52,7 @@ ABSENT = {
 """Public names that have no counterpart for asyncio."""
 OMITTED = {
     "rows": {"progress"},
+    "episodes": {"progress"},
     "verify_checkpoint": {"partial"},  # of several servers
     "cancel": {"is_waited_for"},
 }

@@ -27,6 +27,17 @@ from tests.client.rows.test_torch import (
     test_on_a_gpu_the_tensors_are_there,
     test_priorities_on_the_gpu_are_not_waited_for,
 )
+from tests.client.tables.test_channels import (
+    name,
+    test_a_name_that_was_dropped_begins_anew,
+    test_a_reader_waits_for_the_first_and_for_newer_ones,
+    test_the_newest_of_many_is_read,
+    test_time_limits_end_the_wait,
+)
+from tests.client.tables.test_episodes import (
+    test_a_drawn_row_leads_to_its_episode,
+    test_an_episode_of_a_row_that_is_not_live_has_no_rows,
+)
 from tests.client.tables.test_mixed_sampler import (
     names,
     tables,

@@ -70,7 +70,7 @@ def free_buffers(table: Table) -> list[object]:
 
 def gather(table: Table, keys: NDArray[np.int64]) -> dict[str, np.ndarray] | None:
     """Copy rows by key; None if they were overwritten."""
-    return reader(table)._copied(keys, mapped(table))
+    return reader(table)._plain.copied(keys, mapped(table))
 
 
 def test_rows_are_those_of_their_keys_in_any_order_and_as_often(near: Table) -> None:

@@ -16,6 +16,7 @@ from replay_client import (
     ConcurrentUseError,
     DeadlineExceededError,
     DrawMode,
+    InvalidArgumentError,
     ReplayClient,
     Sequences,
     ServerUnavailableError,
@@ -254,3 +255,14 @@ def test_a_shard_that_cannot_be_opened_is_tried_again(
         shards_of(client.table("t"))[2].insert(rows(np.arange(1000)), priorities=np.full(1000, 1e6))
         wait_until(lambda: 2 in shard_ids(next(sampler).row_keys), "its rows are drawn")
         assert sampler.shards_away == []
+
+
+def test_no_draw_without_replacement_is_possible_over_several_servers(
+    servers: list[ServerProcess], reach: Callable[..., ReplayClient]
+) -> None:
+    table = reach(servers).create_table("t", columns=COLUMNS, capacity=300)
+    table.insert(rows(np.arange(30)))
+    with pytest.raises(InvalidArgumentError, match="draw_mode: expected another mode, because no server knows"):
+        table.sample(4, draw_mode="without_replacement")
+    with pytest.raises(InvalidArgumentError, match="draw_mode: expected another mode"):
+        table.sampler(4, draw_mode="without_replacement")

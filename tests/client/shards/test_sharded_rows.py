@@ -59,6 +59,20 @@ def test_all_rows_are_read_in_chunks(servers: list[ServerProcess], reach: Reach)
     assert sorted(np.concatenate([part["number"] for part in parts]).tolist()) == sorted([*range(30, 130)] * 3)
 
 
+def test_episodes_come_whole_with_the_keys_of_the_whole_table(servers: list[ServerProcess], reach: Reach) -> None:
+    table = of_steps(reach(servers))
+    episodes = list(table.episodes(chunk=7))
+    expected = [
+        [stream * 1000 + number * 100 + step for step in range(6)] for stream in range(6) for number in range(4)
+    ]
+    assert sorted(each["obs"].tolist() for each in episodes) == sorted(expected)
+    assert len(np.unique(shard_ids(np.concatenate([each.row_keys for each in episodes])))) > 1
+    for each in episodes:
+        again = table.episode(each.row_keys[2])
+        assert (again["obs"].tolist(), again.row_keys.tolist()) == (each["obs"].tolist(), each.row_keys.tolist())
+    assert table.episode(77 << 48).batch_size == 0
+
+
 def test_a_file_has_all_rows_and_can_be_loaded_anywhere(
     servers: list[ServerProcess], reach: Reach, start_server: Callable[..., ServerProcess], tmp_path: Path
 ) -> None:

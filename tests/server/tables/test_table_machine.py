@@ -16,6 +16,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from replay_proto.errors import FieldError
 from replay_server.errors import RequestError
 from replay_server.rpc.handlers.tables import describe
 from replay_server.storage.table_config import TableConfig
@@ -146,9 +147,14 @@ class TableMachine(RuleBasedStateMachine):
             with pytest.raises(RequestError, match="no rows"):
                 draw_batch(self.table, Draw(size, beta, norm, mode))
             return
-        batch = draw_batch(self.table, Draw(size, beta, norm, mode))
         exact = self._exact()
+        if mode is DrawMode.WITHOUT_REPLACEMENT and size > np.count_nonzero(exact):
+            with pytest.raises((RequestError, FieldError), match=r"too few rows|only as many rows have mass"):
+                draw_batch(self.table, Draw(size, beta, norm, mode))
+            return
+        batch = draw_batch(self.table, Draw(size, beta, norm, mode))
         assert len(batch.keys) == size
+        assert mode is not DrawMode.WITHOUT_REPLACEMENT or len(set(batch.keys.tolist())) == size
         assert set(batch.keys.tolist()) <= set(self.rows)
         chosen = exact[batch.keys - min(self.rows)]
         assert (chosen > 0).all(), "a row of no mass was drawn"

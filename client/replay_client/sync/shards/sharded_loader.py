@@ -6,13 +6,14 @@ to 256 consecutive rows are treated like episodes; they fill each shard before a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from replay_client._learning.answers import selected_rows
+from replay_client._operations.reading import episode_places
 from replay_client._shards.keys import global_keys
 from replay_client.batch import Rows
 from replay_client.errors import InvalidArgumentError, ReplayError
@@ -91,7 +92,8 @@ class ShardedLoader(RowLoader):
     def _by_episode(self, rows: Rows) -> NDArray[np.intp]:
         """Choose a loader for each row, int64[n]; all rows of an episode get the same loader."""
         where = np.empty(rows.batch_size, np.intp)
-        for stream, episode, mine in _episodes(rows):
+        for mine in episode_places(rows):
+            stream, episode = int(rows.streams[mine[0]]), int(rows.episodes[mine[0]])
             known = self._episodes.get(stream)
             if known is None or known[0] != episode:
                 self._episodes[stream] = episode, self._roomiest()
@@ -108,13 +110,3 @@ class ShardedLoader(RowLoader):
 def keys_refused(where: str) -> InvalidArgumentError:
     """Return the error for a request to keep the keys of a file."""
     return InvalidArgumentError.of_field("keys", "False for a table on several servers", where)
-
-
-def _episodes(rows: Rows) -> Iterator[tuple[int, int, NDArray[np.intp]]]:
-    """Yield each episode: its stream, its number, and the indices int64[n] of its rows, in order."""
-    order = np.lexsort((np.arange(rows.batch_size), rows.streams))  # episodes of a stream are in order already
-    streams, episodes = rows.streams[order], rows.episodes[order]
-    ends = np.flatnonzero((streams[1:] != streams[:-1]) | (episodes[1:] != episodes[:-1])) + 1
-    for mine in np.split(order, ends):
-        if len(mine):
-            yield int(rows.streams[mine[0]]), int(rows.episodes[mine[0]]), mine

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from replay_client._learning.answers import joined_rows, selected_rows
+from replay_client._operations.reading import CHUNK_ROWS, EpisodePlan, RowOrder, RowPlan
 from replay_client._operations.server import describe, get_shards, inspect_table
 from replay_client._rows.buffers import Blank, ColumnBuffers
 from replay_client._rows.checks import checked_keys, checked_priorities, checked_rows
@@ -46,7 +47,7 @@ from replay_client.results.inspection import Inspection
 from replay_client.results.shards import ShardMap
 from replay_client.results.stats import TableStats
 from replay_client.sync.row_loader import Insert, RowLoader
-from replay_client.sync.row_reader import RowOrder, RowReader
+from replay_client.sync.row_reader import RowReader
 from replay_client.sync.sampler import Sampler
 from replay_client.sync.shards.drawing.shard_stream import ShardStream
 from replay_client.sync.shards.drawing.sharded_sampler import AWAY_AFTER_S, ShardedSampler
@@ -268,17 +269,43 @@ class ShardedTable(Table):
     def rows(
         self,
         *,
-        chunk: int = 10_000,
+        chunk: int = CHUNK_ROWS,
         order: RowOrder = "key",
         progress: bool = False,
         columns: Collection[str] | None = None,
     ) -> RowReader:
         """Read all rows that are live now, in chunks, shard by shard; see `Table.rows`."""
         read = partial(self.read, columns=chosen_columns(self.schema, columns, self.schema.masks))
+        table, keys = self._live_keys()
+        return RowReader(read, RowPlan(table, chunk=chunk, order=order, keys=keys), progress=progress)
+
+    def episode(self, key: int, *, columns: Collection[str] | None = None) -> Rows:
+        """Read the whole episode of a row from the row's shard; see `Table.episode`."""
+        for member, _ in self._split(checked_keys([key])):
+            rows = member.table.episode(int(local_keys(np.array([key]))[0]), columns=columns)
+            return replace(rows, row_keys=global_keys(member.id, rows.row_keys))
+        return self.read(np.empty(0, np.int64), columns=columns)
+
+    def episodes(
+        self,
+        *,
+        unfinished: bool = True,
+        chunk: int = CHUNK_ROWS,
+        progress: bool = False,
+        columns: Collection[str] | None = None,
+    ) -> RowReader:
+        """Read all episodes, shard by shard; see `Table.episodes`."""
+        read = partial(self.read, columns=chosen_columns(self.schema, columns, self.schema.masks))
+        table, keys = self._live_keys()
+        plan = EpisodePlan(table, chunk=chunk, unfinished=unfinished, keys=keys)
+        return RowReader(read, plan, progress=progress)
+
+    def _live_keys(self) -> tuple[TableDescription, list[range]]:
+        """Return the description of the whole table, and the keys of its live rows, shard by shard."""
         parts = self._current_parts()
-        keys = [live_keys(shard_id, table) for shard_id, table in parts.items()]
-        table = merged_description(list(parts.values()))
-        return RowReader(read, table, chunk=chunk, order=order, progress=progress, keys=keys)
+        return merged_description(list(parts.values())), [
+            live_keys(shard_id, table) for shard_id, table in parts.items()
+        ]
 
     def load_parquet(
         self,
@@ -341,6 +368,9 @@ class ShardedTable(Table):
         **draw: Any,
     ) -> ShardedSampler:
         """Create a sampler; see `Table._part_sampler`."""
+        if draw.get("draw_mode") == "without_replacement":
+            expected = "another mode, because no server knows the rows that others have drawn"
+            raise InvalidArgumentError.of_field("draw_mode", expected, "'without_replacement'")
         everywhere = self.batch_columns
         chosen = {name: column for name, column in everywhere.items() if names is None or name in names}
 
@@ -451,6 +481,9 @@ class ShardedTable(Table):
     def _checked_description(self) -> TableDescription:
         """See `Table._checked_description`."""
         return merged_description(list(self._current_parts().values()))
+
+    def _home(self) -> Table:
+        return self._active()[0].table
 
     def _active(self) -> list[Member]:
         active = [member for member in self._members if member.is_active]

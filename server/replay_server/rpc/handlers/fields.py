@@ -23,6 +23,7 @@ _DRAW_MODES = {
     replay_pb2.DRAW_MODE_UNSPECIFIED: DrawMode.STRATIFIED,
     replay_pb2.DRAW_MODE_STRATIFIED: DrawMode.STRATIFIED,
     replay_pb2.DRAW_MODE_INDEPENDENT: DrawMode.INDEPENDENT,
+    replay_pb2.DRAW_MODE_WITHOUT_REPLACEMENT: DrawMode.WITHOUT_REPLACEMENT,
 }
 _WEIGHT_NORMS = {
     replay_pb2.WEIGHT_NORM_UNSPECIFIED: WeightNorm.BATCH,
@@ -35,6 +36,8 @@ MAX_AHEAD = 1 << 20
 """Limit on batches in flight: far above realistic values, and small enough that their sum cannot overflow."""
 MAX_BATCHES = 256
 """Maximum batches per request. Other callers wait while these batches are drawn."""
+MAX_DISTINCT_BATCHES = 4
+"""The same without replacement, which takes longer."""
 
 
 def table_uid(value: bytes, *, required: bool = False) -> bytes:
@@ -172,7 +175,9 @@ def draw(value: replay_pb2.Draw) -> Draw:
         raise FieldError("beta", "a finite number of at least 0", str(value.beta))
     mode = _DRAW_MODES.get(value.draw_mode)
     if mode is None:
-        raise FieldError("draw_mode", "STRATIFIED (1) or INDEPENDENT (2)", str(value.draw_mode))
+        raise FieldError(
+            "draw_mode", "STRATIFIED (1), INDEPENDENT (2) or WITHOUT_REPLACEMENT (3)", str(value.draw_mode)
+        )
     norm = _WEIGHT_NORMS.get(value.weight_norm)
     if norm is None:
         raise FieldError("weight_norm", "BATCH (1) or TABLE (2)", str(value.weight_norm))

@@ -28,7 +28,7 @@ from replay_server.rpc.handlers.gathering import (
     window_rows,
 )
 from replay_server.storage.runs import ends_of, steps_of
-from replay_server.table.draws import Draw, DrawnBatch
+from replay_server.table.draws import Draw, DrawMode, DrawnBatch
 from replay_server.table.gates import LimiterGate
 from replay_server.table.items.items import Windows
 from replay_server.table.table import Table
@@ -85,12 +85,16 @@ class SamplingHandlers:
         """Return rows by key."""
         message = request.head
         keys = fields.keys(message.keys)
-        lease = self._catalog.lease(message.table, fields.table_uid(message.table_uid))
+        uid, wait_s = fields.table_uid(message.table_uid), fields.wait_s(message.wait_s)
+        lease = self._catalog.lease(message.table, uid)
         config = lease.table.config
         carried = fields.carried(message, config.schema, config.stored)
         check_reply_size(carried, len(keys), self._catalog.bounds.max_rows_bytes)
         self._catalog.bounds.check_rows(len(keys))
-        await hold_reply(call, self._catalog, reply_bytes(len(keys), carried), len(keys))
+        if wait_s and len(keys):
+            await lease.admission.wait_inserted(call.caller, int(keys.max()) + 1, wait_s)
+        copies = self._knows_files(uid, message.same_host.owner_id) and not message.same_host.overtaken
+        await hold_reply(call, self._catalog, reply_bytes(len(keys), None if copies else carried), len(keys))
         table = lease.table
 
         def choose() -> Choice:
@@ -108,6 +112,8 @@ class SamplingHandlers:
                 head.ends = ends_of(links).tobytes()
             return head, [Gathered(live)]
 
+        if copies:
+            return choose()[0].SerializeToString()
         return await reply_with_rows(table, carried, choose, len(keys))
 
     async def update(self, request: Framed[replay_pb2.UpdatePrioritiesRequest], call: Call) -> bytes:
@@ -131,7 +137,7 @@ class SamplingHandlers:
         if wanted is not None:
             self._check_size(table, wanted)
             if wanted.is_gated and not (wanted.is_overtaken and self._replaces_batch(table, wanted)):
-                lease.admission.check_draw(wanted.rows, wanted.wait_s)
+                lease.admission.check_draw(wanted.rows, wanted.wait_s, wanted.draw.least_drawable)
         is_charged = bool(message.charge or message.refund)
         if is_charged:
             _check_charge(table, message)
@@ -172,6 +178,9 @@ class SamplingHandlers:
         bounds.check_rows(rows)
         if not wanted.is_gated and table.config.is_queue:
             raise FieldError("draw", "no charged_apart in a queue", "charged_apart")
+        if wanted.draw.mode is DrawMode.WITHOUT_REPLACEMENT:
+            fields.up_to("batches", fields.MAX_DISTINCT_BATCHES, wanted.batches)
+            _check_distinct(table, wanted.draw)
 
     async def _update(self, call: Call, lease: Lease, update: replay_pb2.PriorityUpdate) -> replay_pb2.UpdateResult:
         keys = fields.keys(update.keys)
@@ -204,8 +213,11 @@ class SamplingHandlers:
 
     def _may_copy(self, table: Table, wanted: _Wanted) -> bool:
         """Whether a client copies the rows: it has found the files of this server, and the table allows it."""
-        is_known = bool(wanted.uid) and wanted.owner_id == self._catalog.owner.id
-        return is_known and self._same_host and table.draws.copyable
+        return self._knows_files(wanted.uid, wanted.owner_id) and table.draws.copyable
+
+    def _knows_files(self, uid: bytes, owner_id: bytes) -> bool:
+        """Whether a client that names this table and this owner has found the files of this server."""
+        return bool(uid) and owner_id == self._catalog.owner.id and self._same_host
 
     def _replaces_batch(self, table: Table, wanted: _Wanted) -> bool:
         """Whether a draw replaces one that was counted, whose rows were overwritten while the client copied them.
@@ -218,9 +230,10 @@ class SamplingHandlers:
         """Wait until the draws are allowed, without suspending if they already are, and return the table's lines."""
         admission = lease.admission
         table = admission.table
-        is_free = not wanted.is_gated or (table.gate is None and table.drawable)
+        least = wanted.draw.least_drawable
+        is_free = not wanted.is_gated or (table.gate is None and table.drawable >= least)
         if not is_free and not (wanted.is_overtaken and self._replaces_batch(table, wanted)):
-            await admission.draw(call.caller, wanted.rows, wanted.wait_s)
+            await admission.draw(call.caller, wanted.rows, wanted.wait_s, least)
         return lease.admission
 
     async def _drawn(self, call: Call, admission: Admission, wanted: _Wanted, reply: Reply) -> bytes:
@@ -267,6 +280,18 @@ class SamplingHandlers:
             table = lease.unchanged
         table.hand_out(drawn, is_counted=replaces)
         return answer
+
+
+def _check_distinct(table: Table, draw: Draw) -> None:
+    """Check that a table can serve a draw without replacement."""
+    config, limit = table.config, table.config.rate_limit
+    if config.is_queue and config.times > 1:
+        expected = "another mode, because a queue with max_times_sampled above 1 repeats rows"
+        raise FieldError("draw_mode", expected, "WITHOUT_REPLACEMENT")
+    if limit is not None and limit.samples_per_insert is not None and draw.batch_size > limit.min_size:
+        # Otherwise, the draw could wait for inserts, and these for the draw.
+        expected = f"at most {limit.min_size:,} without replacement, the min_size of the rate limiter"
+        raise FieldError("batch_size", expected, f"{draw.batch_size:,}")
 
 
 def _check_charge(table: Table, message: replay_pb2.LearnRequest) -> None:

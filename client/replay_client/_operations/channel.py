@@ -1,0 +1,136 @@
+"""Publishes state in a table, and reads the newest publication, in any client; see `ReplayClient.publish`.
+
+Each publication has consecutive rows, one for each part. Readers accept only publications that are whole, so they never
+see half of one, whatever happens to its publisher, and whoever else publishes at the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replay_client._operations.table import TableOperations
+from replay_client._rows.published_state import KEPT, PART_COLUMNS, PublishedState, is_whole, last_rows, unpacked
+from replay_client._transport.call import Operation
+from replay_client.errors import DeadlineExceededError, InvalidArgumentError, ReplayError
+from replay_client.results.description import TableDescription
+from replay_client.results.published import Published
+
+WAITS_FOR_S: Final = 5.0
+"""Maximum seconds that one call waits for the next publication. Then the client looks again: its publisher may have
+ended before the last part."""
+_ATTEMPTS: Final = 8
+"""Attempts to publish without rows of other publications in between, and to read before the rows are evicted."""
+LOOK_AGAIN_S: Final = 0.5
+"""Pause before another look for a table that does not exist."""
+
+
+class _Newest(NamedTuple):
+    """The newest publication that is whole."""
+
+    structure: int
+    keys: NDArray[np.int64]
+    """int64[parts]: keys of its rows."""
+
+
+class Channel:
+    """Publications in one table. Thread-safe."""
+
+    def __init__(self, table: TableDescription, operations: TableOperations) -> None:
+        """Use a table that was created for a `PublishedState`.
+
+        Raises:
+            InvalidArgumentError: the table has other columns.
+        """
+        if table.schema.keys() != {*PART_COLUMNS, "data"}:
+            expected = "a name that no other table has"
+            raise InvalidArgumentError.of_field("name", expected, f"{table.name!r}, a table with other columns")
+        self._name = table.name
+        self._operations = operations
+        self._parts = table.capacity // KEPT
+        self._part_bytes = table.schema["data"].row_bytes
+
+    def publish(self, state: PublishedState, timeout_s: float | None) -> Operation[int]:
+        """Publish a state, and return its version; see `ReplayClient.publish`."""
+        newest, _ = yield from self._newest()
+        if newest is not None and newest.structure != state.structure:
+            earlier = yield from self._operations.read(newest.keys, columns=["data"])
+            if earlier.batch_size == self._parts:
+                raise state.difference(earlier["data"], self._name, self._version(newest.keys))
+        if (self._parts, self._part_bytes) != state.shape:
+            expected = f"as much as the table {self._name!r} was created for; publish under another name, or drop it"
+            raise InvalidArgumentError.of_field("values", expected, f"{state.shape[0] * state.shape[1]:,} bytes")
+        for _ in range(_ATTEMPTS):
+            keys = yield from self._operations.insert(state.rows(), priorities=None, timeout_s=timeout_s)
+            if keys[-1] - keys[0] == self._parts - 1:
+                return self._version(keys)
+        raise ReplayError(f"other programs publish under {self._name!r} at the same time; use a name for each")
+
+    def latest(self, known: int | None, wait_s: float) -> Operation[Published | None]:
+        """Read the newest publication, unless its version is ``known``.
+
+        If there is none, wait for the next one, for at most ``wait_s`` seconds and `WAITS_FOR_S`, and return None. Then
+        look again.
+        """
+        for _ in range(_ATTEMPTS):
+            newest, expected_key = yield from self._newest()
+            if newest is None or self._version(newest.keys) == known:
+                if wait_s > 0:
+                    yield from self._operations.read([expected_key], columns=(), wait_s=min(wait_s, WAITS_FOR_S))
+                return None
+            rows = yield from self._operations.read(newest.keys, columns=["publication", "part", "data"])
+            if is_whole(rows["part"], rows["publication"], self._parts):
+                return Published(self._version(newest.keys), unpacked(rows["data"]))
+        raise ReplayError(f"{self._name!r} is published faster than it can be read")
+
+    def _newest(self) -> Operation[tuple[_Newest | None, int]]:
+        """Find the newest whole publication, and the key that the last row of the next one will have."""
+        table = yield from self._operations.describe()
+        keys = np.arange(table.inserted - table.size, table.inserted)
+        rows = yield from self._operations.read(keys, columns=PART_COLUMNS)
+        parts, ends = rows["part"], last_rows(rows["part"], rows["publication"], self._parts)
+        # The newest rows may be the first parts of a publication in progress.
+        begun = (int(parts[-1]) + 1) % self._parts if len(parts) else 0
+        expected_key = table.inserted + self._parts - begun - 1
+        if not ends:
+            return None, expected_key
+        return _Newest(
+            int(rows["structure"][ends[-1]]), rows.row_keys[ends[-1] + 1 - self._parts : ends[-1] + 1]
+        ), expected_key
+
+    def _version(self, keys: NDArray[np.int64]) -> int:
+        """Return the version of a publication with these keys.
+
+        The rows of a publication are consecutive, so a later one always has a higher number.
+        """
+        return 1 + int(keys[-1]) // self._parts
+
+
+def checked_version(wait_newer: int | None) -> int | None:
+    """Check the version that a caller knows.
+
+    Raises:
+        InvalidArgumentError: it is no whole number.
+    """
+    if wait_newer is None or (isinstance(wait_newer, int | np.integer) and not isinstance(wait_newer, bool)):
+        return wait_newer
+    raise InvalidArgumentError.of_field(
+        "wait_newer", "the version of an earlier publication, or None", repr(wait_newer)
+    )
+
+
+def nothing_yet(name: str) -> Callable[[float], str]:
+    """Return what says, after a number of seconds, for what a reader waits."""
+    return lambda waited_s: (
+        f"waited {waited_s:g} s, but nothing was published under this name; this ends when a program calls "
+        f"client.publish({name!r}, ...)"
+    )
+
+
+def too_late(name: str, known: int | None, limit_s: float) -> DeadlineExceededError:
+    """Return the error of a reader whose time limit has expired."""
+    what = "nothing" if known is None else f"nothing but version {known}"
+    return DeadlineExceededError(f"{what} was published under {name!r} within {limit_s:g} s", metadata={"table": name})

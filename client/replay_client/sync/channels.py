@@ -1,0 +1,93 @@
+"""State under names, such as the newest weights of a policy; see `ReplayClient.publish` and `ReplayClient.latest`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from replay_client._operations.channel import LOOK_AGAIN_S, Channel, checked_version, nothing_yet, too_late
+from replay_client._rows.published_state import PublishedState
+from replay_client._transport.call import Operation, time_limit
+from replay_client._transport.long_waits import LongWait
+from replay_client.errors import ServerUnavailableError, TableNotFoundError, TableReplacedError
+from replay_client.results.published import Published
+from replay_client.sync.table import Table
+
+if TYPE_CHECKING:
+    from replay_client.sync.client import ReplayClient
+
+T = TypeVar("T")
+
+
+class Channels:
+    """The names under which a client has published or read something. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._tables: dict[str, Table] = {}  # kept, because each maps the server's files
+
+    def publish(self, client: ReplayClient, name: str, values: Any, timeout_s: float | None) -> int:
+        """See `ReplayClient.publish`."""
+        state = PublishedState(values)
+        limit_s = time_limit("timeout_s", timeout_s, client._session.options.timeout_s)
+        publish = partial(Channel.publish, state=state, timeout_s=limit_s)
+        try:
+            return self._run(client, name, state, publish)
+        except (TableNotFoundError, TableReplacedError):  # it was dropped since the last call
+            return self._run(client, name, state, publish)
+
+    def latest(self, client: ReplayClient, name: str, wait_newer: int | None, timeout_s: float | None) -> Published:
+        """See `ReplayClient.latest`."""
+        known = checked_version(wait_newer)
+        limit_s = time_limit("timeout_s", timeout_s, client._session.options.timeout_s)
+        deadline = time.monotonic() + limit_s
+        # It is usual to wait long for another version.
+        with LongWait(f"client.latest({name!r})", nothing_yet(name)) if known is None else nullcontext():
+            while True:
+                left_s = max(0.0, deadline - time.monotonic())
+                try:
+                    found = self._run(client, name, None, partial(Channel.latest, known=known, wait_s=left_s))
+                except (TableNotFoundError, TableReplacedError):
+                    if not left_s:
+                        raise
+                    time.sleep(min(left_s, LOOK_AGAIN_S))
+                    continue
+                if found is not None:
+                    return found
+                if not left_s:
+                    raise too_late(name, known, limit_s)
+
+    def _run(
+        self,
+        client: ReplayClient,
+        name: str,
+        state: PublishedState | None,
+        operation: Callable[[Channel], Operation[T]],
+    ) -> T:
+        """Run an operation of a channel. If its table has gone, forget it, so that the next call opens another one."""
+        table = self._tables.get(name)
+        if table is None:
+            table = self._tables[name] = _opened(client, name, state)
+        try:
+            home = table._home()
+            return home._run_near(operation(Channel(home._description, home._operations)))
+        except (TableNotFoundError, TableReplacedError, ServerUnavailableError):
+            self._tables.pop(name, None)
+            raise
+
+
+def _opened(client: ReplayClient, name: str, state: PublishedState | None) -> Table:
+    """Open the table of a name. If there is none, create it for a state.
+
+    Raises:
+        TableNotFoundError: there is neither a table nor a state.
+    """
+    try:
+        return client.table(name)
+    except TableNotFoundError:
+        if state is None:
+            raise
+    capacity = state.capacity * client._server_count()
+    return client.create_table(name, columns=state.columns, capacity=capacity, backend="uniform", if_exists="open")

@@ -1,0 +1,317 @@
+"""State under names: what is published comes back, whole and newest."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as st_numpy
+from replay_client import (
+    Column,
+    DeadlineExceededError,
+    InvalidArgumentError,
+    Published,
+    ReplayClient,
+    TableNotFoundError,
+)
+
+from tests.support.caller import wire_only
+
+_numbers = itertools.count()
+
+ARRAYS = st_numpy.arrays(
+    st.sampled_from(["?", "i1", "u1", "<i4", ">i8", "<f2", "<f4", "<f8", "<c8"]),
+    st_numpy.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5),
+)
+STATES = st.recursive(
+    ARRAYS, lambda part: st.dictionaries(st.text(max_size=5), part, min_size=1, max_size=4), max_leaves=8
+)
+
+
+@pytest.fixture
+def name(client: ReplayClient) -> Iterator[str]:
+    """A name under which nothing was published yet."""
+    unused = f"channel-{next(_numbers)}"
+    yield unused
+    if unused in client:
+        client.drop_table(unused)
+
+
+def assert_same(found: Any, published: Any) -> None:
+    """Check that two states have the same bits, dtypes and nesting."""
+    if isinstance(published, dict):
+        assert list(found) == list(published)
+        for key in published:
+            assert_same(found[key], published[key])
+    else:
+        assert found.dtype == published.dtype.newbyteorder("<")
+        assert found.shape == published.shape
+        assert found.astype(found.dtype).tobytes() == published.astype(found.dtype).tobytes()
+        assert found.flags.writeable
+
+
+@settings(max_examples=40, deadline=None)
+@given(state=st.dictionaries(st.text(max_size=5), STATES, min_size=1, max_size=4))
+def test_what_is_published_comes_back_bit_by_bit(client: ReplayClient, state: dict[str, Any]) -> None:
+    name = f"channel-{next(_numbers)}"
+    assert client.publish(name, state) == 1
+    version, values = client.latest(name)
+    assert version == 1
+    assert_same(values, state)
+    client.drop_table(name)
+
+
+def test_the_newest_of_many_is_read(client: ReplayClient, name: str) -> None:
+    kept: list[Published] = []
+    for number in range(1, 12):
+        assert client.publish(name, {"w": np.full(50_000, number, np.float32)}) == number
+        found = client.latest(name)
+        assert found.version == number
+        assert (found.values["w"] == number).all()
+        kept.append(found)
+    # They are the caller's to keep.
+    assert [float(each.values["w"][-1]) for each in kept] == list(range(1, 12))
+
+
+@wire_only
+def test_a_module_and_its_state_dict_are_the_same(client: ReplayClient, name: str) -> None:
+    import torch  # not for the processes of other tests
+
+    module = torch.nn.Sequential(torch.nn.Linear(4, 64), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 2))
+    assert client.publish(name, module) == 1
+    assert client.publish(name, module.state_dict()) == 2
+    other = torch.nn.Sequential(torch.nn.Linear(4, 64), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 2))
+    values = client.latest(name).values
+    other.load_state_dict({key: torch.from_numpy(value) for key, value in values.items()})
+    for mine, theirs in zip(other.state_dict().values(), module.state_dict().values(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_a_reader_waits_for_the_first_and_for_newer_ones(client: ReplayClient, name: str) -> None:
+    began, found = time.monotonic(), list[tuple[float, Published]]()
+
+    def follow() -> None:
+        version = None
+        for _ in range(3):
+            version = client.latest(name, wait_newer=version, timeout_s=30.0).version
+            found.append((time.monotonic(), client.latest(name)))
+
+    reader = threading.Thread(target=follow)
+    reader.start()
+    published = []
+    for number in range(3):
+        time.sleep(1.0)
+        client.publish(name, {"w": np.arange(number, number + 5)})
+        published.append(time.monotonic())
+        while len(found) <= number:
+            assert time.monotonic() < began + 30
+            time.sleep(0.01)
+    reader.join()
+    assert [each.version for _, each in found] == [1, 2, 3]
+    # The first one is found by looking, the others come as they are published.
+    assert max(at - since for (at, _), since in zip(found[1:], published[1:], strict=True)) < 0.5
+
+
+def test_time_limits_end_the_wait(client: ReplayClient, name: str) -> None:
+    for timeout_s in (0, 0.7):
+        with pytest.raises(TableNotFoundError):
+            client.latest(name, timeout_s=timeout_s)
+    client.publish(name, {"w": 1.0})
+    for timeout_s in (0, 0.2):
+        began = time.monotonic()
+        with pytest.raises(DeadlineExceededError, match="nothing but version 1 was published under"):
+            client.latest(name, wait_newer=1, timeout_s=timeout_s)
+        assert timeout_s <= time.monotonic() - began < timeout_s + 2.0
+    client.table(name).reset()
+    with pytest.raises(DeadlineExceededError, match=r"^nothing was published"):
+        client.latest(name, timeout_s=0)
+    assert client.publish(name, {"w": 2.0}) == 2
+    assert client.latest(name, wait_newer=1, timeout_s=0).version == 2
+
+
+@wire_only
+def test_a_name_that_was_dropped_begins_anew(client: ReplayClient, name: str) -> None:
+    for _ in range(3):
+        client.publish(name, {"w": 1.0})
+    assert client.latest(name).version == 3
+    client.drop_table(name)
+    assert client.publish(name, {"other": np.arange(3)}) == 1
+    found = client.latest(name, wait_newer=3)
+    assert (found.version, list(found.values)) == (1, ["other"])
+
+
+@wire_only
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (
+            {"a": {"w": np.zeros((3, 2), np.float32)}},
+            r"values\['b'\]: expected int64\[\], as in version 1 .*, got none",
+        ),
+        (
+            {"a": {"w": np.zeros((2, 3), np.float32)}, "b": 1},
+            r"values\['a'\]\['w'\]: expected float32\[3,2\], as in version 1 of 'channel-\d+'; publish under",
+        ),
+        (
+            {"a": {"w": np.zeros((3, 2))}, "b": 1},
+            r"values\['a'\]\['w'\]: expected float32\[3,2\], .* got float64\[3,2\]",
+        ),
+        (
+            {"a": {"w": np.zeros((3, 2), np.float32)}, "b": 1, "c": np.zeros(100_000)},
+            r"values\['c'\]: expected no such array, as in version 1 .* got float64\[100000\]",
+        ),
+    ],
+)
+def test_another_structure_is_refused_by_name(client: ReplayClient, name: str, state: Any, message: str) -> None:
+    client.publish(name, {"a": {"w": np.ones((3, 2), np.float32)}, "b": 1})
+    with pytest.raises(InvalidArgumentError, match=message):
+        client.publish(name, state)
+    found = client.latest(name)
+    assert found.version == 1
+    # The order of the names does not matter.
+    assert client.publish(name, {"b": 2, "a": {"w": np.ones((3, 2), np.float32)}}) == 2
+
+
+@wire_only
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, "values: expected at least one array, got none"),
+        ({"a": {}}, "values: expected at least one array, got none"),
+        (np.zeros(3), "values: expected a mapping of names to arrays, or a torch module, got ndarray"),
+        (None, "values: expected a mapping of names to arrays, or a torch module, got NoneType"),
+        ({"a": {"b": "text"}}, r"values\['a'\]\['b'\]: expected an array, a tensor or a number, got str"),
+        ({"a": {"b": None}}, r"values\['a'\]\['b'\]: expected an array, a tensor or a number, got NoneType"),
+        ({"a": [[1], [1, 2]]}, r"values\['a'\]: expected an array, a tensor or a number, got list"),
+        ({"a": {3: 1.0}}, r"values\['a'\]: expected names as keys, got 3"),
+    ],
+)
+def test_what_is_no_array_is_refused_by_name(client: ReplayClient, name: str, values: Any, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        client.publish(name, values)
+    assert name not in client
+
+
+@wire_only
+def test_another_table_of_the_name_is_not_touched(client: ReplayClient, name: str) -> None:
+    table = client.create_table(name, columns={"x": Column("float32")}, capacity=10)
+    for call in (lambda: client.publish(name, {"w": 1.0}), lambda: client.latest(name)):
+        with pytest.raises(InvalidArgumentError, match="name: expected a name that no other table has, got 'channel"):
+            call()
+    assert len(table) == 0
+    with pytest.raises(InvalidArgumentError, match="wait_newer: expected the version"):
+        client.latest(name, wait_newer="newest")  # type: ignore[arg-type]
+
+
+def test_readers_see_whole_publications_although_they_come_fast(client: ReplayClient, name: str) -> None:
+    """Each is larger than a request, so that its parts arrive one after another."""
+    stop, failures = threading.Event(), list[BaseException]()
+
+    def publish() -> None:
+        try:
+            for number in itertools.count():
+                client.publish(name, {"a": np.full(700_000, number, np.int64), "b": number})
+                if stop.wait(0.05):
+                    return
+        except BaseException as error:
+            failures.append(error)
+
+    def read() -> None:
+        try:
+            version = None
+            while not stop.is_set():
+                try:
+                    found = client.latest(name, wait_newer=version, timeout_s=1.0)
+                except DeadlineExceededError:  # the publisher has stopped, or the machine is busy
+                    continue
+                assert version is None or found.version > version
+                version = found.version
+                numbers = np.unique(found.values["a"])
+                assert numbers.tolist() == [int(found.values["b"])] == [version - 1]
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for work in (publish, read, read)]
+    for thread in threads:
+        thread.start()
+    time.sleep(3.0)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert client.latest(name).version > 3
+
+
+@wire_only
+def test_several_publishers_are_told_apart(client: ReplayClient, name: str) -> None:
+    versions, failures = list[int](), list[BaseException]()
+
+    def publish(number: int) -> None:
+        try:
+            for _ in range(10):
+                versions.append(client.publish(name, {"w": np.full(20_000, number, np.int64)}))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=publish, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        if name in client:
+            assert len(np.unique(client.latest(name).values["w"])) == 1
+    assert failures == []
+    assert len(set(versions)) == len(versions) == 30
+    assert client.latest(name).version == max(versions)
+
+
+def publish_for_ever(address: str, name: str, first: int) -> None:
+    """Publish numbers in large arrays until this process is killed."""
+    client = ReplayClient(address)
+    for number in itertools.count(first):
+        client.publish(name, {"a": np.full(700_000, number, np.int64)})
+
+
+@wire_only
+def test_a_killed_publisher_leaves_whole_publications(client: ReplayClient, name: str) -> None:
+    context = multiprocessing.get_context("spawn")
+    rng = np.random.default_rng(0)
+    version = 0
+    for round_ in range(3):
+        process = context.Process(target=publish_for_ever, args=(client.address, name, 1_000 * round_))
+        process.start()
+        try:
+            client.latest(name, wait_newer=version or None, timeout_s=30)
+            time.sleep(float(rng.uniform(0, 0.3)))
+        finally:
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGKILL)
+            process.join()
+        found = client.latest(name)
+        assert found.version > version
+        assert len(np.unique(found.values["a"])) == 1
+        version = found.version
+    assert client.publish(name, {"a": np.zeros(700_000, np.int64)}) > version
+    assert client.latest(name, wait_newer=version).values["a"].max() == 0
+
+
+@wire_only
+def test_a_copy_of_a_client_reads_on(client: ReplayClient, name: str, connect: Callable[..., Any]) -> None:
+    client.publish(name, {"w": 1.0})
+    client.latest(name)
+    other = copy.copy(client)
+    assert other.latest(name).version == 1
+    other.close()
+
+
+ALL_DATA_PATHS = True
