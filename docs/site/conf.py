@@ -65,6 +65,7 @@ docs/kubernetes
 docs/slurm
 docs/data
 docs/integrations
+docs/recipes
 docs/trainer
 docs/backpressure
 docs/checkpoints
