@@ -72,19 +72,25 @@ class Channel:
     def latest(self, known: int | None, wait_s: float) -> Operation[Published | None]:
         """Read the newest publication, unless its version is ``known``.
 
-        If there is none, wait for the next one, for at most ``wait_s`` seconds and `WAITS_FOR_S`, and return None. Then
-        look again.
+        If there is none, wait for the next one, for at most ``wait_s`` seconds and `WAITS_FOR_S`. None: look again.
         """
         for _ in range(_ATTEMPTS):
             newest, expected_key = yield from self._newest()
-            if newest is None or self._version(newest.keys) == known:
-                if wait_s > 0:
-                    yield from self._operations.read([expected_key], columns=(), wait_s=min(wait_s, WAITS_FOR_S))
+            if newest is not None and self._version(newest.keys) != known:
+                keys = newest.keys
+            elif wait_s > 0 and (yield from self._has_ended(expected_key, wait_s)):
+                keys = np.arange(expected_key + 1 - self._parts, expected_key + 1)
+            else:
                 return None
-            rows = yield from self._operations.read(newest.keys, columns=["publication", "part", "data"])
+            rows = yield from self._operations.read(keys, columns=["publication", "part", "data"])
             if is_whole(rows["part"], rows["publication"], self._parts):
-                return Published(self._version(newest.keys), unpacked(rows["data"]))
+                return Published(self._version(keys), unpacked(rows["data"]))
         raise ReplayError(f"{self._name!r} is published faster than it can be read")
+
+    def _has_ended(self, key: int, wait_s: float) -> Operation[bool]:
+        """Wait for the row with this key, and return whether it ends a publication."""
+        row = yield from self._operations.read([key], columns=["part"], wait_s=min(wait_s, WAITS_FOR_S))
+        return row.batch_size == 1 and int(row["part"][0]) == self._parts - 1
 
     def _newest(self) -> Operation[tuple[_Newest | None, int]]:
         """Find the newest whole publication, and the key that the last row of the next one will have."""
