@@ -6,6 +6,7 @@ import copy
 import itertools
 import multiprocessing
 import os
+import queue
 import signal
 import threading
 import time
@@ -25,8 +26,10 @@ from replay_client import (
     ReplayClient,
     TableNotFoundError,
 )
+from replay_client._operations.channel import WAITS_FOR_S
 
 from tests.support.caller import wire_only
+from tests.support.deadlines import PATIENCE_S, wait_until
 
 _numbers = itertools.count()
 
@@ -99,28 +102,29 @@ def test_a_module_and_its_state_dict_are_the_same(client: ReplayClient, name: st
 
 
 def test_a_reader_waits_for_the_first_and_for_newer_ones(client: ReplayClient, name: str) -> None:
-    began, found = time.monotonic(), list[tuple[float, Published]]()
+    began, found = threading.Event(), queue.SimpleQueue[Published]()
 
     def follow() -> None:
         version = None
         for _ in range(3):
-            version = client.latest(name, wait_newer=version, timeout_s=30.0).version
-            found.append((time.monotonic(), client.latest(name)))
+            began.set()
+            found.put(client.latest(name, wait_newer=version, timeout_s=30.0))
+            version = client.latest(name).version
 
     reader = threading.Thread(target=follow)
     reader.start()
-    published = []
+    assert began.wait(PATIENCE_S)
+    assert found.empty()
     for number in range(3):
-        time.sleep(1.0)
-        client.publish(name, {"w": np.arange(number, number + 5)})
-        published.append(time.monotonic())
-        while len(found) <= number:
-            assert time.monotonic() < began + 30
-            time.sleep(0.01)
+        if number:
+            wait_until(lambda: client.table(name).stats().waiting == 1, "the reader waits at the server")
+        published = time.monotonic()
+        assert client.publish(name, {"w": np.arange(number, number + 5)}) == number + 1
+        newest = found.get(timeout=PATIENCE_S)
+        assert (newest.version, newest.values["w"].tolist()) == (number + 1, list(range(number, number + 5)))
+        # The server has told the reader: by itself, it would have looked again only when its call had ended.
+        assert number == 0 or time.monotonic() - published < 0.8 * WAITS_FOR_S
     reader.join()
-    assert [each.version for _, each in found] == [1, 2, 3]
-    # The first one is found by looking, the others come as they are published.
-    assert max(at - since for (at, _), since in zip(found[1:], published[1:], strict=True)) < 0.5
 
 
 def test_time_limits_end_the_wait(client: ReplayClient, name: str) -> None:
@@ -216,7 +220,7 @@ def test_another_table_of_the_name_is_not_touched(client: ReplayClient, name: st
 
 def test_readers_see_whole_publications_although_they_come_fast(client: ReplayClient, name: str) -> None:
     """Each is larger than a request, so that its parts arrive one after another."""
-    stop, failures = threading.Event(), list[BaseException]()
+    stop, failures, seen = threading.Event(), list[BaseException](), [list[int](), list[int]()]
 
     def publish() -> None:
         try:
@@ -227,30 +231,32 @@ def test_readers_see_whole_publications_although_they_come_fast(client: ReplayCl
         except BaseException as error:
             failures.append(error)
 
-    def read() -> None:
+    def read(versions: list[int]) -> None:
         try:
-            version = None
             while not stop.is_set():
+                known = versions[-1] if versions else None
                 try:
-                    found = client.latest(name, wait_newer=version, timeout_s=1.0)
-                except DeadlineExceededError:  # the publisher has stopped, or the machine is busy
+                    found = client.latest(name, wait_newer=known, timeout_s=1.0)
+                except (DeadlineExceededError, TableNotFoundError):  # the publisher has stopped, or not begun
                     continue
-                assert version is None or found.version > version
-                version = found.version
+                versions.append(found.version)
                 numbers = np.unique(found.values["a"])
-                assert numbers.tolist() == [int(found.values["b"])] == [version - 1]
+                assert numbers.tolist() == [int(found.values["b"])] == [found.version - 1]
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=work) for work in (publish, read, read)]
+    threads = [threading.Thread(target=publish), *(threading.Thread(target=read, args=(each,)) for each in seen)]
     for thread in threads:
         thread.start()
-    time.sleep(3.0)
-    stop.set()
-    for thread in threads:
-        thread.join()
+    try:
+        wait_until(lambda: bool(failures) or min(map(len, seen)) >= 15, "both readers have read 15 publications")
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
     assert failures == []
-    assert client.latest(name).version > 3
+    for versions in seen:
+        assert versions == sorted(set(versions))
 
 
 @wire_only
@@ -292,7 +298,7 @@ def test_a_killed_publisher_leaves_whole_publications(client: ReplayClient, name
         process.start()
         try:
             client.latest(name, wait_newer=version or None, timeout_s=30)
-            time.sleep(float(rng.uniform(0, 0.3)))
+            time.sleep(float(rng.uniform(0, 0.3)))  # it is killed at any moment of a publication
         finally:
             assert process.pid is not None
             os.kill(process.pid, signal.SIGKILL)
