@@ -57,7 +57,6 @@ RUN pip install --quiet --only-deps '.[server,cli,agent,atari]' \
 FROM trainer-dependencies AS trainer
 COPY --from=application /opt/replay/application /opt/replay/application
 COPY --from=application /var/cache/numba /var/cache/numba
-COPY docker/healthcheck.py /opt/replay/
 USER replay
 WORKDIR /home/replay
 ENV REPLAY_TRAIN_RUNS_DIR=/runs

@@ -33,7 +33,7 @@ Type = DescriptorProto | EnumDescriptorProto | ServiceDescriptorProto
 def markdown() -> str:
     """Return the protocol as Markdown: each file with its services, messages and enums."""
     image = subprocess.run([BUF, "build", PROTO, "--output", "-"], capture_output=True, check=True).stdout
-    files = reversed(FileDescriptorSet.FromString(image).file)  # replay.proto is more interesting than learner.proto
+    files = FileDescriptorSet.FromString(image).file
     return "\n\n".join(text for file in files if file.package == PACKAGE for text in _file(file))
 
 

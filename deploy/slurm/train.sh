@@ -66,12 +66,10 @@ if [ -e "$run/learner/settings.json" ]; then
 else
     flags=(--runs-dir "$run" --name learner)
 fi
-learner=$((port + ${#nodes[@]}))
-replay-train "${flags[@]}" --server "$servers" --learner-host 0.0.0.0 --learner-port "$learner" \
-    --learner-tokens "$tokens" --no-progress "$@" &
+replay-train "${flags[@]}" --server "$servers" --no-progress "$@" &
 trainer=$!
 if [ "${ACTORS:-4}" -gt 0 ]; then
     "${step[@]}" --ntasks-per-node="${ACTORS:-4}" --ntasks=$((${#nodes[@]} * ${ACTORS:-4})) --output="$run/actor-%t.log" \
-        replay-actor --server "$servers" --learner "${nodes[0]}:$learner" --learner-timeout-s 600 &
+        bash -c 'exec replay-actor --server "$1" --run learner --name "actor-$SLURM_PROCID" --trainer-timeout-s 600' _ "$servers" &
 fi
 wait "$trainer"

@@ -156,8 +156,6 @@ def _training_values(settings: CompareSettings, key: TrainingKey, server: Server
         "learning_rate": settings.base_learning_rate * contestant.factor,
         "seed": key.seed,
         "server": server.address,
-        # Without actors, but a server with tokens requires this setting.
-        "learner_tokens": None if server.own is None else server.own.tokens_file,
         "runs_dir": settings.directory / "runs",
         "name": f"{settings.directory.resolve().name}-{key.name}",
         "log_level": "error",

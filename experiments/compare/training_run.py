@@ -14,7 +14,6 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
-from replay_agent.distributed.learner_client import LEARNER_TLS_PREFIX
 from replay_agent.processes.signals import StopRequest
 from replay_agent.settings.train_settings import TrainSettings
 from replay_agent.training.run import train
@@ -59,7 +58,7 @@ def prepare_process(stopping: Event, token: str | None) -> None:
     if token is None:
         return
     for name in list(os.environ):
-        if name.startswith((TLS_PREFIX, LEARNER_TLS_PREFIX)):
+        if name.startswith(TLS_PREFIX):
             del os.environ[name]
     os.environ[TOKEN_VARIABLE] = token
 

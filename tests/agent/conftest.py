@@ -12,6 +12,7 @@ import pytest
 import torch
 from replay_agent.acting.environments import inspect_environment
 from replay_agent.commands import replay_train
+from replay_agent.distributed.run_tables import CALL_S
 from replay_agent.processes import actor_pool
 from replay_agent.processes.signals import StopRequest
 from replay_agent.ray import keeper
@@ -60,6 +61,7 @@ def make_trainer(server: ServerProcess, settings_of: Callable[..., TrainSettings
         def make(stop: StopRequest | None = None, metrics: MetricsLog | None = None, **given: Any) -> Trainer:
             settings = settings_of(**{"server": server.address, **given})
             client = stack.enter_context(ReplayClient(settings.server or ""))
+            guide_client = stack.enter_context(ReplayClient(settings.server or "", timeout_s=CALL_S))
             run = open_run_directory(settings)
             run.begin(settings)
             trainer = Trainer(
@@ -71,6 +73,7 @@ def make_trainer(server: ServerProcess, settings_of: Callable[..., TrainSettings
                 metrics or MetricsLog(None),
                 torch.device("cpu"),
                 RECONNECT_TIMEOUT_S,
+                guide_client,
             )
             stack.callback(trainer.close)
             return trainer

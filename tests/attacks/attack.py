@@ -36,8 +36,6 @@ class Setup:
     """Additional flags."""
     has_tables: bool = True
     """Whether others have a table on it."""
-    has_learner: bool = False
-    """Whether the attack targets a learner."""
     descriptors: int | None = None
     """Maximum files and connections of its process; None: as for this process."""
     needs_certificates: bool = False

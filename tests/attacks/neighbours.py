@@ -9,15 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-import grpc
-from replay_proto.v1 import replay_pb2
-
 from tests.attacks.arena import Arena
-from tests.attacks.attack import Attack, Target, call
-from tests.attacks.learner import OnLearner
-from tests.attacks.learner_arena import LearnerArena
-from tests.attacks.strangers import SERVICE
-from tests.support.access import MINE
+from tests.attacks.attack import Attack, Target
 from tests.support.server_process import ServerProcess, run_to_its_end
 
 _NOBODY: Final = 65534
@@ -102,30 +95,6 @@ class PlantedDataDirectory(Attack):
         assert stat.S_IMODE(self.kept.stat().st_mode) == 0o711, "the mode of another folder was changed"
 
 
-class EmbeddedServer(OnLearner):
-    """Calls the server that another user's trainer started for itself, which listens on the loopback address."""
-
-    name = "calls to the replay server that another user's trainer started"
-
-    def prepare(self, arena: Arena) -> None:
-        super().prepare(arena)
-        assert isinstance(arena, LearnerArena)
-        self.embedded = arena.replay
-
-    def act(self, target: Target) -> None:
-        become_nobody()
-        with self.embedded.channel() as channel:
-            while target.goes_on():
-                for method, message in (
-                    ("ListTables", replay_pb2.ListTablesRequest()),
-                    ("Sample", replay_pb2.SampleRequest(table=f"{MINE}run", draw=replay_pb2.Draw(batch_size=1))),
-                    ("DropTable", replay_pb2.DropTableRequest(table=f"{MINE}run")),
-                ):
-                    code = call(channel, f"{SERVICE}/{method}", message).code
-                    if code is not grpc.StatusCode.UNAUTHENTICATED:
-                        target.found.append(f"{method}: {code}")
-
-
 def _shared_folder(arena: Arena) -> Path:
     """A world-writable folder, like /tmp and /dev/shm."""
     arena.folder.chmod(0o711)
@@ -134,4 +103,4 @@ def _shared_folder(arena: Arena) -> Path:
     return folder
 
 
-ATTACKS: Final[tuple[type[Attack], ...]] = (PlantedInMemory, PlantedDataDirectory, EmbeddedServer)
+ATTACKS: Final[tuple[type[Attack], ...]] = (PlantedInMemory, PlantedDataDirectory)

@@ -9,7 +9,7 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
         "tests.attacks.bystander",
-        *(f"tests.attacks.{name}" for name in ("strangers", "small_rights", "learner", "neighbours")),
+        *(f"tests.attacks.{name}" for name in ("strangers", "small_rights", "neighbours")),
     ]
 )
 

@@ -10,18 +10,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
-from tests.attacks import http_port, learner, neighbours, small_rights, strangers
+from tests.attacks import http_port, neighbours, small_rights, strangers
 from tests.attacks.arena import Arena
-from tests.attacks.attack import Attack, Setup, Target
+from tests.attacks.attack import Attack, Target
 from tests.attacks.bystander import Record
-from tests.attacks.learner_arena import LearnerArena
 from tests.attacks.memory import MemoryWatch
 from tests.attacks.processes import CONTEXT, keep_to_attackers_processors
 
 GROUPS: dict[str, Sequence[type[Attack]]] = {
     "strangers": (*strangers.ATTACKS, *http_port.ATTACKS),
     "small rights": small_rights.ATTACKS,
-    "learner": learner.ATTACKS,
     "neighbours": neighbours.ATTACKS,
 }
 """Attacks by section of the document."""
@@ -171,14 +169,9 @@ def _end_when_asked(target: Target, pipe: Connection) -> None:
         target.until = min(target.until, time.monotonic())
 
 
-def open_arena(setup: Setup, *, is_brief: bool = False) -> Arena:
-    """Start the target; see `Arena`."""
-    return LearnerArena(is_brief=is_brief) if setup.has_learner else Arena(setup, is_brief=is_brief)
-
-
 def in_an_arena_of_its_own(kind: type[Attack], seconds: float, alone_s: float) -> Outcome:
     """Run an attack on a new server."""
-    arena = open_arena(kind.setup)
+    arena = Arena(kind.setup)
     try:
         outcome = carry_out(kind(), arena, seconds, alone_s)
     finally:

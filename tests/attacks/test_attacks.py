@@ -8,20 +8,19 @@ import pytest
 
 from tests.attacks.arena import Arena
 from tests.attacks.attack import Attack, Setup
-from tests.attacks.runner import GROUPS, carry_out, open_arena
+from tests.attacks.runner import GROUPS, carry_out
 
 SECONDS = 0.35
 EVERY = [kind for kinds in GROUPS.values() for kind in kinds]
-OF_LEARNERS = [kind for kind in EVERY if kind.setup.has_learner]
 OF_SERVERS = [kind for kind in EVERY if kind.setup == Setup()]
-ON_THEIR_OWN = [kind for kind in EVERY if kind not in (*OF_LEARNERS, *OF_SERVERS)]
+ON_THEIR_OWN = [kind for kind in EVERY if kind not in OF_SERVERS]
 """Attacks that need a server with special settings."""
 
 
 @pytest.fixture(scope="module")
 def arena() -> Iterator[Arena]:
     """A server shared by the attacks that do not need a separate one."""
-    opened = open_arena(Setup(), is_brief=True)
+    opened = Arena(Setup(), is_brief=True)
     yield opened
     opened.close()
 
@@ -39,20 +38,9 @@ def test_an_attack_has_no_effect(arena: Arena, kind: type[Attack]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ON_THEIR_OWN, ids=lambda kind: kind.__name__)
 def test_an_attack_on_a_server_of_its_own_has_no_effect(kind: type[Attack]) -> None:
-    arena = open_arena(kind.setup, is_brief=True)
+    arena = Arena(kind.setup, is_brief=True)
     try:
         faults = faults_of(kind, arena)
-    finally:
-        arena.close()
-    assert not faults, "\n".join(faults)
-
-
-@pytest.mark.slow
-def test_attacks_on_a_learner_have_no_effect() -> None:
-    """Attack the same learner repeatedly, because it takes long to start. It keeps training meanwhile."""
-    arena = open_arena(Setup(has_learner=True), is_brief=True)
-    try:
-        faults = [fault for kind in OF_LEARNERS for fault in faults_of(kind, arena)]
     finally:
         arena.close()
     assert not faults, "\n".join(faults)

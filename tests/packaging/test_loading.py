@@ -11,7 +11,8 @@ from packaging.utils import canonicalize_name
 
 from tests.packaging.project import metadata, required_by
 
-LIMIT_S = 0.35
+OWN_SHARE = 0.7
+"""How much CPU time the client's own modules may take to import, compared with the libraries that they need."""
 STARTS = 5
 
 
@@ -42,8 +43,15 @@ def test_importing_the_client_loads_no_library_of_an_extra() -> None:
     assert {"jax", "tensordict", "pytest"} & loaded == set()
 
 
+def cpu_s_of(modules: str) -> float:
+    """CPU time of an import in a new interpreter, in seconds."""
+    program = f"import time; began = time.process_time(); import {modules}; print(time.process_time() - began)"
+    return float(shown_by(program)[0])
+
+
 @pytest.mark.timed
-def test_importing_the_client_takes_no_longer_than_a_moment() -> None:
-    # CPU time, which hardly depends on what else the machine does.
-    program = "import time; began = time.process_time(); import replay_client; print(time.process_time() - began)"
-    assert min(float(shown_by(program)[0]) for _ in range(STARTS)) <= LIMIT_S
+def test_importing_the_client_takes_little_longer_than_importing_its_libraries() -> None:
+    # In turn, because the speed of a machine changes.
+    times = [(cpu_s_of("numpy, grpc.aio, google.protobuf.message"), cpu_s_of("replay_client")) for _ in range(STARTS)]
+    libraries_s, client_s = (min(column) for column in zip(*times, strict=True))
+    assert client_s - libraries_s <= OWN_SHARE * libraries_s

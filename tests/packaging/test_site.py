@@ -43,7 +43,7 @@ def test_the_protocol_is_complete_with_links_and_comments() -> None:
     assert "**`rpc Sample`** ([SampleRequest](#contract-samplerequest))" in text
     assert "| 1: `table`, string |" in text
     assert "(stream [LearnRequest](#contract-learnrequest))" in text
-    assert all(f"(contract-{target})=" in text for target in ("learnerservice", "tableconfig", "errorreason"))
+    assert all(f"(contract-{target})=" in text for target in ("replayservice", "tableconfig", "errorreason"))
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _stop_for_good(stop: threading.Event) -> None:
-    """Exit immediately: the trainer died, so calls to the learner would only time out."""
+    """Exit immediately: the trainer died, and its server with it, so calls would only time out."""
     stop.set()
     os._exit(1)
 

@@ -1,29 +1,47 @@
-"""Acts for a learner: plays episodes with its weights, and records the steps in its replay table."""
+"""Acts for a run: plays episodes with the weights that its trainer publishes, and records the steps in its table."""
 
 from __future__ import annotations
 
 import logging
 import os
+import secrets
 import socket
 import threading
+import zlib
+from collections.abc import Sequence
+from re import findall
+from typing import Final
 
-from replay_client import ReplayClient, ReplayError, Table, TableNotFoundError, Tls, Writer
+from replay_client import (
+    ReplayClient,
+    ReplayError,
+    Table,
+    TableNotFoundError,
+    Tls,
+    Writer,
+)
 from replay_client.security import token_from_environment
-from replay_proto.v1.learner_pb2 import JoinResponse, ReportResponse
 
 from replay_agent.acting.actor import Actor, FinishedEpisode
 from replay_agent.acting.environments import UnsupportedEnvironmentError
-from replay_agent.acting.seeds import ActorSeeds
-from replay_agent.distributed.assignment import network_of
-from replay_agent.distributed.learner_client import (
-    LEARNER_TLS_PREFIX,
-    LEARNER_TOKEN_VARIABLE,
-    LearnerClient,
-    LearnerRefusesError,
-    LearnerUnavailableError,
-    RunChangedError,
-    ToldToStopError,
+from replay_agent.acting.seeds import ActorSeeds, RunSeeds
+from replay_agent.distributed.published_run import (
+    PAUSE_S,
+    PublishedRun,
+    SeveralRunsError,
+    TrainerSilentError,
+    find_run,
 )
+from replay_agent.distributed.run_tables import (
+    CALL_S,
+    ActorTask,
+    Progress,
+    WrongTaskError,
+    episode_row,
+    hello,
+    table_number,
+)
+from replay_agent.dqn.divergence import DivergedError, require_return
 from replay_agent.dqn.networks import ActingNetwork, build_network
 from replay_agent.r2d2 import build_recurrent_network
 from replay_agent.replay.access import CLOSE_TIMEOUT_S, TABLE_LOST
@@ -32,39 +50,55 @@ from replay_agent.settings.actor_settings import ActorSettings
 
 log = logging.getLogger("replay_agent.actor")
 
-FAILURES = (LearnerRefusesError, LearnerUnavailableError, ReplayError, UnsupportedEnvironmentError)
+
+FAILURES = (
+    DivergedError,
+    ReplayError,
+    SeveralRunsError,
+    TrainerSilentError,
+    UnsupportedEnvironmentError,
+    WrongTaskError,
+)
 """Errors that `run_actor` raises."""
-# Interval between attempts to open a table that the learner has not recreated yet.
-TABLE_RETRY_S = 0.2
+RETRY_S: Final = 0.2
+"""Interval between attempts to open a table that the trainer has not created yet."""
+
+
+class RestartedError(Exception):
+    """The trainer was restarted, or its table was: begin anew."""
 
 
 class ActingRun:
-    """Acts for one run of a learner."""
+    """Acts for one start of a trainer."""
 
-    def __init__(self, assignment: JoinResponse, learner: LearnerClient, client: ReplayClient) -> None:
-        """Build the network and create the environment."""
-        self._assignment = assignment
-        self._learner = learner
+    def __init__(self, task: ActorTask, run: PublishedRun, client: ReplayClient, name: str) -> None:
+        """Build the network, create the environment, and join under ``name``."""
+        self._task = task
+        self._run = run
         self._client = client
-        spec = network_of(assignment)
+        self._number = secrets.randbits(62)
+        self._epsilon = own_epsilon(task.epsilons, name)
+        spec = task.network
         self._network: ActingNetwork = build_recurrent_network(spec) if spec.lstm_units else build_network(spec)
         self._weights_version = 0
+        self._has_missed = False
         self._actor = Actor(
-            assignment.env_id,
-            ActorSeeds(assignment.seed),
+            task.env_id,
+            ActorSeeds(RunSeeds(task.seed, task.starts).actor(self._number)),
             self._network,
-            actor_id=assignment.actor_id,
-            estimates=assignment.actor_priorities,
-            clips_rewards=assignment.clip_rewards,
+            estimates=task.actor_priorities,
+            clips_rewards=task.clip_rewards,
         )
-        self._episodes: list[FinishedEpisode] = []
+        self._reports = [hello(self._number, name)]
+        self._report_table: Table | None = None
 
     def run(self, stop: threading.Event, reconnect_timeout_s: float) -> None:
-        """Act until the learner reports that the run is over, or ``stop`` is set.
+        """Act until the run is over, or ``stop`` is set.
 
         Raises:
-            RunChangedError: the learner was restarted; join again.
-            LearnerUnavailableError: the learner is unreachable.
+            RestartedError: the trainer was restarted.
+            TrainerSilentError: the trainer has published nothing for too long.
+            DivergedError: a return is not finite.
             ReplayError: the replay server is unreachable, or refuses a call.
         """
         finished = False
@@ -74,118 +108,149 @@ class ActingRun:
                 return
             writer = table.writer(reconnect_timeout_s=reconnect_timeout_s)
             try:
-                finished = self._act(make_recorder(writer, self._assignment.n_step, self._assignment.gamma), stop)
+                finished = self._act(table, writer, stop)
             except TABLE_LOST as error:
                 log.warning("the table is gone, waiting for a new one: %s", error)
             finally:
                 _close_quietly(writer)
+        self._report()
 
     def close(self) -> None:
         """Close the environment."""
         self._actor.close()
 
     def _find_table(self, stop: threading.Event) -> Table | None:
-        """Wait until the learner's table exists, and open it; return None if the run is over or ``stop`` is set."""
+        """Wait until the run's table exists, and open it; return None if the run is over or ``stop`` is set."""
         while not stop.is_set():
+            progress = self._look()
+            if progress is None:
+                return None
             try:
-                return self._client.table(self._assignment.table)
+                table = self._client.table(self._task.table)
+                if table_number(table.uid) == progress.table:
+                    return table
             except TableNotFoundError:
-                # The learner creates it; the reply to a report tells whether the run continues.
-                if self._learner.report(self._assignment, ()).finished:
-                    return None
-                stop.wait(TABLE_RETRY_S)
+                pass  # the trainer creates it
+            stop.wait(RETRY_S)
         return None
 
-    def _act(self, recorder: Recorder, stop: threading.Event) -> bool:
-        """Alternately report and act. Return True when the run is over, False when ``stop`` is set."""
+    def _act(self, table: Table, writer: Writer, stop: threading.Event) -> bool:
+        """Alternately look at the progress and act. Return True when the run is over, False for another table."""
+        recorder = make_recorder(writer, self._task.n_step, self._task.gamma)
+        is_ahead = False
         while not stop.is_set():
-            guidance = self._report()
-            if guidance.finished:
+            self._report()
+            progress = self._look(wait_s=PAUSE_S if is_ahead else 0.0)
+            if progress is None:
                 return True
-            self._update_weights(guidance.weights_version)
-            epsilon = self._assignment.epsilon if self._assignment.HasField("epsilon") else guidance.epsilon
-            if not guidance.granted_steps:
-                stop.wait(guidance.pause_ms / 1_000)
-            for _ in range(guidance.granted_steps):
-                if stop.is_set():  # A step may take long.
+            if table_number(table.uid) != progress.table:
+                return False
+            self._update_weights(progress.weights)
+            epsilon = progress.epsilon if self._epsilon is None else self._epsilon
+            for _ in range(self._task.check_steps):
+                is_ahead = writer.inserted >= progress.goal
+                if is_ahead or stop.is_set():  # a step may take long
                     break
                 self._step(recorder, epsilon)
         return False
 
-    def _report(self) -> ReportResponse:
-        guidance = self._learner.report(self._assignment, self._episodes)
-        self._episodes.clear()
-        return guidance
+    def _look(self, wait_s: float = 0.0) -> Progress | None:
+        """Return the progress of the run; None: it is over."""
+        progress = self._run.progress(wait_s=wait_s)
+        if progress is None or progress.start != self._task.start:
+            if progress is None:
+                log.info("the tables of the run are gone: it is over")
+                return None
+            raise RestartedError
+        return None if progress.is_finished else progress
 
     def _update_weights(self, newest: int) -> None:
         if newest == self._weights_version:
             return
-        found = self._learner.newer_weights(self._assignment, self._weights_version)
+        found = self._run.weights(self._weights_version)
         if found is not None:
             self._weights_version, weights = found
             self._network.load_state_dict(weights)
+            self._has_missed = False
+        elif not self._has_missed:
+            log.warning(
+                "weights of version %d cannot be read now; trying again every %d steps", newest, self._task.check_steps
+            )
+            self._has_missed = True
 
     def _step(self, recorder: Recorder, epsilon: float) -> None:
         step, episode = self._actor.step(epsilon)
         recorder.record(step)
         if episode is not None:
-            self._episodes.append(episode)
+            self._note_episode(episode)
+
+    def _note_episode(self, episode: FinishedEpisode) -> None:
+        require_return(episode.episode_return, "an episode; scale the environment's rewards down")
+        self._reports.append(episode_row(self._number, episode))
+
+    def _report(self) -> None:
+        """Insert what is to be reported. If the table is not there at present, keep it for later."""
+        if not self._reports:
+            return
+        rows = {name: [report[name] for report in self._reports] for name in self._reports[0]}
+        try:
+            if self._report_table is None:
+                self._report_table = self._client.table(self._run.tables.episodes)
+            self._report_table.insert(rows)
+        except TABLE_LOST:
+            self._report_table = None
+        else:
+            self._reports.clear()
 
 
-def run_actor(settings: ActorSettings, stop: threading.Event, weights_relay: str | None = None) -> None:
-    """Act for the learner's current run, and join again after each restart of the learner.
+def own_epsilon(epsilons: Sequence[float], name: str) -> float | None:
+    """Return the constant epsilon of an actor; None: there are none.
+
+    The actor's number is the last one in its name, so that an actor keeps its epsilon when it restarts under its name,
+    and actors with consecutive numbers have different ones.
+    """
+    if not epsilons:
+        return None
+    numbers = findall(r"[0-9]+", name)
+    number = int(numbers[-1]) if numbers else zlib.crc32(name.encode("utf-8"))
+    return epsilons[number % len(epsilons)]
+
+
+def run_actor(settings: ActorSettings, stop: threading.Event) -> None:
+    """Act for a run, and begin anew after each restart of its trainer.
 
     Args:
         settings: settings of the actor.
         stop: set it to stop the actor.
-        weights_relay: HOST:PORT of a `WeightsRelay` on this machine; None: weights come from the learner.
 
     Raises:
-        LearnerRefusesError: the learner refuses the token.
-        LearnerUnavailableError: the learner is unreachable.
+        TrainerSilentError: the trainer has published nothing for too long.
+        SeveralRunsError: there are several runs, and the settings name none.
         ReplayError: the replay server is unreachable, or refuses a call.
         UnsupportedEnvironmentError: the environment cannot be created on this machine.
+        DivergedError: an episode's return is not finite.
+        WrongTaskError: the trainer has another version.
     """
-    token, learner_tls = token_from_environment(), Tls.from_environment(LEARNER_TLS_PREFIX)
-    learner_token = token_from_environment(LEARNER_TOKEN_VARIABLE) or token
+    token, tls = token_from_environment(), Tls.from_environment()
+    name = settings.name or f"{socket.gethostname()}:{os.getpid()}"
     with (
-        LearnerClient(
-            settings.learner, settings.learner_timeout_s, learner_token, learner_tls, stop, weights_relay
-        ) as learner,
-        ReplayClient(
-            settings.server,
-            token=token,
-            tls=Tls.from_environment(),
-            wait_for_server_s=settings.reconnect_timeout_s,
-        ) as client,
+        ReplayClient(settings.server, token=token, tls=tls, timeout_s=CALL_S) as guide,
+        ReplayClient(settings.server, token=token, tls=tls, wait_for_server_s=settings.reconnect_timeout_s) as client,
     ):
-        try:
-            while not stop.is_set() and not _act_for_one_run(settings, learner, client, stop):
-                log.info("the learner was restarted, joining again")
-        except ToldToStopError as told:
-            log.info("%s", told)
-
-
-def _act_for_one_run(
-    settings: ActorSettings, learner: LearnerClient, client: ReplayClient, stop: threading.Event
-) -> bool:
-    """Join a run and act for it. Return False if the learner was restarted, otherwise True."""
-    assignment = learner.join(settings.name or f"{socket.gethostname()}:{os.getpid()}")
-    log.info(
-        "actor %d of run %s: %s, table %s",
-        assignment.actor_id,
-        assignment.run_id,
-        assignment.env_id,
-        assignment.table,
-    )
-    acting = ActingRun(assignment, learner, client)
-    try:
-        acting.run(stop, settings.reconnect_timeout_s)
-    except RunChangedError:
-        return False
-    finally:
-        acting.close()
-    return True
+        while not stop.is_set():
+            run = find_run(guide, stop, settings)
+            begun = run and run.begin()
+            if not run or not begun:
+                return
+            acting = ActingRun(begun[0], run, client, name)
+            log.info("%s acts for run %s: %s, table %s", name, run.name, begun[0].env_id, begun[0].table)
+            try:
+                acting.run(stop, settings.reconnect_timeout_s)
+                return
+            except RestartedError:
+                log.info("the trainer was restarted")
+            finally:
+                acting.close()
 
 
 def _close_quietly(writer: Writer) -> None:

@@ -58,7 +58,7 @@ class ActorPool:
         self,
         count: int,
         server: str,
-        learner: str,
+        run: str,
         log_dir: Path,
         reconnect_timeout_s: float,
         environment: Mapping[str, str] | None = None,
@@ -67,15 +67,15 @@ class ActorPool:
 
         Args:
             count: number of actors.
-            server: HOST:PORT of the replay server.
-            learner: HOST:PORT of the learner's service.
+            server: addresses of the replay servers.
+            run: name of the run.
             log_dir: directory for the actors' logs.
             reconnect_timeout_s: seconds that actors wait for an unreachable replay server.
             environment: environment variables for actors, including a token (default: those of this process).
         """
         self._arguments = [
             *("--server", server),
-            *("--learner", learner),
+            *("--run", run),
             *("--reconnect-timeout-s", str(reconnect_timeout_s)),
             "--exit-with-parent",
         ]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shlex
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from replay_client.security import TOKEN_VARIABLE
+from replay_client.security import TLS_PREFIX, TOKEN_VARIABLE
 from replay_proto.access.own_token import new_token, token_entry
 
 _PRIVATE_FOLDER, _PRIVATE_FILE = 0o700, 0o600
@@ -80,6 +80,19 @@ def remove_access(folder: Path) -> None:
     """Remove the token's files, if any."""
     for name in (_TOKEN, _TOKENS):
         (folder / name).unlink(missing_ok=True)
+
+
+def actor_environment(own: OwnAccess | None, variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables for actors started by the trainer.
+
+    Args:
+        own: the token of the server that the run has started; None: the variables have what the server requires.
+        variables: environment variables of this process.
+    """
+    if own is None:
+        return dict(variables)
+    plain = {name: value for name, value in variables.items() if not name.startswith(TLS_PREFIX)}
+    return {**plain, TOKEN_VARIABLE: own.token}
 
 
 def _make_private(folder: Path) -> None:

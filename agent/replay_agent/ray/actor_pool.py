@@ -8,11 +8,10 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.exceptions import RayActorError, RayTaskError
 from replay_client.security import TOKEN_VARIABLE
 
 from replay_agent.processes.actor_pool import (
@@ -25,13 +24,9 @@ from replay_agent.processes.actor_pool import (
 from replay_agent.processes.own_access import find_access
 from replay_agent.ray.placement import Placement, PlacementError
 from replay_agent.ray.replay_map import NAMESPACE, map_name
-from replay_agent.ray.weights_relay import WeightsRelay
 from replay_agent.settings.actor_settings import ActorSettings
 
 log = logging.getLogger(__name__)
-
-RELAY_START_S: Final = 60.0
-"""Time limit for a relay's process to start."""
 
 
 class RemoteActor:
@@ -48,38 +43,24 @@ class RemoteActor:
         self._settings = settings.model_copy(update={"server": ",".join(servers)})
         self._stop = threading.Event()
 
-    def node(self) -> str:
-        """Return the id of the node that Ray chose."""
-        node_id: str = ray.get_runtime_context().get_node_id()
-        return node_id
+    def ready(self) -> None:
+        """Do nothing: the reply shows that Ray has placed the actor."""
 
-    def act(self, relay: Any) -> None:
-        """Act until the run is over; fetch weights from the node's relay, if it can be reached."""
+    def act(self) -> None:
+        """Act until the run is over."""
         import torch
 
         from replay_agent.distributed.acting_run import FAILURES, run_actor
 
         torch.set_num_threads(1)
         try:
-            address = ray.get(relay.address.remote(), timeout=RELAY_START_S)
-        except (RayError, GetTimeoutError) as error:
-            log.warning("weights come from the learner, without a relay: %s", error)
-            address = None
-        try:
-            run_actor(self._settings, self._stop, address)
+            run_actor(self._settings, self._stop)
         except FAILURES as error:
             raise RuntimeError(str(error)) from None  # not all client errors can be pickled
 
     def stop(self) -> None:
         """Stop acting."""
         self._stop.set()
-
-
-class NodeRelay(WeightsRelay):
-    """The relay of a node."""
-
-    def __init__(self, learner: str, access: Path) -> None:
-        super().__init__(learner, find_access(access))
 
 
 @dataclass
@@ -89,7 +70,7 @@ class _Slot:
     number: int
     actor: Any = None
     placed: Any = None
-    """pending call that returns the actor's node; None after its reply"""
+    """pending call that ends when Ray has placed the actor; None afterwards"""
     acting: Any = None
     """pending call that runs until the actor ends"""
     began_at: float = 0.0
@@ -104,7 +85,6 @@ class RayActorPool:
         self,
         count: int,
         service: str,
-        learner: str,
         access: Path,
         *,
         reconnect_timeout_s: float,
@@ -115,28 +95,21 @@ class RayActorPool:
 
         Args:
             count: number of actors.
-            service: name of the replay servers.
-            learner: HOST:PORT of the learner's service.
+            service: name of the run and of its replay servers.
             access: directory with the run's token, shared by all nodes.
             reconnect_timeout_s: seconds that actors wait for unreachable replay servers.
             cpus: CPUs that each actor reserves.
             placement_timeout_s: seconds to wait for free resources at the start.
         """
-        self._service, self._learner, self._access = service, learner, access
+        self._service, self._access = service, access
         self._reconnect_timeout_s = reconnect_timeout_s
         self._cpus = cpus
         self._placement: Placement | None = Placement(count, "actors", {"CPU": cpus}, placement_timeout_s)
-        self._relays: dict[str, Any] = {}
         self._slots = [_Slot(number) for number in range(count)]
         self.restarts = 0
         """Restarts of dead actors so far."""
         for slot in self._slots:
             self._start(slot)
-
-    @property
-    def nodes(self) -> list[str]:
-        """Ids of nodes that have a relay."""
-        return list(self._relays)
 
     def supervise(self) -> None:
         """Let newly placed actors act, and restart dead actors.
@@ -161,33 +134,33 @@ class RayActorPool:
         self._expect_places()
 
     def close(self) -> None:
-        """Stop all actors and relays."""
+        """Stop all actors."""
         acting = [slot.acting for slot in self._slots if slot.acting is not None]
         for slot in self._slots:
             if slot.acting is not None:
                 slot.actor.stop.remote()
         if acting:
             ray.wait(acting, num_returns=len(acting), timeout=STOP_TIMEOUT_S)
-        for actor in [*(slot.actor for slot in self._slots), *self._relays.values()]:
-            if actor is not None:
-                ray.kill(actor, no_restart=True)
+        for slot in self._slots:
+            if slot.actor is not None:
+                ray.kill(slot.actor, no_restart=True)
 
     def _start(self, slot: _Slot) -> None:
         settings = ActorSettings(
-            learner=self._learner,
+            run=self._service,
             reconnect_timeout_s=self._reconnect_timeout_s,
             name=f"actor-{slot.number}",
         )
         options = {"num_cpus": self._cpus, "max_concurrency": 2, "scheduling_strategy": "SPREAD"}
         slot.actor = ray.remote(RemoteActor).options(**options).remote(settings, self._access, self._service)
-        slot.placed, slot.acting = slot.actor.node.remote(), None
+        slot.placed, slot.acting = slot.actor.ready.remote(), None
         slot.began_at = time.monotonic()
 
     def _look_for_place(self, slot: _Slot) -> None:
         if ray.wait([slot.placed], timeout=0)[0]:
-            node = ray.get(slot.placed)
+            ray.get(slot.placed)
             slot.placed, slot.began_at = None, time.monotonic()
-            slot.acting = slot.actor.act.remote(self._relay(node))
+            slot.acting = slot.actor.act.remote()
 
     def _expect_places(self) -> None:
         """Raise if initial actors cannot be placed in time. Restarted actors may wait for nodes to come back."""
@@ -199,14 +172,6 @@ class RayActorPool:
                 self._placement.check(waiting)
             except PlacementError as error:
                 raise ActorsFailError(str(error)) from None
-
-    def _relay(self, node: str) -> Any:
-        """Return the relay of a node. The relay is started for the node's first actor."""
-        if node not in self._relays:
-            here = NodeAffinitySchedulingStrategy(node, soft=False)
-            remote = ray.remote(NodeRelay).options(num_cpus=0, scheduling_strategy=here)
-            self._relays[node] = remote.remote(self._learner, self._access)
-        return self._relays[node]
 
     def _note_end(self, slot: _Slot, reason: str, *, failed: bool) -> None:
         lived_s = time.monotonic() - slot.began_at

@@ -51,10 +51,9 @@ RAY_FAILURES: Final = (*FAILURES, ConnectionError, LearnerFailedError, Placement
 class RemoteLearner:
     """The learner of a run, in a Ray process. Ray restarts the process if it dies."""
 
-    def __init__(self, settings: TrainSettings, run: Path, host: str | None) -> None:
+    def __init__(self, settings: TrainSettings, run: Path) -> None:
         self._settings = settings
         self._run = run
-        self._host = host or ray.util.get_node_ip_address()
         self._stop = StopRequest()
 
     def ready(self) -> None:
@@ -75,8 +74,6 @@ class RemoteLearner:
                     update={
                         "server": client.address,
                         "resume": self._run if checkpoints(run.checkpoints) else None,
-                        "learner_host": self._host,
-                        "learner_tokens": self._access.tokens_file,
                     }
                 )
             os.environ[TOKEN_VARIABLE] = self._access.token
@@ -93,11 +90,10 @@ class RemoteLearner:
     def _access(self) -> Any:
         return find_access(RunDirectory(self._run).replay / "access")
 
-    def _start_pool(self, _server: str, learner: str) -> RayActorPool:
+    def _start_pool(self, _server: str) -> RayActorPool:
         return RayActorPool(
             self._settings.actors,
             RunDirectory(self._run).name,
-            learner,
             self._access.token_file.parent,
             reconnect_timeout_s=self._settings.reconnect_timeout_s,
             cpus=self._settings.actor_cpus,
@@ -139,19 +135,15 @@ def train_on_ray(settings: TrainSettings, stop_request: StopRequest) -> Training
             )
             with servers:
                 log.info("replay servers at %s, run in %s", servers.address, run.path)
-            return _follow(settings, run, host, gpus, stop_request)
+            return _follow(settings, run, gpus, stop_request)
         finally:
             stop(run.name)
 
 
-def _follow(
-    settings: TrainSettings, run: RunDirectory, host: str | None, gpus: float, stop_request: StopRequest
-) -> TrainingReport:
+def _follow(settings: TrainSettings, run: RunDirectory, gpus: float, stop_request: StopRequest) -> TrainingReport:
     options = {"max_restarts": LEARNER_RESTARTS, "max_task_retries": LEARNER_RESTARTS, "max_concurrency": 3}
     learner = (
-        ray.remote(RemoteLearner)
-        .options(num_cpus=1, num_gpus=gpus, **options)
-        .remote(settings, run.path.resolve(), host)
+        ray.remote(RemoteLearner).options(num_cpus=1, num_gpus=gpus, **options).remote(settings, run.path.resolve())
     )
     each = {"CPU": 1.0, **({"GPU": gpus} if gpus else {})}
     wait_until_placed([learner.ready.remote()], "learners", each, settings.placement_timeout_s)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from typing import NamedTuple
 
 
@@ -27,8 +26,7 @@ class Pacer:
     episodes. These are not environment steps, so the pacer subtracts each of them when its episode is reported.
 
     Rows of actors that died before they reported are counted, too. The trainer's own steps are counted immediately,
-    because its rows take a while to arrive. Steps granted to actors count as taken until the table is polled again.
-    Any thread may call `grant`; only one thread may call everything else.
+    because its rows take a while to arrive. Any thread may read `goal`; only one thread may call everything else.
     """
 
     def __init__(self, ratio: float, learning_starts: int, lead_steps: int) -> None:
@@ -48,7 +46,6 @@ class Pacer:
         self._credit_before = 0.0
         self.can_draw = True
         """Whether the table has anything to draw, once it has enough rows."""
-        self._lock = threading.Lock()
         self.attach(inserted=0, size=0)
 
     @property
@@ -75,6 +72,12 @@ class Pacer:
     def credit(self) -> float:
         """Gradient steps that are due."""
         return self._credit_before + self._credited_steps * self._ratio - self._updates
+
+    @property
+    def goal(self) -> int:
+        """Rows ever inserted into the table at which actors pause: the present number, and what is left of the lead."""
+        ahead = math.floor(self.credit) / self._ratio if self.owes_update else 0.0
+        return self.table_count.inserted + self._lead_steps - math.ceil(ahead)
 
     @property
     def table_count(self) -> TableCount:
@@ -105,15 +108,6 @@ class Pacer:
         self.observe_inserted(inserted)
         self.attach(inserted, size)
 
-    def grant(self, steps: int) -> int:
-        """Grant an actor the requested ``steps``, or none if actors are too far ahead. Return the number granted."""
-        with self._lock:
-            ahead = math.floor(self.credit) / self._ratio if self.owes_update else 0.0
-            if ahead + self._granted > self._lead_steps:
-                return 0
-            self._granted += steps
-            return steps
-
     def attach(self, inserted: int, size: int) -> None:
         """Start counting from a table's row counts. The table may be a new one, or the one counted so far."""
         self._inserted_at_start = inserted
@@ -122,7 +116,6 @@ class Pacer:
         self._own_steps = 0
         self._inserted = 0
         self._closing_rows = 0
-        self._granted = 0
 
     def count_own_step(self) -> None:
         """Count an environment step of the trainer."""
@@ -135,8 +128,6 @@ class Pacer:
 
     def observe_inserted(self, inserted: int) -> None:
         """Update the number of rows ever inserted into the table."""
-        with self._lock:
-            self._granted = 0
         self._inserted = max(self._inserted, inserted - self._inserted_at_start)
         self._advance()
 

@@ -128,9 +128,15 @@ class RunTable:
             self._access = kind(table, self._settings, self._timeout_s, self._device)
         return self._access
 
+    @property
+    def uid(self) -> bytes:
+        """Distinguishes the table from earlier ones of its name; empty: there is none at present."""
+        access = self._access
+        return b"" if access is None else access.table.uid
+
     def to_json(self) -> dict[str, Any]:
         """Return the table's identity and row counts, as JSON values."""
-        return {"uid": self._uid, **self._pacer.table_count._asdict()}
+        return {"uid": self.uid.hex(), **self._pacer.table_count._asdict()}
 
     def find_again(self, saved: Mapping[str, Any], *, is_shared: bool) -> bool:
         """Resume with the table of an earlier start, if it still exists.
@@ -146,7 +152,7 @@ class RunTable:
             ReplayError: one of `TABLE_LOST` or another failure.
         """
         access = self.access()
-        if saved["uid"] != self._uid:
+        if saved["uid"] != self.uid.hex():
             return False
         if not is_shared:
             stats = access.table.stats()
@@ -222,7 +228,3 @@ class RunTable:
                 f"replay drop {self.name}"
             )
             raise
-
-    @property
-    def _uid(self) -> str | None:
-        return None if self._access is None else self._access.table.uid.hex()

@@ -9,31 +9,30 @@ from typing import Annotated, Literal
 from pydantic import Field
 from replay_proto.command_line import Address, Settings, group, read_settings
 
+from replay_agent.settings.train_settings import NAME_PATTERN
+
 CONNECTIONS = group("connections")
 PROCESS = group("process")
 
 
 class ActorSettings(Settings):
-    """Play episodes with the weights that a learner serves, and record the steps in its replay table.
+    """Play episodes for a run of replay-train, and record the steps in its replay table.
 
-    The task (environment, table, network, seed) comes from the learner. Every flag can also be given as an
-    environment variable (--learner as REPLAY_ACTOR_LEARNER) or in a TOML file. Set REPLAY_TOKEN to the token for
-    the replay server and the learner. If the learner's token differs, also set REPLAY_LEARNER_TOKEN. REPLAY_TLS_CA,
-    REPLAY_TLS_CERT and REPLAY_TLS_KEY name the TLS files for the replay server; REPLAY_LEARNER_TLS_CA and so on name
-    those for the learner.
+    Environment, network, weights and seeds come from the replay server, where replay-train publishes them. Every flag
+    can also be given as an environment variable (--run as REPLAY_ACTOR_RUN) or in a TOML file. Set REPLAY_TOKEN if the
+    server requires a token, and REPLAY_TLS_CA, REPLAY_TLS_CERT and REPLAY_TLS_KEY for TLS.
     """
 
     server: Annotated[Address, CONNECTIONS] = "localhost:50051"
     """the replay server"""
-    learner: Annotated[Address, CONNECTIONS] = "localhost:50052"
-    """the learner's address, which replay-train logs"""
-    learner_timeout_s: Annotated[float, CONNECTIONS] = Field(60.0, gt=0)
-    """seconds to wait for an unreachable learner"""
+    run: Annotated[str | None, CONNECTIONS] = Field(None, pattern=NAME_PATTERN)
+    """name of the run, which replay-train logs (default: the only run on the server)"""
+    trainer_timeout_s: Annotated[float, CONNECTIONS] = Field(60.0, gt=0)
+    """seconds to wait for replay-train to begin, or to come back"""
     reconnect_timeout_s: Annotated[float, CONNECTIONS] = Field(120.0, gt=0)
     """seconds to wait for an unreachable replay server"""
     name: Annotated[str | None, PROCESS] = Field(None, min_length=1)
-    """name in the learner's log; an actor that joins under the name of an earlier one takes over its epsilon (default:
-    host:pid)"""
+    """name in the trainer's log; with ape-x, the last number in it determines the epsilon (default: host:pid)"""
     config: Annotated[Path | None, PROCESS] = None
     """TOML file with these settings"""
     exit_with_parent: Annotated[bool, PROCESS] = False

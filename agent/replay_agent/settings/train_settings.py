@@ -26,8 +26,8 @@ DEFAULT_ALGORITHM: Final = "dqn"
 SETTINGS_FILE = "settings.json"
 # Settings of one start, which a resumed run does not inherit.
 NOT_RESUMED = frozenset({"resume", "config"})
-# Settings that follow from where Ray has placed a run's servers and learner, which differs with each start.
-PLACED_BY_RAY = frozenset({"server", "learner_host", "learner_tokens"})
+# Settings that follow from where Ray has placed a run's servers, which differs with each start.
+PLACED_BY_RAY = frozenset({"server"})
 
 # The number is limited, because each join of an actor searches all epsilons.
 MAX_EPSILONS = 10_000
@@ -36,7 +36,7 @@ MAX_REPLAY_RATIO = 1e6
 MAX_SHARDS = 256
 # With fewer, the epsilons of Ape-X are undefined.
 MIN_EXPLORERS = 2
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,117}$"
 
 RUN = group("run")
 REPLAY = group("replay")
@@ -185,24 +185,10 @@ class TrainSettings(Settings):
     actor_priorities: Annotated[bool | None, ACTING] = None
     """actors compute the priorities of new rows; otherwise, new rows get the largest priority in the table (default:
     with --exploration ape-x, except with r2d2)"""
-    learner_host: Annotated[str, ACTING] = "127.0.0.1"
-    """address to listen on for actors; 0.0.0.0 admits other machines"""
-    learner_port: Annotated[int, ACTING] = Field(0, ge=0, le=MAX_PORT)
-    """port to listen on for actors; 0 picks a free one"""
-    learner_tls_cert: Annotated[Path | None, ACTING] = None
-    """TLS certificate for actors, PEM"""
-    learner_tls_key: Annotated[Path | None, ACTING] = None
-    """private key of the certificate, PEM, unencrypted"""
-    learner_tls_client_ca: Annotated[Path | None, ACTING] = None
-    """CA that must have signed actors' certificates, PEM; actors need none if absent"""
-    learner_tokens: Annotated[Path | None, ACTING] = None
-    """TOML file of tokens, in the server's format; actors need the right to write to the run's table"""
-    learner_insecure: Annotated[bool, ACTING] = False
-    """accept actors from other machines without tokens or client certificates; for trusted networks"""
     publish_interval: Annotated[int, ACTING] = Field(50, ge=1)
     """gradient steps between published versions of the weights"""
-    grant_steps: Annotated[int, ACTING] = Field(50, ge=1)
-    """environment steps of an actor between two reports"""
+    check_steps: Annotated[int, ACTING] = Field(50, ge=1)
+    """environment steps of an actor between two checks for newer weights"""
 
     ray: Annotated[str | None, RAY] = None
     """run servers, actors and the learner as actors of the Ray cluster at this address; auto: the running one or, if
@@ -248,7 +234,9 @@ class TrainSettings(Settings):
     http_port: Annotated[int | None, KEEPING] = Field(None, ge=0, le=MAX_PORT)
     """port for metrics of the run over HTTP; 0 picks a free one; default: none"""
     http_host: Annotated[str, KEEPING] = "127.0.0.1"
-    """address for HTTP; other machines can reach it only with learner_insecure"""
+    """address for HTTP; other machines can reach it only with http_insecure"""
+    http_insecure: Annotated[bool, KEEPING] = False
+    """let other machines read the metrics, without tokens or TLS; for trusted networks"""
     log_level: Annotated[Literal["debug", "info", "warning", "error"], KEEPING] = "info"
     """minimum severity of log messages"""
 
@@ -332,18 +320,15 @@ class TrainSettings(Settings):
             )
         return self
 
-    @model_validator(mode="after")
-    def _tls_is_whole(self) -> Self:
-        if (self.learner_tls_cert is None) != (self.learner_tls_key is None):
-            raise ValueError("expected learner_tls_cert and learner_tls_key together, got one of them")
-        if self.learner_tls_client_ca is not None and self.learner_tls_cert is None:
-            raise ValueError("expected learner_tls_cert and learner_tls_key with learner_tls_client_ca")
-        return self
-
     @property
     def acts(self) -> bool:
         """Whether the trainer itself acts in the environment."""
         return self.actors == 0 if self.act is None else self.act
+
+    @property
+    def admits_actors(self) -> bool:
+        """Whether actors other than the trainer may act: those that it starts, and those that know its server."""
+        return self.actors > 0 or self.server is not None
 
     @property
     def explorers(self) -> int:

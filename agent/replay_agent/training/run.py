@@ -10,21 +10,19 @@ from contextlib import ExitStack, contextmanager
 
 from replay_client import LocalServer, LocalServerError, ReplayClient, ReplayError, Tls
 from replay_client.security import token_from_environment
-from replay_proto.access.exposure import ExposedError, check_exposure, is_loopback
-from replay_proto.access.watched import UnusableFileError
+from replay_proto.access.exposure import ExposedError, is_loopback
 from replay_proto.channels import host_and_port
 from rich.console import Console
 from safetensors.torch import save_file
 
 from replay_agent.acting.environments import UnsupportedEnvironmentError, inspect_environment
 from replay_agent.acting.evaluation import EvaluationStoppedError
-from replay_agent.distributed.learner_server import LearnerServer
+from replay_agent.distributed.run_tables import CALL_S
 from replay_agent.dqn.divergence import DivergedError
 from replay_agent.dqn.networks import network_kind
 from replay_agent.processes.actor_pool import ActorPool, ActorsFailError, Pool
-from replay_agent.processes.own_access import OwnAccess, own_access
+from replay_agent.processes.own_access import actor_environment, own_access
 from replay_agent.processes.signals import StopRequest
-from replay_agent.replay.access import TABLE_LOST
 from replay_agent.replay.run_table import check_table
 from replay_agent.reporting.curve import draw_curve
 from replay_agent.reporting.metrics_port import MetricsPort
@@ -35,13 +33,6 @@ from replay_agent.settings.train_settings import TrainSettings
 from replay_agent.settings.whole_files import replace_text, replacing
 from replay_agent.training.checkpoint import CheckpointError
 from replay_agent.training.devices import choose_device, limit_threads
-from replay_agent.training.own_actors import (
-    actor_environment,
-    check_learner,
-    declared_access,
-    learner_access,
-    needs_own_access,
-)
 from replay_agent.training.run_directory import RunDirectory, RunDirectoryError, open_run_directory
 from replay_agent.training.trainer import Ending, Trainer
 
@@ -60,7 +51,6 @@ FAILURES = (
     ReplayError,
     RunDirectoryError,
     UnsupportedEnvironmentError,
-    UnusableFileError,
     ValueError,
 )
 """Errors of `train` that a user can resolve; the messages say how."""
@@ -72,7 +62,7 @@ def train(
     console: Console,
     *,
     run: RunDirectory | None = None,
-    start_pool: Callable[[str, str], Pool] | None = None,
+    start_pool: Callable[[str], Pool] | None = None,
 ) -> TrainingReport:
     """Start or resume a run, train, and return the report.
 
@@ -81,27 +71,20 @@ def train(
         stop: set it to stop the run, which can then be resumed.
         console: shows progress.
         run: the run's directory; None: create it, or open the one to resume.
-        start_pool: function that starts the actors, given HOST:PORT of the replay server and of the learner; None:
-            actors are processes on this machine.
+        start_pool: function that starts the actors, given the addresses of the replay servers; None: actors are
+            processes on this machine.
 
     Raises:
-        ExposedError: actors on other machines could join without protection.
-        UnusableFileError: the learner's tokens or certificates are unusable.
+        ExposedError: other machines could read the run's metrics.
         UnsupportedEnvironmentError: the environment is unsupported.
         ValueError: the settings do not suit the environment.
         RunDirectoryError: the run directory is unusable.
         LocalServerError: the embedded server did not start, or died.
         CheckpointError: there is no usable checkpoint to resume from.
         DivergedError: training diverged; earlier checkpoints are kept.
-        ActorsFailError: actors repeatedly fail, cannot connect to the learner, or cannot be placed by Ray.
+        ActorsFailError: actors repeatedly fail, or cannot be placed by Ray.
         ReplayError: the server is unreachable, or refuses a call.
     """
-    check_exposure(
-        settings.learner_host,
-        declared_access(settings).protection,
-        insecure=settings.learner_insecure,
-        flag_prefix="--learner-",
-    )
     _check_metrics_host(settings)
     env = inspect_environment(settings.env)
     check_table(settings, env)
@@ -112,43 +95,42 @@ def train(
     with ExitStack() as stack:
         lock = stack.enter_context(run.locked())
         run.begin(settings)
-        own = stack.enter_context(own_access(run.access)) if needs_own_access(settings) else None
+        own = stack.enter_context(own_access(run.access)) if settings.server is None else None
         embedded = None
-        if own and not settings.server:
+        if own:
             log.info("starting a replay server")
             # The server stores its tables in the run's directory, so that the run can be resumed.
             embedded = LocalServer(run.replay, token=own.token, log_path=run.logs / "server.log", keep_open=[lock])
             stack.callback(embedded.close)
         address = settings.server or (embedded.address if embedded else "")
+
+        token = own.token if own else token_from_environment()
+        tls = None if own else Tls.from_environment()  # its own server listens on loopback only, without TLS
         client = stack.enter_context(
-            ReplayClient(
-                address,
-                token=own.token if own and embedded else token_from_environment(),
-                # The embedded server listens on loopback only, without TLS.
-                tls=None if embedded else Tls.from_environment(),
-                wait_for_server_s=settings.reconnect_timeout_s,
-            )
+            ReplayClient(address, token=token, tls=tls, wait_for_server_s=settings.reconnect_timeout_s)
         )
+        guide_client = None
+        if settings.admits_actors:
+            guide_client = stack.enter_context(ReplayClient(address, token=token, tls=tls, timeout_s=CALL_S))
         metrics = MetricsLog(run.tensorboard if settings.tensorboard else None)
         stack.callback(metrics.close)
         timeout_s = EMBEDDED_TIMEOUT_S if embedded else settings.reconnect_timeout_s
         with _explained_by(embedded):
-            trainer = Trainer(settings, run, env, client, stop, metrics, device, timeout_s)
+            trainer = Trainer(settings, run, env, client, stop, metrics, device, timeout_s, guide_client)
             stack.callback(trainer.close)
             if settings.resume is not None:
                 trainer.resume()
-            learner_server = LearnerServer(
-                trainer.service, settings.learner_host, settings.learner_port, learner_access(settings, own)
-            )
-            stack.callback(learner_server.close)
-            log.info("replay server at %s, learner at %s, run in %s", address, learner_server.address, run.path)
-            if own and embedded:
+            log.info("replay server at %s, run %s in %s", address, run.name, run.path)
+            if own:
                 log.info("to inspect the replay server: %s", own.command(address))
             pool: Pool | None = None
             if settings.actors and start_pool is not None:
-                pool = start_pool(address, learner_server.address)
+                pool = start_pool(address)
             elif settings.actors:
-                pool = _start_actors(settings, run, own, address, learner_server.local_address)
+                environment = actor_environment(own, os.environ)
+                pool = ActorPool(
+                    settings.actors, address, run.name, run.logs, settings.reconnect_timeout_s, environment
+                )
             ending = _train(settings, trainer, run, pool, console)
             return _conclude(settings, trainer, run, ending)
 
@@ -157,21 +139,13 @@ def _check_metrics_host(settings: TrainSettings) -> None:
     """Refuse to show the run's metrics to other machines, because the port has neither tokens nor TLS.
 
     Raises:
-        ExposedError: other machines could read the metrics, and ``learner_insecure`` is not set.
+        ExposedError: other machines could read the metrics, and ``http_insecure`` is not set.
     """
-    if settings.http_port is not None and not is_loopback(settings.http_host) and not settings.learner_insecure:
+    if settings.http_port is not None and not is_loopback(settings.http_host) and not settings.http_insecure:
         raise ExposedError(
             f"--http-host {settings.http_host} is reachable from other machines, and anyone could read the run's "
-            "metrics; expected a loopback address or, on a trusted network, --learner-insecure"
+            "metrics; expected a loopback address or, on a trusted network, --http-insecure"
         )
-
-
-def _start_actors(
-    settings: TrainSettings, run: RunDirectory, own: OwnAccess | None, server: str, learner: str
-) -> ActorPool:
-    environment = actor_environment(settings, own, os.environ)
-    check_learner(learner, environment)
-    return ActorPool(settings.actors, server, learner, run.logs, settings.reconnect_timeout_s, environment)
 
 
 def _train(settings: TrainSettings, trainer: Trainer, run: RunDirectory, pool: Pool | None, console: Console) -> Ending:
@@ -190,7 +164,7 @@ def _train(settings: TrainSettings, trainer: Trainer, run: RunDirectory, pool: P
             error.add_note(_advice(settings, trainer, run))
             raise
         finally:
-            trainer.service.finish()
+            trainer.finish()
 
 
 def _train_and_save(trainer: Trainer, run: RunDirectory, progress: ProgressView, pool: Pool | None) -> Ending:
@@ -242,11 +216,8 @@ def _conclude(settings: TrainSettings, trainer: Trainer, run: RunDirectory, endi
         history=str(run.history),
     )
     report.save(run.result)
-    if settings.drops_table and ending is not Ending.STOPPED:
-        try:
-            trainer.table.drop()
-        except TABLE_LOST:
-            log.info("the table was already dropped")
+    if ending is not Ending.STOPPED:
+        trainer.drop_tables()
     return report
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections.abc import Sequence
 from enum import StrEnum
@@ -15,9 +16,8 @@ from replay_agent.acting.actor import Actor, FinishedEpisode, ape_x_epsilons
 from replay_agent.acting.environments import EnvironmentInfo, make_environment
 from replay_agent.acting.evaluation import EvaluationResult, EvaluationStoppedError, evaluate
 from replay_agent.acting.seeds import ActorSeeds, RunSeeds
-from replay_agent.distributed.actors import MAX_QUEUED
-from replay_agent.distributed.assignment import make_task
-from replay_agent.distributed.learner_service import Guidance, LearnerService, PublishedWeights
+from replay_agent.distributed.actor_guide import MAX_WAITING, ActorGuide, Guidance
+from replay_agent.distributed.run_tables import ActorTask, table_number
 from replay_agent.dqn.divergence import require_finite, require_finite_figures, require_return
 from replay_agent.dqn.networks import ActingNetwork
 from replay_agent.processes.actor_pool import Pool
@@ -37,8 +37,8 @@ from replay_agent.training.selection import NetworkSelector
 
 log = logging.getLogger(__name__)
 
-# Longest interval between polls of the table; an actor's report triggers an earlier poll.
-ROWS_WAIT_S = 0.05
+# Interval between polls of the table while the learner waits for rows.
+ROWS_WAIT_S = 0.02
 SUPERVISE_INTERVAL_S = 0.25
 SHOW_INTERVAL_S = 0.2
 # Log a warning after this long without rows from actors.
@@ -46,7 +46,7 @@ SILENCE_S = 30.0
 # At most this many episodes are recorded per turn, so that busy actors do not delay learning. Recording an episode
 # takes up to 0.1 ms, mostly in TensorBoard.
 EPISODES_PER_TURN = 16
-DROPPED_INTERVAL_S = 10.0
+MISSED_INTERVAL_S = 10.0
 
 
 class Ending(StrEnum):
@@ -70,17 +70,19 @@ class Trainer:
         metrics: MetricsLog,
         device: torch.device,
         reconnect_timeout_s: float,
+        guide_client: ReplayClient | None = None,
     ) -> None:
         """Build the networks and create the table.
 
-        The table's streams wait up to ``reconnect_timeout_s`` seconds for rows, and for an unreachable server.
+        The table's streams wait up to ``reconnect_timeout_s`` seconds for rows, and for an unreachable server. With
+        ``guide_client``, which has the time limit `run_tables.CALL_S`, other actors may join.
 
         Raises:
             TableExistsError: a table of this name has another config.
             ReplayError: the server refuses or cannot be reached.
         """
         self._settings = settings
-        self._run = run
+        self.run = run
         self._env = env
         self._stop = stop
         self._metrics = metrics
@@ -108,17 +110,7 @@ class Trainer:
             device=device,
         )
         self.table.access()
-        self._weights = PublishedWeights(self.learner.weights())
-        task = make_task(
-            env.env_id,
-            self.table.name,
-            settings.n_step,
-            settings.gamma,
-            self.learner.spec,
-            actor_priorities=settings.actors_estimate,
-            clip_rewards=settings.clip_rewards,
-        )
-        self.service = LearnerService(task, self._seeds, self._weights, self._guide, actor_epsilons)
+        self.guide = None if guide_client is None else self._start_guide(guide_client, actor_epsilons)
         self._shown = _Shown()
         self._due = _Due(settings)
 
@@ -128,7 +120,7 @@ class Trainer:
         Raises:
             CheckpointError: there is no usable checkpoint.
         """
-        checkpoint = load_latest(self._run.checkpoints, self.learner)
+        checkpoint = load_latest(self.run.checkpoints, self.learner)
         state = checkpoint.state
         self.pacer.restart(state["env_steps"], state["credit"])
         # Others may have inserted rows into a table named by --table.
@@ -138,7 +130,7 @@ class Trainer:
         self.selector.restore(state["selection"], checkpoint.best_weights)
         self.training_s = state["training_s"]
         self._next_validation = state["next_validation"]
-        self._weights.publish(self.learner.weights())
+        self._publish()
         log.info("resumed at environment step %d", self.pacer.env_steps)
         if state.get("replay_checkpoint") is not None:
             log.info("the table at that step: replay-server --restore .../%s", state["replay_checkpoint"])
@@ -152,14 +144,14 @@ class Trainer:
             ReplayError: the server is unreachable, or refuses a call.
             ActorsFailError: actors repeatedly fail to start, or Ray cannot place them.
         """
-        if not checkpoints(self._run.checkpoints):
+        if not checkpoints(self.run.checkpoints):
             self.save()  # so that every run can be resumed
         start, before_s = time.monotonic(), self.training_s
         try:
             while (ending := self._ending()) is None:
                 self._turn(progress, pool)
                 self.training_s = before_s + time.monotonic() - start
-            self._take_reports(MAX_QUEUED)
+            self._take_episodes(MAX_WAITING)
             judged_at = self.history.validation_steps[-1:]
             if ending is Ending.STEPS_DONE and self.learner.updates and judged_at != [self.pacer.env_steps]:
                 self._validate(progress)  # the last network
@@ -193,7 +185,7 @@ class Trainer:
             "next_validation": self._next_validation,
         }
         best = self.selector.best_weights
-        save_checkpoint(self._run.checkpoints, self.pacer.env_steps, self.learner, state, best, keep)
+        save_checkpoint(self.run.checkpoints, self.pacer.env_steps, self.learner, state, best, keep)
 
     def evaluate_best(self) -> EvaluationResult:
         """Play greedy episodes on new seeds with the best network, or with the current one if none was validated.
@@ -207,9 +199,28 @@ class Trainer:
             network.load_state_dict(self.selector.best_weights)
         return self._evaluate(network, self._seeds.evaluation(self._settings.evaluation_episodes))
 
+    def finish(self) -> None:
+        """Tell actors that the run is over. Idempotent."""
+        if self.guide is not None:
+            self.guide.finish()
+
+    def drop_tables(self) -> None:
+        """Remove the run's tables from the server, after `finish`. The table of steps stays if the settings say so.
+
+        Raises:
+            ReplayError: the server refuses or cannot be reached.
+        """
+        if self.guide is not None:
+            self.guide.drop()
+        if self._settings.drops_table:
+            try:
+                self.table.drop()
+            except TABLE_LOST:
+                log.info("the table was already dropped")
+
     def close(self) -> None:
         """Tell actors that the run is over, flush the table, and close the environment."""
-        self.service.finish()
+        self.finish()
         self.table.close()
         if self._actor is not None:
             self._actor.close()
@@ -269,7 +280,7 @@ class Trainer:
             # The server may refuse non-finite priorities before the figures are checked.
             require_finite(self.learner)
             raise
-        self._take_reports(EPISODES_PER_TURN)
+        self._take_episodes(EPISODES_PER_TURN)
         self._do_what_is_due(progress, pool)
 
     def _act(self, actor: Actor, access: ReplayAccess) -> None:
@@ -290,7 +301,7 @@ class Trainer:
         self.pacer.count_update()
         access.write_back(batch, result.priorities)
         if self.learner.updates % self._settings.publish_interval == 0:
-            self._weights.publish(self.learner.weights())
+            self._publish()
         self._shown.batch = batch
 
     def _wait_for_rows(self, access: ReplayAccess) -> None:
@@ -301,26 +312,27 @@ class Trainer:
             self._shown.note = ""
             self._due.silence.restart()
         if not self.pacer.owes_update:
-            self.service.reports.arrived.wait(ROWS_WAIT_S)
-            self.service.reports.arrived.clear()
+            self._stop.wait(ROWS_WAIT_S)
         if self._due.silence.is_due():
             self._shown.note = "waiting for actors"
             log.warning("no new rows for %.0f s: waiting for actors to join, or to come back", SILENCE_S)
 
-    def _take_reports(self, limit: int) -> None:
-        """Record up to ``limit`` reported episodes, and log how many were dropped."""
+    def _take_episodes(self, limit: int) -> None:
+        """Record up to ``limit`` episodes of actors, and log how many were missed."""
+        if self.guide is None:
+            return
         # An episode has at least one step, so there cannot be more episodes than steps. This limits fabricated reports.
         possible = self.pacer.env_steps - len(self.history.episode_steps)
-        reports = self.service.reports
-        for episode in reports.take_episodes(max(0, min(limit, possible))):
+        for episode in self.guide.take_episodes(max(0, min(limit, possible))):
             self._note_episode(episode)
-        if reports.dropped > self._shown.dropped and self._due.dropped.is_due():
+        if self.guide.missed > self._shown.missed and self._due.missed.is_due():
             log.warning(
-                "%d episodes of actors are missing in the learning curve: too many were reported at once (%d in total)",
-                reports.dropped - self._shown.dropped,
-                reports.dropped,
+                "%d episodes of actors are missing in the learning curve: too many were reported at once, or their "
+                "returns or lengths are impossible (%d in total)",
+                self.guide.missed - self._shown.missed,
+                self.guide.missed,
             )
-            self._shown.dropped = reports.dropped
+            self._shown.missed = self.guide.missed
 
     def _note_episode(self, episode: FinishedEpisode) -> None:
         require_return(episode.episode_return, "a training episode")
@@ -372,10 +384,40 @@ class Trainer:
             require_return(float(value), "a greedy episode")
         return result
 
-    def _guide(self) -> Guidance:
-        """Return instructions for an actor; called from the service's threads."""
-        granted = self.pacer.grant(self._settings.grant_steps)
-        return Guidance(granted, self._epsilon(self.pacer.env_steps))
+    def _publish(self) -> None:
+        if self.guide is not None:
+            self.guide.publish(self.learner.weights())
+
+    def _start_guide(self, client: ReplayClient, epsilons: tuple[float, ...]) -> ActorGuide:
+        settings = self._settings
+        task = ActorTask(
+            start=secrets.randbits(62),
+            env_id=self._env.env_id,
+            table=self.table.name,
+            n_step=settings.n_step,
+            gamma=settings.gamma,
+            network=self.learner.spec,
+            seed=self._seeds.seed,
+            starts=self._seeds.start,
+            epsilons=epsilons,
+            actor_priorities=settings.actors_estimate,
+            clip_rewards=settings.clip_rewards,
+            check_steps=settings.check_steps,
+        )
+        guide = ActorGuide(
+            client,
+            self.run.name,
+            task,
+            self._guidance,
+            lead_steps=settings.lead_steps,
+            reconnect_timeout_s=settings.reconnect_timeout_s,
+        )
+        guide.publish(self.learner.weights())
+        return guide
+
+    def _guidance(self) -> Guidance:
+        """Return what actors may do; called in the guide's thread."""
+        return Guidance(table_number(self.table.uid), self.pacer.goal, self._epsilon(self.pacer.env_steps))
 
     def _make_selector(self) -> NetworkSelector:
         settings = self._settings
@@ -418,7 +460,7 @@ class _Due:
         self.checkpoint = Interval(settings.checkpoint_interval_s)
         self.supervision = Interval(SUPERVISE_INTERVAL_S)
         self.silence = Interval(SILENCE_S)
-        self.dropped = Interval(DROPPED_INTERVAL_S)
+        self.missed = Interval(MISSED_INTERVAL_S)
 
 
 class _Shown:
@@ -429,4 +471,4 @@ class _Shown:
         self.batch: TensorBatch | None = None
         self.batch_wait_s = 0.0
         self.note = ""
-        self.dropped = 0
+        self.missed = 0

@@ -12,13 +12,9 @@ import pytest
 import torch
 from replay_agent.acting.actor import ape_x_epsilons
 from replay_agent.acting.environments import inspect_environment
-from replay_agent.acting.seeds import RunSeeds
-from replay_agent.distributed.acting_run import run_actor
-from replay_agent.distributed.actors import ActorEpsilons
-from replay_agent.distributed.assignment import make_task
-from replay_agent.distributed.learner_client import LearnerClient
-from replay_agent.distributed.learner_server import LearnerServer
-from replay_agent.distributed.learner_service import Guidance, LearnerService, PublishedWeights
+from replay_agent.distributed.acting_run import own_epsilon, run_actor
+from replay_agent.distributed.actor_guide import Guidance
+from replay_agent.distributed.run_tables import EPISODE_COLUMNS, ActorTask, Progress, table_number
 from replay_agent.dqn.networks import NetworkSpec, build_network
 from replay_agent.replay.rows import transition_columns
 from replay_agent.reporting.progress import ProgressView
@@ -43,48 +39,12 @@ def test_epsilons_are_those_of_the_paper() -> None:
     assert ape_x_epsilons(0.4, 7.0, 360)[-1] == pytest.approx(0.00065536)
 
 
-class Clock:
-    """Seconds that pass only when told."""
-
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-def test_a_late_actor_gets_the_epsilon_of_one_that_is_gone() -> None:
-    clock = Clock()
-    epsilons = ActorEpsilons(EPSILONS, clock)
-    assert [epsilons.assign(number, f"host:{number}") for number in (1, 2, 3)] == list(EPSILONS)
-    for second in range(10):
-        clock.now_s = float(second)
-        for alive in (1, 3):
-            epsilons.hear(alive)
-    assert epsilons.assign(4, "host:4") == EPSILONS[1]
-    # Now all are alive again, and the one that was silent for the longest time shares its epsilon.
-    clock.now_s = 11.0
-    for alive in (1, 2, 4):
-        epsilons.hear(alive)
-    assert epsilons.assign(5, "host:5") == EPSILONS[2]
-
-
-def test_an_actor_that_joins_under_its_name_keeps_its_epsilon() -> None:
-    epsilons = ActorEpsilons(EPSILONS)
-    for number, name in enumerate(("a", "b", "c", "c", "b", "a"), start=1):
-        assert epsilons.assign(number, name) == EPSILONS["abc".index(name)]
-    # Actors without a name are different actors.
-    epsilons = ActorEpsilons(EPSILONS)
-    assert [epsilons.assign(number, "") for number in (1, 2, 3)] == list(EPSILONS)
-
-
-def serve(epsilons: tuple[float, ...], table: str = "t", weights: PublishedWeights | None = None) -> LearnerServer:
-    """A learner whose guidance is to act at random."""
-    env = inspect_environment(CORRIDOR_ID)
-    spec = NetworkSpec(env.observation_shape, env.observation_dtype, env.actions, (4,), dueling=False)
-    task = make_task(CORRIDOR_ID, table, n_step=2, gamma=0.9, network=spec, actor_priorities=True)
-    published = weights or PublishedWeights(always_right(spec))
-    service = LearnerService(task, RunSeeds(0), published, lambda: Guidance(25, epsilon=1.0), epsilons)
-    return LearnerServer(service, "127.0.0.1", 0)
+def test_an_actors_epsilon_follows_from_the_last_number_in_its_name() -> None:
+    names = ("actor-0", "actor-1", "actor-2", "actor-3", "rack2-worker-10", "host:4711")
+    assert [own_epsilon(EPSILONS, name) for name in names] == [EPSILONS[i] for i in (0, 1, 2, 0, 10 % 3, 4711 % 3)]
+    assert own_epsilon(EPSILONS, "me") == own_epsilon(EPSILONS, "me")
+    assert {own_epsilon(EPSILONS, name) for name in "abcdefgh"} == set(EPSILONS)
+    assert own_epsilon((), "actor-0") is None
 
 
 def always_right(spec: NetworkSpec) -> dict[str, torch.Tensor]:
@@ -92,15 +52,6 @@ def always_right(spec: NetworkSpec) -> dict[str, torch.Tensor]:
     weights = {name: torch.zeros_like(tensor) for name, tensor in build_network(spec).state_dict().items()}
     weights["head.bias"][1] = 1.0
     return weights
-
-
-def test_actors_learn_their_epsilons_when_they_join() -> None:
-    server = serve(EPSILONS)
-    with LearnerClient(server.address, timeout_s=PATIENCE_S) as client:
-        joined = [client.join(name) for name in ("a", "b", "a", "c")]
-    server.close()
-    assert [assignment.epsilon for assignment in joined] == [EPSILONS[i] for i in (0, 1, 0, 2)]
-    assert [assignment.actor_id for assignment in joined] == [1, 2, 3, 4]
 
 
 def priorities_of(table: Table) -> dict[int, float]:
@@ -115,15 +66,32 @@ def test_an_actor_keeps_to_its_own_epsilon_and_inserts_rows_with_priorities(
 ) -> None:
     env = inspect_environment(CORRIDOR_ID)
     table = client.create_table("of-actor", columns=transition_columns(env), capacity=1_000, alpha=1.0, epsilon=0.0)
-    learner = serve((0.0,), "of-actor")
+    spec = NetworkSpec(env.observation_shape, env.observation_dtype, env.actions, (4,), dueling=False)
+    task = ActorTask(
+        start=1,
+        env_id=CORRIDOR_ID,
+        table="of-actor",
+        n_step=2,
+        gamma=0.9,
+        network=spec,
+        seed=0,
+        starts=0,
+        epsilons=(0.0,),
+        actor_priorities=True,
+    )
+    # An actor without a constant epsilon would act at random.
+    guidance = Guidance(table_number(table.uid), goal=10_000, epsilon=1.0)
+    client.publish("me.weights", always_right(spec))
+    client.publish("me.task", task.to_state())
+    client.publish("me.progress", Progress(1, *guidance, weights=1, is_finished=False).to_state())
+    client.create_table("me.episodes", columns=EPISODE_COLUMNS, capacity=100, backend="uniform")
     stop = threading.Event()
-    settings = load_actor_settings(["--server", server.address, "--learner", learner.address, "--name", "me"])
+    settings = load_actor_settings(["--server", server.address, "--name", "me"])  # there is only one run
     actor = threading.Thread(target=run_actor, args=(settings, stop))
     actor.start()
     wait_until(lambda: table.describe().inserted >= 40, "the actor acts", PATIENCE_S)
     stop.set()
     actor.join(PATIENCE_S)
-    learner.close()
     rows = table.read(np.arange(40))
     assert (rows["action"] == 1).all()  # by the guidance alone, half of them would be 0
     # Two steps cost 0.1 each, and the next value is 1; the last two steps of an episode lead to the goal.
@@ -148,8 +116,10 @@ def test_all_actors_of_a_run_with_ape_x_give_priorities(
     caplog.set_level(logging.INFO)
     watcher = Watcher(1, lambda: None)
     trainer = make_trainer(table="ape-x", actors=1, act=True, exploration="ape-x", lead_steps=1, **ONE_STEP)
-    with pool_of(trainer, server, tmp_path, count=1) as (pool, _):
-        wait_until(lambda: trainer.service.actors_joined == 1, "the actor joins", PATIENCE_S)
+    with pool_of(trainer, server, tmp_path, count=1) as pool:
+        guide = trainer.guide
+        assert guide is not None
+        wait_until(lambda: guide.actors_joined == 1, "the actor joins", PATIENCE_S)
         assert trainer.train(watcher, pool) is Ending.STEPS_DONE
     assert "actor 1 joined: 'actor-0'" in caplog.text
     assert watcher.statuses[-1].epsilon is None

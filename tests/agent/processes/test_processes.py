@@ -22,8 +22,7 @@ import pytest
 from replay_agent.acting.actor import FinishedEpisode
 from replay_agent.commands import replay_actor, replay_train
 from replay_agent.distributed.acting_run import run_actor
-from replay_agent.distributed.learner_client import LearnerUnavailableError
-from replay_agent.distributed.learner_server import LearnerServer
+from replay_agent.distributed.published_run import TrainerSilentError
 from replay_agent.processes.actor_pool import ActorPool, ActorsFailError
 from replay_agent.processes.signals import StopRequest
 from replay_agent.reporting.progress import ProgressView
@@ -33,7 +32,7 @@ from replay_agent.training import run_directory
 from replay_agent.training.checkpoint import checkpoints
 from replay_agent.training.run_directory import RunDirectory, RunDirectoryError
 from replay_agent.training.trainer import Ending, Trainer
-from replay_client import LocalServer
+from replay_client import LocalServer, ReplayClient, ServerUnavailableError
 
 from tests.agent.short_runs import PATIENCE_S, RECONNECT_TIMEOUT_S, SHORT_RUN, Watcher, flags_of
 from tests.support.deadlines import wait_until
@@ -46,17 +45,13 @@ _PAUSE_S = 0.01
 
 
 @contextmanager
-def pool_of(
-    trainer: Trainer, server: ServerProcess, folder: Path, count: int
-) -> Iterator[tuple[ActorPool, LearnerServer]]:
+def pool_of(trainer: Trainer, server: ServerProcess, folder: Path, count: int) -> Iterator[ActorPool]:
     """Run actor processes for a trainer."""
-    learner = LearnerServer(trainer.service, "127.0.0.1", 0)
-    pool = ActorPool(count, server.address, learner.address, folder, RECONNECT_TIMEOUT_S)
+    pool = ActorPool(count, server.address, trainer.run.name, folder, RECONNECT_TIMEOUT_S)
     try:
-        yield pool, learner
+        yield pool
     finally:
         pool.close()
-        learner.close()
 
 
 def test_the_embedded_server_and_actors_end_when_their_parent_is_killed(tmp_path: Path) -> None:
@@ -65,7 +60,7 @@ def test_the_embedded_server_and_actors_end_when_their_parent_is_killed(tmp_path
         "from replay_client import LocalServer\n"
         f"folder = Path({str(tmp_path)!r})\n"
         "server = LocalServer()\n"
-        "pool = ActorPool(1, server.address, '127.0.0.1:1', folder, 60.0)\n"
+        "pool = ActorPool(1, server.address, 'run', folder, 60.0)\n"
         "print(server.pid, *pool.pids, flush=True)\n"
         "sys.stdin.read()"
     )
@@ -83,7 +78,7 @@ def test_a_killed_actor_is_started_again_and_training_goes_on(
     make_trainer: Callable[..., Trainer], server: ServerProcess, tmp_path: Path
 ) -> None:
     trainer = make_trainer(actors=2, steps=6_000, validate_interval=100_000)
-    with pool_of(trainer, server, tmp_path, count=2) as (pool, _):
+    with pool_of(trainer, server, tmp_path, count=2) as pool:
         first = set(pool.pids)
         watcher = Watcher(1_000, lambda: os.kill(min(first), signal.SIGKILL))
         assert trainer.train(watcher, pool) is Ending.STEPS_DONE
@@ -99,7 +94,7 @@ def test_the_learner_keeps_to_the_replay_ratio_when_actors_insert(
     make_trainer: Callable[..., Trainer], server: ServerProcess, tmp_path: Path
 ) -> None:
     trainer = make_trainer(actors=1, steps=2_000, replay_ratio=0.5, lead_steps=200)
-    with pool_of(trainer, server, tmp_path, count=1) as (pool, _):
+    with pool_of(trainer, server, tmp_path, count=1) as pool:
         trainer.train(Watcher(10**9, lambda: None), pool)
     due = (trainer.pacer.env_steps - 100) * 0.5
     # It lags by the steps that actors may be ahead, and by the rows in flight when they paused.
@@ -118,52 +113,75 @@ class StopAtAnActorsEpisode(MetricsLog):
             self._stop.set()
 
 
+def joined(trainer: Trainer) -> int:
+    assert trainer.guide is not None
+    return trainer.guide.actors_joined
+
+
 def test_an_actor_joins_late_and_leaves_when_the_run_is_over(
     make_trainer: Callable[..., Trainer], server: ServerProcess, tmp_path: Path
 ) -> None:
     stop = StopRequest()
     trainer = make_trainer(stop, StopAtAnActorsEpisode(stop), steps=10_000_000, validate_interval=10_000_000)
-    learner = LearnerServer(trainer.service, "127.0.0.1", 0)
     started: list[subprocess.Popen[str] | ForkedProcess] = []
     log = tmp_path / "actor.log"
 
     def join() -> None:
-        flags = ["--server", server.address, "--learner", learner.address]
+        flags = ["--server", server.address, "--run", trainer.run.name]
         started.append(fork_module(ACT, flags, log, pipe_output=False))
 
     assert trainer.train(Watcher(400, join), None) is Ending.STOPPED
-    trainer.service.finish()
+    trainer.finish()
     assert started[0].wait(PATIENCE_S) == 0, log.read_text()
-    learner.close()
-    assert trainer.service.actors_joined == 1
+    assert joined(trainer) == 1
 
 
-def test_an_actor_joins_the_next_run_of_a_restarted_learner(
-    make_trainer: Callable[..., Trainer], server: ServerProcess
+def test_an_actor_goes_on_for_a_trainer_that_was_killed_and_resumes(
+    make_trainer: Callable[..., Trainer], client: ReplayClient, server: ServerProcess, tmp_path: Path
 ) -> None:
-    port, told_to_stop = 0, threading.Event()
-    actor: threading.Thread | None = None
-    for _ in range(2):
-        stop = StopRequest()
-        trainer = make_trainer(stop, StopAtAnActorsEpisode(stop), act=False, steps=10_000_000)
-        learner = LearnerServer(trainer.service, "127.0.0.1", port)
-        port = learner.port
-        if actor is None:
-            settings = load_actor_settings(["--server", server.address, "--learner", learner.address])
-            actor = threading.Thread(target=run_actor, args=(settings, told_to_stop))
-            actor.start()
-        assert trainer.train(ProgressView(), None) is Ending.STOPPED
-        learner.close()
-        assert trainer.service.actors_joined == 1
+    values = {**SHORT_RUN, "steps": 10_000_000, "runs_dir": tmp_path, "name": "again", "server": server.address}
+    killed = fork_module(TRAIN, flags_of({**values, "act": False}), tmp_path / "log", pipe_output=False)
+    told_to_stop = threading.Event()
+    settings = load_actor_settings(["--server", server.address, "--run", "again"])
+    actor = threading.Thread(target=run_actor, args=(settings, told_to_stop))
+    actor.start()
+    wait_until(lambda: "again" in client and client["again"].size() > 200, "the actor acts", PATIENCE_S)
+    killed.kill()
+    killed.wait(PATIENCE_S)
+    stop = StopRequest()
+    trainer = make_trainer(stop, StopAtAnActorsEpisode(stop), act=False, steps=10_000_000, resume=tmp_path / "again")
+    trainer.resume()
+    assert trainer.train(ProgressView(), None) is Ending.STOPPED
+    assert joined(trainer) == 1
     told_to_stop.set()
-    assert actor is not None
     actor.join(PATIENCE_S)
     assert not actor.is_alive()
 
 
-def test_an_actor_without_a_learner_gives_up_and_says_so() -> None:
-    settings = load_actor_settings(["--learner", "127.0.0.1:1", "--learner-timeout-s", "0.3"])
-    with pytest.raises(LearnerUnavailableError, match=r"no learner answered at 127\.0\.0\.1:1"):
+def test_an_actor_goes_on_with_a_table_that_was_created_anew(
+    make_trainer: Callable[..., Trainer], server: ServerProcess, tmp_path: Path
+) -> None:
+    # The goal of the old table is soon reached, and that of the new one is lower.
+    trainer = make_trainer(actors=1, steps=3_000, lead_steps=50, validate_interval=100_000)
+
+    def drop() -> None:
+        with ReplayClient(server.address) as client:
+            client.drop_table(trainer.table.name)
+
+    with pool_of(trainer, server, tmp_path, count=1) as pool:
+        assert trainer.train(Watcher(1_000, drop), pool) is Ending.STEPS_DONE
+        assert pool.restarts == 0
+
+
+def test_an_actor_without_a_trainer_gives_up_and_says_so(server: ServerProcess) -> None:
+    settings = load_actor_settings(["--server", server.address, "--run", "nobody", "--trainer-timeout-s", "0.3"])
+    with pytest.raises(TrainerSilentError, match=r"run 'nobody' has published nothing at .* for 0\.3 s; check --run"):
+        run_actor(settings, threading.Event())
+
+
+def test_an_actor_without_a_server_gives_up_and_says_so() -> None:
+    settings = load_actor_settings(["--server", "127.0.0.1:1", "--run", "any", "--reconnect-timeout-s", "0.3"])
+    with pytest.raises(ServerUnavailableError, match=r"127\.0\.0\.1:1"):
         run_actor(settings, threading.Event())
 
 
@@ -175,7 +193,7 @@ def supervise_until_it_raises(pool: ActorPool) -> None:
 
 
 def test_actors_that_give_up_at_once_again_and_again_end_the_run_with_their_log(tmp_path: Path) -> None:
-    pool = ActorPool(1, "no address", "127.0.0.1:1", tmp_path, RECONNECT_TIMEOUT_S)
+    pool = ActorPool(1, "no address", "run", tmp_path, RECONNECT_TIMEOUT_S)
     with pytest.raises(ActorsFailError, match=r"(?s)failed 3 times.*--server: expected HOST:PORT"):
         supervise_until_it_raises(pool)
     pool.close()
@@ -204,7 +222,7 @@ def test_a_run_that_is_stopped_or_killed_and_moved_keeps_buffer_and_replay_ratio
     values = {**SHORT_RUN, "steps": 10_000_000, "runs_dir": tmp_path, "name": "run", "keep_table": True}
     flags = flags_of({**values, "checkpoint_interval_s": 0.2})
     process = fork_module(TRAIN, flags, log, pipe_output=True)
-    wait_until(lambda: re.search("(?s)learner at.*steps/s", log.read_text()) is not None, "it trains", PATIENCE_S)
+    wait_until(lambda: re.search("(?s)replay server at.*steps/s", log.read_text()) is not None, "it trains", PATIENCE_S)
     wait_until(lambda: steps_of(run) > 300, "the run has made 300 steps", PATIENCE_S)
     children = psutil.Process(process.pid).children()
     if end is signal.SIGINT:

@@ -175,7 +175,7 @@ def test_actor_processes_record_the_states_of_the_learners_network(
     make_trainer: Callable[..., Trainer], server: ServerProcess, tmp_path: Path
 ) -> None:
     trainer = make_trainer(env=MAZE_ID, table="acted", actors=2, steps=1_500, validate_interval=100_000, **RUN)
-    with pool_of(trainer, server, tmp_path, count=2) as (pool, _):
+    with pool_of(trainer, server, tmp_path, count=2) as pool:
         assert trainer.train(ProgressView(), pool) is Ending.STEPS_DONE
     assert trainer.learner.updates > 0
     with ReplayClient(server.address) as client:

@@ -205,9 +205,7 @@ def test_actors_that_fit_no_single_node_are_reported_and_given_up(
 
     with busy_nodes(3):  # one CPU of each node is free
         too_large = placed(2)
-        pool = RayActorPool(
-            1, "none", "127.0.0.1:1", tmp_path, reconnect_timeout_s=1.0, cpus=2.0, placement_timeout_s=0.0
-        )
+        pool = RayActorPool(1, "none", tmp_path, reconnect_timeout_s=1.0, cpus=2.0, placement_timeout_s=0.0)
         assert ray.get(placed(1), timeout=PATIENCE_S)  # what fits is placed in the meantime
         assert not ray.wait([too_large], timeout=0)[0]
         pool.supervise()

@@ -50,39 +50,51 @@ def test_rows_of_others_count_and_rows_of_ones_own_do_not_count_twice() -> None:
     assert learn_all(pacer) == 25
 
 
+def may_act(pacer: Pacer, inserted: int) -> bool:
+    """Whether actors may act that know of so many rows."""
+    return inserted < pacer.goal
+
+
 def test_actors_are_held_while_they_are_ahead_and_go_on_when_the_learner_has_caught_up() -> None:
     pacer = Pacer(ratio=0.5, learning_starts=1, lead_steps=100)
-    assert pacer.grant(50) == 50
+    assert pacer.goal == 100
     pacer.observe_inserted(300)
-    assert pacer.grant(50) == 0
+    assert pacer.goal == 100  # the learner is 300 steps behind
     for _ in range(100):
         pacer.count_update()
-    assert pacer.grant(50) == 50
+    assert pacer.goal == 300
+    for _ in range(50):
+        pacer.count_update()
+    assert pacer.goal == 400
 
 
-def test_steps_granted_but_not_seen_in_the_table_count_against_the_lead() -> None:
-    pacer = Pacer(ratio=1.0, learning_starts=1, lead_steps=100)
-    granted = [pacer.grant(40) for _ in range(5)]
-    assert granted == [40, 40, 40, 0, 0]
-    pacer.observe_inserted(0)  # a poll of the table cancels the steps granted to dead actors
-    assert pacer.grant(40) == 40
+def test_the_goal_counts_from_the_rows_that_the_table_had() -> None:
+    pacer = Pacer(ratio=1.0, learning_starts=1, lead_steps=10)
+    pacer.attach(inserted=5_000, size=50)
+    assert pacer.goal == 5_010
+    pacer.observe_inserted(5_004)
+    pacer.count_closing_row()  # three steps, so that three gradient steps are due
+    assert pacer.goal == 5_014 - 4
+    for _ in range(4):
+        pacer.count_update()
+    assert pacer.goal == 5_014
 
 
 def test_actors_are_not_held_for_a_part_of_a_credit_that_the_learner_cannot_use() -> None:
     pacer = Pacer(ratio=0.25, learning_starts=1, lead_steps=1)
     pacer.observe_inserted(3)
-    assert (pacer.credit, pacer.grant(1)) == (0.75, 1)
+    assert (pacer.credit, may_act(pacer, 3)) == (0.75, True)
     pacer.observe_inserted(4)
-    assert (pacer.credit, pacer.grant(1)) == (1.0, 0)
+    assert (pacer.credit, may_act(pacer, 4)) == (1.0, False)
 
 
 def test_actors_are_not_held_while_a_new_table_has_too_few_rows_to_use_old_credit() -> None:
     pacer = Pacer(ratio=1.0, learning_starts=10, lead_steps=5)
     pacer.observe_inserted(40)
-    assert pacer.grant(1) == 0
+    assert not may_act(pacer, 40)
     pacer.attach(inserted=0, size=0)
     assert not pacer.owes_update
-    assert pacer.grant(1) == 1
+    assert may_act(pacer, 0)
 
 
 def test_credit_does_not_drift_over_many_steps() -> None:
@@ -178,6 +190,6 @@ def test_learning_waits_until_something_can_be_drawn_and_actors_go_on_meanwhile(
     pacer.observe_inserted(20)
     assert pacer.has_rows
     assert not pacer.owes_update
-    assert pacer.grant(1) == 1
+    assert may_act(pacer, 20)
     pacer.can_draw = True
     assert learn_all(pacer) == 18

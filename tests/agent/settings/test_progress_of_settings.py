@@ -24,7 +24,6 @@ class Steps:
 
     n_step: int
     taken: int = 0
-    granted: int = 0
 
 
 @dataclass
@@ -59,9 +58,7 @@ class SimulatedRun:
 
     def turn(self) -> None:
         for actor in self.actors:
-            actor.granted = actor.granted or self.pacer.grant(self.settings.grant_steps)
-            if actor.granted:
-                actor.granted -= 1
+            if self.inserted < self.pacer.goal:
                 self.take(actor)
         if self.own is not None and not self.pacer.owes_update:
             self.take(self.own)
@@ -98,7 +95,6 @@ SETTINGS = st.fixed_dictionaries(
         "capacity": SMALL,
         "learning_starts": SMALL,
         "lead_steps": SMALL,
-        "grant_steps": SMALL,
         "n_step": st.integers(1, 6),
         "batch_size": SMALL,
         "prefetch": st.integers(1, 4),
@@ -113,7 +109,6 @@ STUCK_ONCE = {
     "capacity": 12,
     "learning_starts": 1,
     "lead_steps": 1,
-    "grant_steps": 1,
     "n_step": 1,
     "batch_size": 1,
     "prefetch": 1,

@@ -218,10 +218,11 @@ def test_flags_cannot_be_abbreviated() -> None:
         load_train_settings(["--batch", "3"])
 
 
-def test_an_actor_needs_to_know_two_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REPLAY_ACTOR_LEARNER", "learner:7")
+def test_an_actor_needs_to_know_an_address_and_may_be_told_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = load_actor_settings(["--server", "buffer:6"])
-    assert (settings.server, settings.learner) == ("buffer:6", "learner:7")
+    assert (settings.server, settings.run) == ("buffer:6", None)
+    monkeypatch.setenv("REPLAY_ACTOR_RUN", "pong-7")
+    assert load_actor_settings([]).run == "pong-7"
 
 
 def test_ape_x_needs_several_actors_and_priorities_of_actors_need_transitions(

@@ -117,7 +117,7 @@ def test_steps_of_actors_are_counted_without_closing_rows_also_if_actors_die(
     make_trainer: Callable[..., Trainer], server: ServerProcess, tmp_path: Path
 ) -> None:
     trainer = make_trainer(table="of-actors", actors=2, steps=4_000, validate_interval=100_000, **RUN)
-    with pool_of(trainer, server, tmp_path, count=2) as (pool, _):
+    with pool_of(trainer, server, tmp_path, count=2) as pool:
         watcher = Watcher(1_000, lambda: os.kill(min(pool.pids), signal.SIGKILL))
         assert trainer.train(watcher, pool) is Ending.STEPS_DONE
         pool.supervise()  # the run may end before its next supervision

@@ -12,8 +12,7 @@ import pytest
 import torch
 from replay_agent.acting.evaluation import EvaluationStoppedError
 from replay_agent.acting.seeds import RunSeeds
-from replay_agent.distributed.learner_client import LearnerClient
-from replay_agent.distributed.learner_server import LearnerServer
+from replay_agent.distributed.run_tables import ActorTask, RunTables
 from replay_agent.processes.signals import StopRequest
 from replay_agent.reporting.progress import ProgressView
 from replay_agent.settings.train_settings import TrainSettings
@@ -24,7 +23,7 @@ from replay_client import Column, ReplayClient, TableExistsError, TableNotFoundE
 from rich.console import Console
 
 from tests.agent.corridor import BEST_RETURN, CORRIDOR_ID, PICTURED_ID
-from tests.agent.short_runs import RECONNECT_TIMEOUT_S, Watcher
+from tests.agent.short_runs import Watcher
 from tests.support.server_process import ServerProcess
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*share an object:UserWarning")
@@ -227,20 +226,18 @@ def test_a_resumed_run_whose_table_is_gone_says_that_it_fills_a_new_one(
 
 
 def test_actors_of_a_resumed_run_get_other_seeds_than_before(
-    make_trainer: Callable[..., Trainer], tmp_path: Path
+    make_trainer: Callable[..., Trainer], client: ReplayClient, tmp_path: Path
 ) -> None:
-    def seeds_of_actors(trainer: Trainer) -> set[int]:
-        learner = LearnerServer(trainer.service, "127.0.0.1", 0)
-        with LearnerClient(learner.address, timeout_s=RECONNECT_TIMEOUT_S) as client:
-            seeds = {client.join(f"host:{number}").seed for number in range(3)}
-        learner.close()
-        return seeds
+    def seed_of(trainer: Trainer) -> int:
+        task = ActorTask.from_state(client.latest(RunTables.of(trainer.run.name).task).values)
+        return RunSeeds(task.seed, task.starts).actor(7)
 
     first = make_trainer(name="joined")
+    seed = seed_of(first)
     first.save()
     second = make_trainer(resume=tmp_path / "runs" / "joined")
     second.resume()
-    assert len(seeds_of_actors(first) | seeds_of_actors(second)) == 6
+    assert seed_of(second) != seed
 
 
 def test_equal_seeds_give_equal_runs_in_lockstep(make_trainer: Callable[..., Trainer]) -> None:

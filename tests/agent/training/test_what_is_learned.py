@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 import torch
 from replay_agent.distributed.acting_run import run_actor
-from replay_agent.distributed.learner_server import LearnerServer
 from replay_agent.reporting.progress import ProgressView
 from replay_agent.settings.actor_settings import load_actor_settings
 from replay_agent.training.trainer import Ending, Trainer
@@ -42,14 +41,13 @@ def test_rewards_are_clipped_where_others_act(
     make_trainer: Callable[..., Trainer], client: ReplayClient, server: ServerProcess
 ) -> None:
     trainer = make_trainer(clip_rewards=True, epsilon_end=1.0, **RICH)
-    learner, stop = LearnerServer(trainer.service, "127.0.0.1", 0), threading.Event()
-    settings = load_actor_settings(["--server", server.address, "--learner", learner.address])
+    stop = threading.Event()
+    settings = load_actor_settings(["--server", server.address, "--run", trainer.run.name])
     actor = threading.Thread(target=run_actor, args=(settings, stop))
     actor.start()
     wait_until(lambda: client["rich"].describe().inserted >= 100, "the actor acts", PATIENCE_S)
     stop.set()
     actor.join(PATIENCE_S)
-    learner.close()
     assert largest_reward(client["rich"]) == 1.0
 
 

@@ -10,17 +10,9 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-import torch
 from google.protobuf.message import Message
-from replay_agent.acting.seeds import RunSeeds
-from replay_agent.distributed.assignment import make_task
-from replay_agent.distributed.learner_access import LearnerAccess
-from replay_agent.distributed.learner_server import LearnerServer
-from replay_agent.distributed.learner_service import Guidance, LearnerService, PublishedWeights
-from replay_agent.dqn.networks import NetworkSpec
-from replay_client import Tls
 from replay_client.security import Access, token_metadata
-from replay_proto.v1 import learner_pb2, replay_pb2, replay_pb2_grpc
+from replay_proto.v1 import replay_pb2, replay_pb2_grpc
 
 from tests.support.access import (
     ADMIN,
@@ -66,9 +58,6 @@ GetShards                   401    401    401      ok     ok     ok     ok      
 SetShards                   401    401    401      403    403    403    403     403    409     cut
 ReportShard                 401    401    401      403    400    403    400     403    403     cut
 Inspect                     401    401    401      ok     403    403    ok      403    403     cut
-LearnerService.Join         401    401    401      403    ok     403    ok      403    403     cut
-LearnerService.Report       401    401    401      403    ok     403    ok      403    403     cut
-LearnerService.GetWeights   401    401    401      403    ok     403    ok      403    403     cut
 """
 """Outcome of each call, by RPC (with a kind of request after a colon) and caller."""
 CALLERS = {
@@ -94,14 +83,9 @@ CODES = {
     "cut": grpc.StatusCode.UNAVAILABLE,
 }
 EXPECTED = {cells[0]: dict(zip(CALLERS, cells[1:], strict=True)) for cells in map(str.split, TABLE.splitlines()[3:])}
-SERVICES = {
-    service.name: service
-    for file in (replay_pb2.DESCRIPTOR, learner_pb2.DESCRIPTOR)
-    for service in file.services_by_name.values()
-}
+SERVICE = replay_pb2.DESCRIPTOR.services_by_name["ReplayService"]
 TIMEOUT_S = 20.0
 ROW = rows_of(np.array([7]))
-SPEC = NetworkSpec((2,), "float32", actions=2, hidden_sizes=(4,), dueling=False)
 
 
 @dataclass(frozen=True)
@@ -110,8 +94,6 @@ class Target:
 
     table: str
     uid: bytes
-    learner: LearnerService
-    actor_id: int
 
 
 def request_of(call: str, target: Target) -> Message:
@@ -155,22 +137,12 @@ def request_of(call: str, target: Target) -> Message:
         ),
         "ReportShard": lambda: replay_pb2.ReportShardRequest(table=name, table_uid=uid),
         "Inspect": lambda: replay_pb2.InspectRequest(table=name),
-        "LearnerService.Join": lambda: learner_pb2.JoinRequest(name="test"),
-        "LearnerService.Report": lambda: learner_pb2.ReportRequest(
-            run_id=target.learner.run_id, actor_id=target.actor_id
-        ),
-        "LearnerService.GetWeights": lambda: learner_pb2.GetWeightsRequest(run_id=target.learner.run_id),
     }
     return requests[call]()
 
 
-def _joined(learner: LearnerService) -> int:
-    """Join an actor, and return its number."""
-    return learner.join(learner_pb2.JoinRequest(name="test")).actor_id
-
-
-class Services:
-    """Both services with client certificates and tokens, and a channel to each with and without a certificate."""
+class Served:
+    """A server with client certificates and tokens, and channels to it with and without a certificate."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         authority = Authority(folder / "authority")
@@ -180,64 +152,50 @@ class Services:
         flags += ["--checkpoint-dir", str(folder / "checkpoints")]
         self.server = ServerProcess(folder / "log", *flags, forked=True)
         stack.callback(self.server.terminate)
-        task = make_task("Some-v0", f"{MINE}run", n_step=1, gamma=0.9, network=SPEC)
-        weights = PublishedWeights({"weight": torch.zeros(1)})
-        self.learner = LearnerService(task, RunSeeds(0), weights, lambda: Guidance(granted_steps=1, epsilon=0.5))
-        # The actor that the reports name.
-        self.actor_id = _joined(self.learner)
-        access = LearnerAccess(served.cert, served.key, authority.ca, tokens)
-        learner_server = LearnerServer(self.learner, "127.0.0.1", 0, access)
-        stack.callback(learner_server.close)
-        self._addresses = {"ReplayService": self.server.address, "LearnerService": learner_server.address}
         self._tls = {True: authority.tls(client), False: authority.tls()}
         self._stack = stack
-        self._channels: dict[tuple[str, bool], grpc.Channel] = {}
+        self._channels: dict[bool, grpc.Channel] = {}
 
-    def channel(self, service: str, *, certified: bool = True) -> grpc.Channel:
-        """A channel to one of the services."""
-        key = (service, certified)
-        if key not in self._channels:
-            tls: Tls = self._tls[certified]
+    def channel(self, *, certified: bool = True) -> grpc.Channel:
+        """A channel to the server."""
+        if certified not in self._channels:
+            access = Access(tls=self._tls[certified])
             options = (("grpc.use_local_subchannel_pool", 1),)
-            self._channels[key] = self._stack.enter_context(
-                Access(tls=tls).open_channel(self._addresses[service], options)
-            )
-        return self._channels[key]
+            self._channels[certified] = self._stack.enter_context(access.open_channel(self.server.address, options))
+        return self._channels[certified]
 
 
 @pytest.fixture(scope="module")
-def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with ExitStack() as stack:
-        yield Services(tmp_path_factory.mktemp("access"), stack)
+        yield Served(tmp_path_factory.mktemp("access"), stack)
 
 
 @pytest.fixture
-def target(services: Services) -> Iterator[Target]:
+def target(served: Served) -> Iterator[Target]:
     """A table with one row, dropped at the end, so that checkpoints of all tables stay small."""
-    stub = replay_pb2_grpc.ReplayServiceStub(services.channel("ReplayService"))
+    stub = replay_pb2_grpc.ReplayServiceStub(served.channel())
     name, metadata = f"{MINE}{new_name()}", token_metadata(ALL)
     made = stub.CreateTable(replay_pb2.CreateTableRequest(config=table_config(name)), metadata=metadata)
     insertion = replay_pb2.Insertion(row_count=1, priorities=float64([1.0]))
     request = replay_pb2.InsertRequest(table=name, insertion=insertion, rows=ROW)
     stub.Insert(request, metadata=metadata)
-    yield Target(name, made.table.uid, services.learner, services.actor_id)
+    yield Target(name, made.table.uid)
     for made_by_the_test in (name, f"{name}-new"):
         with suppress(grpc.RpcError):
             stub.DropTable(replay_pb2.DropTableRequest(table=made_by_the_test), metadata=metadata)
 
 
-def split(call: str) -> tuple[str, str]:
-    """Service and RPC of a line of the table."""
-    service, _, rpc = call.partition(":")[0].rpartition(".")
-    return service or "ReplayService", rpc
+def rpc_of(call: str) -> str:
+    """RPC of a line of the table."""
+    return call.partition(":")[0]
 
 
-def outcome(services: Services, target: Target, call: str, caller: str) -> grpc.StatusCode | None:
+def outcome(served: Served, target: Target, call: str, caller: str) -> grpc.StatusCode | None:
     """The status that a call ends with; None if it is answered."""
-    service, rpc = split(call)
-    described = SERVICES[service].methods_by_name[rpc]
-    path = f"/{SERVICES[service].full_name}/{rpc}"
-    channel = services.channel(service, certified=caller != UNCERTIFIED)
+    described = SERVICE.methods_by_name[rpc_of(call)]
+    path = f"/{SERVICE.full_name}/{described.name}"
+    channel = served.channel(certified=caller != UNCERTIFIED)
     request = request_of(call, target).SerializeToString()
     metadata = token_metadata(CALLERS[caller])
     try:
@@ -248,27 +206,25 @@ def outcome(services: Services, target: Target, call: str, caller: str) -> grpc.
             unary: Callable[..., bytes] = channel.unary_unary(path)
             unary(request, metadata=metadata, timeout=TIMEOUT_S)
     except grpc.RpcError as error:
-        tells_why = service == "ReplayService" and caller != UNCERTIFIED
-        return refusal_in(error).code if tells_why else code_of(error)
+        return code_of(error) if caller == UNCERTIFIED else refusal_in(error).code
     return None
 
 
 def test_every_rpc_has_its_line() -> None:
-    described = {(service.name, method.name) for service in SERVICES.values() for method in service.methods}
-    assert {split(call) for call in EXPECTED} == described
+    assert {rpc_of(call) for call in EXPECTED} == {method.name for method in SERVICE.methods}
 
 
 @pytest.mark.parametrize("caller", CALLERS)
 @pytest.mark.parametrize("call", EXPECTED)
-def test_each_caller_may_do_what_the_table_says(services: Services, target: Target, call: str, caller: str) -> None:
+def test_each_caller_may_do_what_the_table_says(served: Served, target: Target, call: str, caller: str) -> None:
     cell = EXPECTED[call][caller]
-    found = outcome(services, target, call, caller)
+    found = outcome(served, target, call, caller)
     assert found is (None if cell == "ok" else CODES[cell])
 
 
-def test_a_refused_call_changes_nothing(services: Services, target: Target) -> None:
+def test_a_refused_call_changes_nothing(served: Served, target: Target) -> None:
     def state() -> bytes:
-        stub = replay_pb2_grpc.ReplayServiceStub(services.channel("ReplayService"))
+        stub = replay_pb2_grpc.ReplayServiceStub(served.channel())
         keys = int64([0, 1, 2])
         rows = stub.Read(replay_pb2.ReadRequest(table=target.table, keys=keys), metadata=token_metadata(ALL))
         listed = stub.ListTables(replay_pb2.ListTablesRequest(), metadata=token_metadata(ALL))
@@ -278,17 +234,17 @@ def test_a_refused_call_changes_nothing(services: Services, target: Target) -> N
     for call, cells in EXPECTED.items():
         for caller, cell in cells.items():
             if cell != "ok":
-                outcome(services, target, call, caller)
+                outcome(served, target, call, caller)
     assert state() == before
 
 
-def test_no_token_and_no_name_of_a_table_of_others_is_told(services: Services, target: Target) -> None:
+def test_no_token_and_no_name_of_a_table_of_others_is_told(served: Served, target: Target) -> None:
     for call in EXPECTED:
         for caller in CALLERS:
-            outcome(services, target, call, caller)
-    log = services.server.log()
+            outcome(served, target, call, caller)
+    log = served.server.log()
     assert not [token for token in CALLERS.values() if token is not None and token in log]
-    stub = replay_pb2_grpc.ReplayServiceStub(services.channel("ReplayService"))
+    stub = replay_pb2_grpc.ReplayServiceStub(served.channel())
     metadata = token_metadata(OTHER)
     assert list(stub.ListTables(replay_pb2.ListTablesRequest(), metadata=metadata).tables) == []
     assert list(stub.Stats(replay_pb2.StatsRequest(), metadata=metadata).tables) == []

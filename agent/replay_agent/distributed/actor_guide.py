@@ -1,0 +1,295 @@
+"""Guides the actors of a run: publishes what they need, and collects their episodes, in tables on the replay server.
+
+All of it happens in one thread, so that the training loop never waits for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+import numpy as np
+from replay_client import (
+    ReplayClient,
+    ReplayError,
+    Rows,
+    ServerUnavailableError,
+    ShardedTable,
+    Table,
+    TableNotFoundError,
+    TableReplacedError,
+)
+from torch import Tensor
+
+from replay_agent.acting.actor import FinishedEpisode
+from replay_agent.distributed.run_tables import (
+    EPISODE_COLUMNS,
+    EPISODES_CAPACITY,
+    HEARTBEAT_S,
+    ActorTask,
+    Progress,
+    Report,
+    RunTables,
+    reports_of,
+)
+
+log = logging.getLogger(__name__)
+
+EPISODES_S: Final = 0.2
+"""Interval at which episodes are read."""
+MAX_WAITING: Final = 10_000
+"""Episodes that may wait for the training loop; the others stay in their table."""
+_LOOK_S: Final = 0.05
+"""Interval between looks at what the training loop has done."""
+_END_S: Final = 5.0
+"""Time limit for telling actors that the run is over."""
+_READ_ROWS: Final = 1_000
+_GOAL_SHARE: Final = 0.25
+"""Share of the lead by which the goal moves before it is published again."""
+_EPSILON_SHARE: Final = 0.02
+"""Relative change of epsilon after which it is published again."""
+_NAMED: Final = 10
+"""Names of actors in a line of the log; the others are counted."""
+_LOST: Final = (TableNotFoundError, TableReplacedError)
+
+
+class Guidance(NamedTuple):
+    """What the training loop wants its actors to do."""
+
+    table: int
+    """the table of steps, from `run_tables.table_number`"""
+    goal: int
+    """as `Progress.goal`"""
+    epsilon: float
+    """as `Progress.epsilon`"""
+
+
+class ActorGuide:
+    """See the module. All methods are called by the training loop, and none of them waits, except for `close`."""
+
+    def __init__(
+        self,
+        client: ReplayClient,
+        run: str,
+        task: ActorTask,
+        guide: Callable[[], Guidance],
+        *,
+        lead_steps: int,
+        reconnect_timeout_s: float,
+    ) -> None:
+        """Publish the task, and start the thread.
+
+        Args:
+            client: client of the replay server, with the time limit `run_tables.CALL_S`.
+            run: name of the run.
+            task: what actors do.
+            guide: called in the thread; returns what actors may do now.
+            lead_steps: steps by which actors may be ahead of the learner.
+            reconnect_timeout_s: seconds that the server may be unreachable.
+
+        Raises:
+            ReplayError: the server refuses or cannot be reached.
+        """
+        self.actors_joined = 0
+        """Number of actors that have joined so far."""
+        self.missed = 0
+        """Episodes that were lost because too many were reported at once, or whose figures are impossible."""
+        self._client = client
+        self._tables = RunTables.of(run)
+        self._task = task
+        self._guide = guide
+        self._goal_change = max(1, int(lead_steps * _GOAL_SHARE))
+        self._reconnect_timeout_s = reconnect_timeout_s
+        self._weights: Mapping[str, Tensor] | None = None
+        self._published_weights: Mapping[str, Tensor] | None = None
+        self._weights_version = 0
+        self._published: Progress | None = None
+        self._published_at = 0.0
+        self._numbers: dict[int, int] = {}
+        self._episodes: deque[FinishedEpisode] = deque()
+        self._failure: ReplayError | None = None
+        self._is_over = threading.Event()
+        # The values of an earlier start may have had another structure.
+        for name in (self._tables.task, self._tables.weights):
+            self._drop(name)
+        self._reader = _NewRows(client, self._tables.episodes)
+        self._publish_progress()
+        self._thread = threading.Thread(target=self._run, name="actor-guide", daemon=True)
+        self._thread.start()
+
+    def publish(self, weights: Mapping[str, Tensor]) -> None:
+        """Have new weights published; copies them on their device."""
+        self._weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
+
+    def take_episodes(self, limit: int) -> list[FinishedEpisode]:
+        """Remove and return the oldest episodes of actors, at most ``limit``.
+
+        Raises:
+            ReplayError: the server refuses, or was unreachable for too long.
+        """
+        if self._failure is not None:
+            raise self._failure
+        return [self._episodes.popleft() for _ in range(min(limit, len(self._episodes)))]
+
+    def finish(self) -> None:
+        """Tell actors that the run is over. Idempotent."""
+        self._is_over.set()
+        self._thread.join(_END_S)
+
+    def drop(self) -> None:
+        """Remove the tables, after `finish`."""
+        for name in self._tables:
+            self._drop(name)
+
+    def _drop(self, name: str) -> None:
+        with suppress(TableNotFoundError):
+            self._client.drop_table(name)
+
+    def _run(self) -> None:
+        answered_at = time.monotonic()
+        episodes_at = 0.0
+        while True:
+            is_last = self._is_over.wait(_LOOK_S)
+            now = time.monotonic()
+            try:
+                self._publish_weights()
+                self._publish_progress(is_finished=is_last)
+                if is_last or now - episodes_at >= EPISODES_S:
+                    self._read_episodes()
+                    episodes_at = now
+                answered_at = time.monotonic()
+            except ServerUnavailableError as error:
+                if now - answered_at > self._reconnect_timeout_s:
+                    self._failure = error
+            except ReplayError as error:
+                self._failure = error
+            if is_last or self._failure is not None:
+                return
+
+    def _publish_weights(self) -> None:
+        """Publish the newest weights, if an actor may use them."""
+        weights = self._weights
+        if weights is self._published_weights or weights is None or not self.actors_joined:
+            return
+        values = {name: tensor.cpu() for name, tensor in weights.items()}
+        self._weights_version = self._client.publish(self._tables.weights, values)
+        self._published_weights = weights
+
+    def _publish_progress(self, *, is_finished: bool = False) -> None:
+        progress = Progress(self._task.start, *self._guide(), self._weights_version, is_finished)
+        now = time.monotonic()
+        is_heartbeat = now - self._published_at >= HEARTBEAT_S
+        if is_heartbeat:
+            self._replace_lost()
+        if is_heartbeat or self._is_news(progress):
+            self._client.publish(self._tables.progress, progress.to_state())
+            self._published, self._published_at = progress, now
+
+    def _replace_lost(self) -> None:
+        """Publish again what is gone, for example because the server was restarted without its tables."""
+        there = set(self._client)
+        if self._tables.task not in there:
+            self._client.publish(self._tables.task, self._task.to_state())
+        if self._tables.weights not in there:
+            self._published_weights = None
+
+    def _is_news(self, progress: Progress) -> bool:
+        old = self._published
+        if old is None or old._replace(goal=progress.goal, epsilon=progress.epsilon) != progress:
+            return True
+        epsilon_change = abs(progress.epsilon - old.epsilon)
+        return abs(progress.goal - old.goal) >= self._goal_change or epsilon_change > _EPSILON_SHARE * old.epsilon
+
+    def _read_episodes(self) -> None:
+        joined = []
+        while len(self._episodes) < MAX_WAITING and (rows := self._reader.read(_READ_ROWS)) is not None:
+            for report in reports_of(rows):
+                if report.episode is None:
+                    joined.append(report)
+                elif report.is_valid:
+                    number = self._numbers.get(report.actor, 0)
+                    self._episodes.append(replace(report.episode, actor_id=number))
+                else:
+                    self.missed += 1
+        self.missed += self._reader.take_missed()
+        self._note_joined(joined)
+
+    def _note_joined(self, reports: list[Report]) -> None:
+        """Number actors, and log their names, which are not trusted and therefore escaped."""
+        new = [report for report in reports if report.actor not in self._numbers]
+        if not new:
+            return
+        first = self.actors_joined + 1
+        self._numbers.update({report.actor: first + index for index, report in enumerate(new)})
+        self.actors_joined = first + len(new) - 1
+        names = [repr(report.name) for report in new[:_NAMED]]
+        others = f" and {len(new) - _NAMED} others" if len(new) > _NAMED else ""
+        numbers = f"actor {first}" if len(new) == 1 else f"actors {first} to {self.actors_joined}"
+        log.info("%s joined: %s%s", numbers, ", ".join(names), others)
+
+
+class _NewRows:
+    """Reads the rows of a table in order of insertion, each once, beginning with the next one."""
+
+    def __init__(self, client: ReplayClient, name: str) -> None:
+        """Create the table, unless it exists.
+
+        Raises:
+            ReplayError: the server refuses or cannot be reached.
+        """
+        self._client = client
+        self._name = name
+        self._missed = 0
+        self._next: dict[int, int] = {}
+        self._open()
+        self._next = {id: part.describe().inserted for id, part in self._parts().items()}
+
+    def read(self, limit: int) -> Rows | None:
+        """Return up to ``limit`` new rows of one server; None: there are none.
+
+        Servers that are away are left out.
+
+        Raises:
+            ReplayError: a server refuses.
+        """
+        try:
+            for id, part in self._parts().items():
+                with suppress(ServerUnavailableError):
+                    rows = self._read_part(id, part, limit)
+                    if rows is not None:
+                        return rows
+        except _LOST:
+            self._next = {}
+            self._open()
+        return None
+
+    def _read_part(self, id: int, part: Table, limit: int) -> Rows | None:
+        table = part.describe()
+        known = min(self._next.get(id, 0), table.inserted)
+        first = max(known, table.inserted - table.size)
+        if first == table.inserted:
+            return None
+        rows = part.read(np.arange(first, min(first + limit, table.inserted)))
+        self._missed += first - known
+        self._next[id] = min(first + limit, table.inserted)
+        return rows
+
+    def take_missed(self) -> int:
+        """Return how many rows were evicted before they were read, since the last call."""
+        missed, self._missed = self._missed, 0
+        return missed
+
+    def _open(self) -> None:
+        self._table = self._client.create_table(
+            self._name, columns=EPISODE_COLUMNS, capacity=EPISODES_CAPACITY, backend="uniform", if_exists="open"
+        )
+
+    def _parts(self) -> Mapping[int, Table]:
+        """Return the table's parts by the number of their server."""
+        return self._table.shards if isinstance(self._table, ShardedTable) else {0: self._table}

@@ -1,0 +1,161 @@
+"""What the trainer of a run publishes, as actors see it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Final
+
+import torch
+from replay_client import DeadlineExceededError, ReplayClient, ServerUnavailableError, TableNotFoundError
+
+from replay_agent.distributed.run_tables import HEARTBEAT_S, ActorTask, Progress, RunTables
+from replay_agent.settings.actor_settings import ActorSettings
+
+log = logging.getLogger("replay_agent.actor")
+
+PAUSE_S: Final = 0.5
+"""Seconds that one call waits for news; between calls, the actor looks whether it was told to stop."""
+GONE_S: Final = 10.0
+"""If the tables of a run are gone for this long, the run is over. A server that restarts without its tables gets them
+back from the trainer sooner."""
+_RETRY_S: Final = 0.2
+"""Pause before another look for a task that is not there yet."""
+
+
+class SeveralRunsError(ValueError):
+    """There are several runs, and the actor was not told which one is meant."""
+
+
+class TrainerSilentError(ConnectionError):
+    """The trainer of the run has published nothing for too long."""
+
+
+class PublishedRun:
+    """What the trainer of a run publishes."""
+
+    def __init__(self, client: ReplayClient, name: str, stop: threading.Event, settings: ActorSettings) -> None:
+        """Store the arguments. ``client`` has the time limit `CALL_S`."""
+        self.name = name
+        self.tables = RunTables.of(name)
+        self._client = client
+        self._stop = stop
+        self._settings = settings
+        self._version: int | None = None
+        self._progress: Progress | None = None
+        # Seconds in which the server answered, but had no news. Other seconds say nothing about the trainer.
+        self._silent_s = 0.0
+        self._asked_at = time.monotonic()
+        self._answered_at = time.monotonic()
+
+    def progress(self, *, wait_s: float) -> Progress | None:
+        """Return the newest progress; if it is known, wait up to ``wait_s`` for news. None: the tables are gone.
+
+        Raises:
+            TrainerSilentError: there was nothing new for too long.
+            ReplayError: the server refuses, or was unreachable for too long.
+        """
+        try:
+            found = self._client.latest(self.tables.progress, wait_newer=self._version, timeout_s=wait_s)
+        except DeadlineExceededError:
+            pass
+        except TableNotFoundError:
+            self._count_silence()
+            return None if self._silent_s > GONE_S else self._progress
+        except ServerUnavailableError:
+            if time.monotonic() - self._answered_at > self._settings.reconnect_timeout_s:
+                raise
+            self._asked_at = time.monotonic()
+            return self._progress
+        else:
+            self._version, self._progress = found.version, Progress.from_state(found.values)
+            self._silent_s = 0.0
+        self._count_silence()
+        return self._progress
+
+    def is_alive(self) -> bool:
+        """Return whether its trainer publishes something within two heartbeats."""
+        before = self.progress(wait_s=0)
+        if before is None or before.is_finished:
+            return False
+        known, deadline = self._version, time.monotonic() + 2 * HEARTBEAT_S
+        while self._version == known and time.monotonic() < deadline and not self._stop.is_set():
+            self.progress(wait_s=PAUSE_S)
+        return self._version != known
+
+    def begin(self) -> tuple[ActorTask, Progress] | None:
+        """Wait for a trainer that runs, and return the task and the progress; None: told to stop.
+
+        Raises:
+            TrainerSilentError: no trainer has begun in time.
+            WrongTaskError: it has another version.
+            ReplayError: the server refuses, or was unreachable for too long.
+        """
+        log.info("waiting for the trainer of run %s", self.name)
+        while not self._stop.is_set():
+            progress = self.progress(wait_s=PAUSE_S)
+            if progress is not None and not progress.is_finished:
+                try:
+                    task = ActorTask.from_state(self._client.latest(self.tables.task, timeout_s=PAUSE_S).values)
+                except (DeadlineExceededError, TableNotFoundError, ServerUnavailableError):
+                    continue
+                if task.start == progress.start:
+                    return task, progress
+            self._stop.wait(_RETRY_S)
+        return None
+
+    def weights(self, known: int) -> tuple[int, dict[str, torch.Tensor]] | None:
+        """Return the newest weights and their version, unless they are known, or are not there at present."""
+        try:
+            found = self._client.latest(self.tables.weights, wait_newer=known, timeout_s=0)
+        except (DeadlineExceededError, TableNotFoundError, ServerUnavailableError):
+            return None
+        return found.version, {name: torch.from_numpy(values) for name, values in found.values.items()}
+
+    def _count_silence(self) -> None:
+        now = time.monotonic()
+        self._silent_s += min(now - self._asked_at, 2 * PAUSE_S)
+        self._asked_at = self._answered_at = now
+        if self._silent_s > self._settings.trainer_timeout_s:
+            raise TrainerSilentError(
+                f"the trainer of run {self.name!r} has published nothing at {self._client.address} for "
+                f"{self._settings.trainer_timeout_s:g} s; check --run, and that replay-train runs with this --server"
+            )
+
+
+def find_run(client: ReplayClient, stop: threading.Event, settings: ActorSettings) -> PublishedRun | None:
+    """Return the run of the settings or, if they name none, wait for one; None: told to stop.
+
+    Raises:
+        TrainerSilentError: no trainer has begun in time.
+        SeveralRunsError: there are several runs on the server.
+        ReplayError: the server refuses, or was unreachable for too long.
+    """
+    if settings.run is not None:
+        return PublishedRun(client, settings.run, stop, settings)
+    began = time.monotonic()
+    while not stop.is_set():
+        try:
+            names = RunTables.runs(table.name for table in client.tables())
+        except ServerUnavailableError:
+            if time.monotonic() - began > settings.reconnect_timeout_s:
+                raise
+            continue
+        runs = [PublishedRun(client, name, stop, settings) for name in names]
+        # A trainer that was killed leaves its tables behind, so those count that publish something now.
+        alive = [run for run in runs if len(runs) == 1 or run.is_alive()]
+        if len(alive) == 1:
+            return alive[0]
+        if alive:
+            several = ", ".join(run.name for run in alive)
+            raise SeveralRunsError(
+                f"expected one run at {client.address}, got {several}; choose one of them with --run"
+            )
+        if time.monotonic() - began > settings.trainer_timeout_s:
+            raise TrainerSilentError(
+                f"no run has begun at {client.address} within {settings.trainer_timeout_s:g} s; check that "
+                "replay-train runs with this --server"
+            )
+        stop.wait(PAUSE_S)
+    return None
