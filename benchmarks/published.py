@@ -1,4 +1,4 @@
-"""How long a reader takes for the newest weights, and what many readers that wait for them cost the server.
+"""How long a reader takes for the newest weights, and what the actors of a run cost the server.
 
     python -m benchmarks.published [--floats 5_000_000] [--readers 8] [--actors 64] [--seconds 20]
 
@@ -12,10 +12,16 @@ import multiprocessing
 import time
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
-from threading import Thread
+from threading import Event, Thread
 
 import numpy as np
 import psutil
+import torch
+from replay_agent.distributed.actor_guide import ActorGuide, Guidance
+from replay_agent.distributed.published_run import PublishedRun
+from replay_agent.distributed.run_tables import ActorTask, RunTables, hello
+from replay_agent.dqn.networks import NetworkSpec
+from replay_agent.settings.actor_settings import ActorSettings
 from replay_client import ReplayClient
 from replay_proto.command_line import new_app, run_app
 from rich.console import Console
@@ -30,6 +36,8 @@ _TOGETHER = 10
 _PAUSE_S = 0.5
 _MS_PER_S = 1e3
 _ACTOR_FLOATS = 1_700_000
+_STEPS_PER_S, _CHECK_STEPS, _LEAD = 100, 50, 1_000
+"""Of an Atari game with the usual network: an actor's speed, and the trainer's defaults."""
 
 
 def latencies(address: str, floats: int, readers: int, *, same_host: bool) -> tuple[list[float], list[float]]:
@@ -80,35 +88,52 @@ def _read(pipe: Connection, address: str, same_host: bool) -> None:
 
 
 def server_share(address: str, server: int, actors: int, seconds: float, *, same_host: bool) -> float:
-    """Return the share of a core that the server uses while this many actors follow one publication per second."""
+    """Return the share of a core that the server uses for a trainer and its actors, without their rows.
+
+    New weights are published once per second, and each actor looks at the progress twice per second, as it does if it
+    takes 100 steps per second.
+    """
+    weights = {"w": torch.zeros(_ACTOR_FLOATS)}
+    spec = NetworkSpec((4,), "float32", actions=2, hidden_sizes=(4,), dueling=False)
+    task = ActorTask(1, "CartPole-v1", _NAME, n_step=3, gamma=0.99, network=spec, seed=0, starts=0)
+    began = time.monotonic()
+
+    def guidance() -> Guidance:
+        steps = int((time.monotonic() - began) * actors * _STEPS_PER_S)
+        return Guidance(table=1, goal=steps + _LEAD, epsilon=0.1)
+
     with ExitStack() as stack:
         client = stack.enter_context(ReplayClient(address))
-        weights = {"w": np.zeros(_ACTOR_FLOATS, np.float32)}
-        client.publish(_NAME, weights)
-        followers = [ReplayClient(address, same_host=same_host) for _ in range(actors)]
-        for follower in followers:
-            Thread(target=_follow, args=(follower,), daemon=True).start()
+        guide = ActorGuide(client, _NAME, task, guidance, lead_steps=_LEAD, reconnect_timeout_s=60.0)
+        stack.callback(guide.drop)
+        stack.callback(guide.finish)
+        client[RunTables.of(_NAME).episodes].insert({key: [value] for key, value in hello(1, "actor").items()})
+        guide.publish(weights)
+        ended = Event()
+        followers = [stack.enter_context(ReplayClient(address, same_host=same_host)) for _ in range(actors)]
+        threads = [Thread(target=_follow, args=(follower, ended)) for follower in followers]
+        for thread in threads:
+            thread.start()
         time.sleep(2 * _PAUSE_S)
         process = psutil.Process(server)
-        before, began = process.cpu_times(), time.monotonic()
-        while time.monotonic() - began < seconds:
-            client.publish(_NAME, weights)
+        before, measured = process.cpu_times(), time.monotonic()
+        while time.monotonic() - measured < seconds:
+            guide.publish(weights)
             time.sleep(1.0)
         used = process.cpu_times()
-        share = (used.user + used.system - before.user - before.system) / (time.monotonic() - began)
-        for follower in followers:
-            follower.close()
-        client.drop_table(_NAME)
+        share = (used.user + used.system - before.user - before.system) / (time.monotonic() - measured)
+        ended.set()
+        for thread in threads:
+            thread.join()
     return share
 
 
-def _follow(client: ReplayClient) -> None:
-    version = None
-    while True:
-        try:
-            version = client.latest(_NAME, wait_newer=version, timeout_s=60.0).version
-        except Exception:
-            return  # the client was closed
+def _follow(client: ReplayClient, ended: Event) -> None:
+    run = PublishedRun(client, _NAME, ended, ActorSettings())
+    while not ended.wait(_CHECK_STEPS / _STEPS_PER_S):
+        progress = run.progress(wait_s=0.0)
+        if progress is not None:
+            run.newer_weights(progress)
 
 
 def measure(floats: int, readers: int, actors: int, seconds: float) -> Section:
@@ -127,7 +152,8 @@ def measure(floats: int, readers: int, actors: int, seconds: float) -> Section:
         rows=rows,
         notes=[
             "Medians with quartiles, and the largest. The share of a core is that of the server's process while all "
-            f"actors, threads of one process, follow {_ACTOR_FLOATS:,} floats that are published once per second."
+            f"actors, threads of one process, look at a run's progress twice per second, and read {_ACTOR_FLOATS:,} "
+            "floats that are published once per second."
         ],
     )
 
@@ -138,7 +164,7 @@ def main(*, floats: int = 5_000_000, readers: int = 8, actors: int = 64, seconds
     Args:
         floats: float32 numbers in a publication.
         readers: processes that read it.
-        actors: clients that follow smaller publications.
+        actors: actors of a run.
         seconds: how long these are followed.
     """
     measure(floats, readers, actors, seconds).show(Console())

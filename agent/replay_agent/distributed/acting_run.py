@@ -80,8 +80,6 @@ class ActingRun:
         self._epsilon = own_epsilon(task.epsilons, name)
         spec = task.network
         self._network: ActingNetwork = build_recurrent_network(spec) if spec.lstm_units else build_network(spec)
-        self._weights_version = 0
-        self._has_missed = False
         self._actor = Actor(
             task.env_id,
             ActorSeeds(RunSeeds(task.seed, task.starts).actor(self._number)),
@@ -145,7 +143,9 @@ class ActingRun:
                 return True
             if table_number(table.uid) != progress.table:
                 return False
-            self._update_weights(progress.weights)
+            weights = self._run.newer_weights(progress)
+            if weights is not None:
+                self._network.load_state_dict(weights)
             epsilon = progress.epsilon if self._epsilon is None else self._epsilon
             for _ in range(self._task.check_steps):
                 is_ahead = writer.inserted >= progress.goal
@@ -163,20 +163,6 @@ class ActingRun:
                 return None
             raise RestartedError
         return None if progress.is_finished else progress
-
-    def _update_weights(self, newest: int) -> None:
-        if newest == self._weights_version:
-            return
-        found = self._run.weights(self._weights_version)
-        if found is not None:
-            self._weights_version, weights = found
-            self._network.load_state_dict(weights)
-            self._has_missed = False
-        elif not self._has_missed:
-            log.warning(
-                "weights of version %d cannot be read now; trying again every %d steps", newest, self._task.check_steps
-            )
-            self._has_missed = True
 
     def _step(self, recorder: Recorder, epsilon: float) -> None:
         step, episode = self._actor.step(epsilon)

@@ -20,6 +20,11 @@ PAUSE_S: Final = 0.5
 GONE_S: Final = 10.0
 """If the tables of a run are gone for this long, the run is over. A server that restarts without its tables gets them
 back from the trainer sooner."""
+WEIGHTS_SHARE: Final = 0.05
+"""Share of an actor's time for reading weights. If many actors or a slow network make it take longer, they read less
+often."""
+WEIGHTS_RETRY_S: Final = 5.0
+"""Pause after weights could not be read."""
 _RETRY_S: Final = 0.2
 """Pause before another look for a task that is not there yet."""
 
@@ -44,6 +49,8 @@ class PublishedRun:
         self._settings = settings
         self._version: int | None = None
         self._progress: Progress | None = None
+        self._weights_version = 0
+        self._weights_at = 0.0
         # Seconds in which the server answered, but had no news. Other seconds say nothing about the trainer.
         self._silent_s = 0.0
         self._asked_at = time.monotonic()
@@ -105,13 +112,20 @@ class PublishedRun:
             self._stop.wait(_RETRY_S)
         return None
 
-    def weights(self, known: int) -> tuple[int, dict[str, torch.Tensor]] | None:
-        """Return the newest weights and their version, unless they are known, or are not there at present."""
-        try:
-            found = self._client.latest(self.tables.weights, wait_newer=known, timeout_s=0)
-        except (DeadlineExceededError, TableNotFoundError, ServerUnavailableError):
+    def newer_weights(self, progress: Progress) -> dict[str, torch.Tensor] | None:
+        """Return the newest weights; None: they are known, or it is too early to read others."""
+        now = time.monotonic()
+        if progress.weights == self._weights_version or now < self._weights_at:
             return None
-        return found.version, {name: torch.from_numpy(values) for name, values in found.values.items()}
+        try:
+            found = self._client.latest(self.tables.weights, wait_newer=self._weights_version, timeout_s=0)
+        except (DeadlineExceededError, TableNotFoundError, ServerUnavailableError) as error:
+            self._weights_at = now + WEIGHTS_RETRY_S
+            log.warning("weights of version %d cannot be read now: %s", progress.weights, error)
+            return None
+        self._weights_version = found.version
+        self._weights_at = time.monotonic() + (time.monotonic() - now) / WEIGHTS_SHARE
+        return {name: torch.from_numpy(values) for name, values in found.values.items()}
 
     def _count_silence(self) -> None:
         now = time.monotonic()

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from replay_client._operations.table import TableOperations
 from replay_client._rows.published_state import KEPT, PART_COLUMNS, PublishedState, is_whole, last_rows, unpacked
 from replay_client._transport.call import Operation
+from replay_client.batch import Rows
 from replay_client.errors import DeadlineExceededError, InvalidArgumentError, ReplayError
 from replay_client.results.description import TableDescription
 from replay_client.results.published import Published
@@ -24,6 +25,9 @@ WAITS_FOR_S: Final = 5.0
 ended before the last part."""
 _ATTEMPTS: Final = 8
 """Attempts to publish without rows of other publications in between, and to read before the rows are evicted."""
+_MANY: Final = KEPT + 2
+_MANY_ROWS: Final = 64
+"""A reader that knows a version looks at so many publications from there on, or at so many rows."""
 LOOK_AGAIN_S: Final = 0.5
 """Pause before another look for a table that does not exist."""
 
@@ -52,22 +56,30 @@ class Channel:
         self._operations = operations
         self._parts = table.capacity // KEPT
         self._part_bytes = table.schema["data"].row_bytes
+        self._structure: int | None = None  # of what it has published
 
     def publish(self, state: PublishedState, timeout_s: float | None) -> Operation[int]:
         """Publish a state, and return its version; see `ReplayClient.publish`."""
-        newest, _ = yield from self._newest()
-        if newest is not None and newest.structure != state.structure:
-            earlier = yield from self._operations.read(newest.keys, columns=["data"])
-            if earlier.batch_size == self._parts:
-                raise state.difference(earlier["data"], self._name, self._version(newest.keys))
+        structure = state.structure
+        if structure != self._structure:
+            yield from self._check(state, structure)
         if (self._parts, self._part_bytes) != state.shape:
             expected = f"as much as the table {self._name!r} was created for; publish under another name, or drop it"
             raise InvalidArgumentError.of_field("values", expected, f"{state.shape[0] * state.shape[1]:,} bytes")
         for _ in range(_ATTEMPTS):
             keys = yield from self._operations.insert(state.rows(), priorities=None, timeout_s=timeout_s)
             if keys[-1] - keys[0] == self._parts - 1:
+                self._structure = structure
                 return self._version(keys)
         raise ReplayError(f"other programs publish under {self._name!r} at the same time; use a name for each")
+
+    def _check(self, state: PublishedState, structure: int) -> Operation[None]:
+        """Check that a state has the structure of the newest publication."""
+        newest, _ = yield from self._newest(None)
+        if newest is not None and newest.structure != structure:
+            earlier = yield from self._operations.read(newest.keys, columns=["data"])
+            if earlier.batch_size == self._parts:
+                raise state.difference(earlier["data"], self._name, self._version(newest.keys))
 
     def latest(self, known: int | None, wait_s: float) -> Operation[Published | None]:
         """Read the newest publication, unless its version is ``known``.
@@ -75,7 +87,7 @@ class Channel:
         If there is none, wait for the next one, for at most ``wait_s`` seconds and `WAITS_FOR_S`. None: look again.
         """
         for _ in range(_ATTEMPTS):
-            newest, expected_key = yield from self._newest()
+            newest, expected_key = yield from self._newest(known)
             if newest is not None and self._version(newest.keys) != known:
                 keys = newest.keys
             elif wait_s > 0 and (yield from self._has_ended(expected_key, wait_s)):
@@ -92,20 +104,31 @@ class Channel:
         row = yield from self._operations.read([key], columns=["part"], wait_s=min(wait_s, WAITS_FOR_S))
         return row.batch_size == 1 and int(row["part"][0]) == self._parts - 1
 
-    def _newest(self) -> Operation[tuple[_Newest | None, int]]:
-        """Find the newest whole publication, and the key that the last row of the next one will have."""
+    def _newest(self, known: int | None) -> Operation[tuple[_Newest | None, int]]:
+        """Find the newest whole publication, and the key that the last row of the next one will have.
+
+        If there are not many publications since the ``known`` version, this takes one call.
+        """
+        if known is not None:
+            keys = (known - 1) * self._parts + np.arange(max(_MANY_ROWS, _MANY * self._parts))
+            rows = yield from self._operations.read(keys, columns=PART_COLUMNS)
+            # The newest rows of a table are live. If the last of these is not, they include the newest ones.
+            if rows.batch_size and rows.row_keys[-1] != keys[-1]:
+                return self._found(rows, int(rows.row_keys[-1]) + 1)
         table = yield from self._operations.describe()
         keys = np.arange(table.inserted - table.size, table.inserted)
-        rows = yield from self._operations.read(keys, columns=PART_COLUMNS)
+        return self._found((yield from self._operations.read(keys, columns=PART_COLUMNS)), table.inserted)
+
+    def _found(self, rows: Rows, inserted: int) -> tuple[_Newest | None, int]:
+        """Return what `_newest` does, given the newest live rows and the number of rows ever inserted."""
         parts, ends = rows["part"], last_rows(rows["part"], rows["publication"], self._parts)
         # The newest rows may be the first parts of a publication in progress.
         begun = (int(parts[-1]) + 1) % self._parts if len(parts) else 0
-        expected_key = table.inserted + self._parts - begun - 1
+        expected_key = inserted + self._parts - begun - 1
         if not ends:
             return None, expected_key
-        return _Newest(
-            int(rows["structure"][ends[-1]]), rows.row_keys[ends[-1] + 1 - self._parts : ends[-1] + 1]
-        ), expected_key
+        last = slice(ends[-1] + 1 - self._parts, ends[-1] + 1)
+        return _Newest(int(rows["structure"][ends[-1]]), rows.row_keys[last]), expected_key
 
     def _version(self, keys: NDArray[np.int64]) -> int:
         """Return the version of a publication with these keys.

@@ -28,6 +28,7 @@ class Channels:
 
     def __init__(self) -> None:
         self._tables: dict[str, Table] = {}  # kept, because each maps the server's files
+        self._channels: dict[bytes, Channel] = {}
 
     async def publish(self, client: ReplayClient, name: str, values: Any, timeout_s: float | None) -> int:
         """See `replay_client.ReplayClient.publish`."""
@@ -74,7 +75,10 @@ class Channels:
         if table is None:
             table = self._tables[name] = await _opened(client, name, state)
         try:
-            return await table._run_near(operation(Channel(table._description, table._operations)))
+            channel = self._channels.get(table.uid)
+            if channel is None:
+                channel = self._channels[table.uid] = Channel(table._description, table._operations)
+            return await table._run_near(operation(channel))
         except (TableNotFoundError, TableReplacedError, ServerUnavailableError):
             self._tables.pop(name, None)
             raise

@@ -27,6 +27,7 @@ class Channels:
 
     def __init__(self) -> None:
         self._tables: dict[str, Table] = {}  # kept, because each maps the server's files
+        self._channels: dict[bytes, Channel] = {}
 
     def publish(self, client: ReplayClient, name: str, values: Any, timeout_s: float | None) -> int:
         """See `ReplayClient.publish`."""
@@ -72,7 +73,10 @@ class Channels:
             table = self._tables[name] = _opened(client, name, state)
         try:
             home = table._home()
-            return home._run_near(operation(Channel(home._description, home._operations)))
+            channel = self._channels.get(home.uid)
+            if channel is None:
+                channel = self._channels[home.uid] = Channel(home._description, home._operations)
+            return home._run_near(operation(channel))
         except (TableNotFoundError, TableReplacedError, ServerUnavailableError):
             self._tables.pop(name, None)
             raise

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import torch
 from replay_agent.distributed import published_run
 from replay_agent.distributed.published_run import (
     PublishedRun,
@@ -151,8 +152,32 @@ def test_of_several_runs_the_one_that_lives_is_found_or_a_choice_is_asked_for(
         assert found.name == "pong"
         alive.add("breakout")
         client.latest("breakout.progress", timeout_s=PATIENCE_S)
-        with pytest.raises(SeveralRunsError, match=r"got (breakout, pong|pong, breakout); choose one of them with --run"):
+        with pytest.raises(
+            SeveralRunsError, match=r"got (breakout, pong|pong, breakout); choose one of them with --run"
+        ):
             find_run(client, threading.Event(), settings)
     finally:
         ended.set()
         trainers.join()
+
+
+def test_weights_are_read_when_they_are_newer_and_not_too_often(
+    client: ReplayClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(published_run, "WEIGHTS_RETRY_S", 0.0)
+    run = follow(client)
+    assert run.newer_weights(GOES_ON) is None  # there are none yet
+    assert run.newer_weights(GOES_ON._replace(weights=1)) is None
+    assert "weights of version 1 cannot be read now" in caplog.text
+    for number in (1, 2):
+        version = client.publish("run.weights", {"w": torch.full((3,), float(number))})
+        progress = GOES_ON._replace(weights=version)
+        found = run.newer_weights(progress)
+        assert found is not None
+        assert found["w"].tolist() == [number] * 3
+        assert run.newer_weights(progress) is None
+        run._weights_at = 0.0  # as if its pause was over
+    monkeypatch.setattr(published_run, "WEIGHTS_SHARE", 1e-9)
+    for number in (3, 4):
+        version = client.publish("run.weights", {"w": torch.full((3,), float(number))})
+        assert (run.newer_weights(GOES_ON._replace(weights=version)) is not None) == (number == 3)
