@@ -121,7 +121,7 @@ def test_figures_of_a_table_of_steps(server: ServerProcess, new_table: NewTable)
     assert done.returncode == 0, done.stderr
     assert "8 drawable, 2 pending, 0 broken, 1 closing" in done.stdout
     figures = json.loads(run("stats", "cli-steps", "--json", "--server", server.address).stdout)["tables"]["cli-steps"]
-    assert figures["steps"] == {"drawable": 8, "pending": 2, "broken": 0, "closing": 1}
+    assert figures["steps"] == {"drawable": 8, "pending": 2, "broken": 0, "closing": 1, "lost": 0}
     assert figures["item"] == {"kind": "Transitions", "n_step": 2, "gamma": 0.99}
     assert "Stack(of='obs', count=2" in run("tables", "--server", server.address, COLUMNS="160").stdout
     seen = run("inspect", "cli-steps", "--server", server.address, COLUMNS="160")

@@ -98,7 +98,7 @@ def _limiter_facts(table: TableStats) -> Iterator[tuple[str, str]]:
 
 
 def _steps(steps: StepStats) -> str:
-    counts = {name: getattr(steps, name) for name in ("drawable", "pending", "broken", "closing")}
+    counts = {name: getattr(steps, name) for name in ("drawable", "pending", "broken", "closing", "lost")}
     return ", ".join(f"{count_text(count)} {name}" for name, count in counts.items())
 
 

@@ -72,7 +72,9 @@ class TableDescription:
 
         Larger requests would delay other calls, and the rate limiter or queue might never allow them.
         """
-        fitting = min(self.slots - self.capacity, MOST_ROWS_AT_ONCE, max(1, INSERT_BYTES // self.row_bytes))
+        # The ring of a queue of windows also has room for windows that a draw waits with.
+        spare = self.slots - self.capacity * (2 if self.backend == FIFO and self.steps is not None else 1)
+        fitting = min(spare, MOST_ROWS_AT_ONCE, max(1, INSERT_BYTES // self.row_bytes))
         if self.backend == FIFO:
             fitting = min(fitting, self.capacity)
         if self.rate_limit is not None and self.rate_limit.largest_insert is not None:

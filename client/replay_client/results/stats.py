@@ -87,7 +87,7 @@ class TimesSampled:
 
 @dataclass(frozen=True)
 class StepStats:
-    """Counts of live rows of a table of steps. Steps between the anchors of sequences are not counted."""
+    """Counts of rows of a table of steps. Steps between the anchors of sequences are not counted."""
 
     drawable: int
     """Anchors with a complete window, which can be drawn."""
@@ -97,6 +97,9 @@ class StepStats:
     """Anchors that can never be drawn again: rows of their window were evicted, lost, or never inserted."""
     closing: int
     """Rows that close an episode."""
+    lost: int = 0
+    """Anchors that were evicted before their window was complete, since the server started or the table was reset. In a
+    queue, their windows were never delivered."""
 
 
 @dataclass(frozen=True)

@@ -764,7 +764,9 @@ class Backend(google.protobuf.message.Message):
     `max_times_sampled` times, and then removes them; clients on the server's host cannot copy them from files.
     Probabilities and weights are 1; priorities are stored but ignored. A draw waits for all of its rows, an insert
     waits for room, and no row is overwritten. A row counts as drawn before it is sent, so it is never delivered too
-    often, but it is lost if the reply is lost.
+    often, but it is lost if the reply is lost. From a table of steps, a queue delivers windows, in the order in which
+    their last rows were inserted. Rows of windows that are not complete do not keep inserts waiting: such a window is
+    lost when as many rows as the capacity were inserted after its first one.
     """
     @property
     def parameters(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
@@ -872,8 +874,8 @@ class TableConfig(google.protobuf.message.Message):
 
     @property
     def steps(self) -> global___Steps:
-        """What is drawn from a table of steps; unset: rows. Not allowed with "fifo". With "sum_tree", the mass of a row with
-        priority 0 must be above 0.
+        """What is drawn from a table of steps; unset: rows. With "sum_tree", the mass of a row with priority 0 must be above
+        0.
         """
 
     @property
@@ -1163,7 +1165,9 @@ class Insertion(google.protobuf.message.Message):
     RUNS_FIELD_NUMBER: builtins.int
     WAIT_S_FIELD_NUMBER: builtins.int
     row_count: builtins.int
-    """Number of rows: 1 to slots - capacity of the table, and at most 8192. All become live at the same moment."""
+    """Number of rows: 1 to slots - capacity of the table (slots - 2 * capacity if it is a queue of windows), and at most
+    8192. All become live at the same moment.
+    """
     priorities: builtins.bytes
     """float64[row_count], finite and not negative. Empty: every row gets the largest live priority, read once before the
     rows become live. If the table is empty or this priority is 0, they get 1.0.
@@ -2718,6 +2722,7 @@ class StepStats(google.protobuf.message.Message):
     PENDING_FIELD_NUMBER: builtins.int
     BROKEN_FIELD_NUMBER: builtins.int
     CLOSING_FIELD_NUMBER: builtins.int
+    LOST_FIELD_NUMBER: builtins.int
     drawable: builtins.int
     """Anchors with a complete window, which can be drawn."""
     pending: builtins.int
@@ -2726,6 +2731,10 @@ class StepStats(google.protobuf.message.Message):
     """Anchors that can never be drawn again: rows of their window were evicted, lost, or never inserted."""
     closing: builtins.int
     """Rows that close an episode."""
+    lost: builtins.int
+    """Anchors that were evicted before their window was complete, since the server started or the table was reset. In a
+    queue, their windows were never delivered.
+    """
     def __init__(
         self,
         *,
@@ -2733,8 +2742,9 @@ class StepStats(google.protobuf.message.Message):
         pending: builtins.int = ...,
         broken: builtins.int = ...,
         closing: builtins.int = ...,
+        lost: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["broken", b"broken", "closing", b"closing", "drawable", b"drawable", "pending", b"pending"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["broken", b"broken", "closing", b"closing", "drawable", b"drawable", "lost", b"lost", "pending", b"pending"]) -> None: ...
 
 global___StepStats = StepStats
 

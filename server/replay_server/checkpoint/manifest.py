@@ -102,7 +102,7 @@ class TableManifest:
             [FileManifest(name, file["bytes"], file["crc32"]) for name, file in stored["files"].items()],
         )
         state, config = table.state, table.config
-        state.check(config.times)
+        state.check(config.numbers_per_row)
         KEYS.check("left_out", table.left_out)
         for file in table.files:
             BYTES.check(f"files.{file.name}.bytes", file.size)

@@ -187,12 +187,19 @@ def _steps(tables: Sequence[TableView]) -> Iterator[Metric]:
     broken = GaugeMetricFamily(
         "replay_table_broken_rows", "In tables of steps: rows whose earlier steps are gone.", labels=_OF_TABLES
     )
+    lost = CounterMetricFamily(
+        "replay_table_lost_rows",
+        "In tables of steps: rows that were evicted before their later steps came.",
+        labels=_OF_TABLES,
+    )
     for table in tables:
         if table.steps is not None:
             pending.add_metric((table.name,), table.steps.pending)
             broken.add_metric((table.name,), table.steps.broken)
+            lost.add_metric((table.name,), table.steps.lost)
     yield pending
     yield broken
+    yield lost
 
 
 def _limiters(tables: Sequence[TableView]) -> Iterator[Metric]:

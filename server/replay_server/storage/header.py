@@ -31,8 +31,8 @@ class Header:
     Storing ``inserted`` commits an insert.
     """
 
-    def __init__(self, folder: Path, *, most_live: int, times: int, create: bool) -> None:
-        """Map the header of the table in ``folder``; see `TableConfig` for ``most_live`` and ``times``.
+    def __init__(self, folder: Path, *, most_live: int, times: int, numbers_per_row: int, create: bool) -> None:
+        """Map the header of the table in ``folder``; see `TableConfig` for the numbers.
 
         Raises:
             ValueError: an existing header is inconsistent.
@@ -43,7 +43,7 @@ class Header:
         self._most_live, self._times = most_live, times
         state = state_in(self._words)
         try:
-            state.check(times)
+            state.check(numbers_per_row)
         except ValueError as error:
             self.close()
             raise ValueError(f"{folder / HEADER_FILE}: {error}; the file is corrupt") from error

@@ -30,6 +30,8 @@ QUEUE = "fifo"
 """The protocol's backend name for a queue, which draws oldest rows first."""
 MAX_TIMES_SAMPLED = 10_000
 """Small enough that its product with a 48-bit key fits easily into 64 bits."""
+_MOST_NUMBERS = 1 << 14
+"""Maximum numbers of deliveries per key: their product with a 48-bit key fits into 63 bits."""
 _TABLE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}")
 _MIN_SLACK = 64
 _SLACK_FRACTION = 64
@@ -123,6 +125,10 @@ class TableConfig:
         object.__setattr__(
             self, "parameters", {name: float(value) for name, value in resolved.items() if value is not None}
         )
+        if self.numbers_per_row > _MOST_NUMBERS:
+            most = _MOST_NUMBERS // (self.numbers_per_row // self.max_times)
+            got = f"{self.max_times}"
+            raise FieldError("max_times_sampled", f"at most {most:,} with windows of this length", got)
         if self.steps is not None and self.backend == SumTree.name and not SumTreeParameters(**resolved).mass(0.0):
             raise FieldError(
                 "epsilon", "epsilon ** alpha above 0 in a table of steps", repr(self.parameters["epsilon"])
@@ -136,8 +142,6 @@ class TableConfig:
                 if column.at != "step":
                     raise FieldError(f"columns.{name}.at", "'step', except in a table of sequences", repr(column.at))
             return
-        if self.is_queue:
-            raise FieldError("steps", "none with the backend fifo", type(self.steps.item).__name__)
         if self.steps.window.rows > self.capacity:
             raise FieldError("capacity", f"at least {self.steps.window.rows}, the rows of a window", str(self.capacity))
 
@@ -153,8 +157,13 @@ class TableConfig:
 
     @cached_property
     def slots(self) -> int:
-        """Length of the ring: row k is in slot ``k % slots``."""
-        return self.capacity + self.slack
+        """Length of the ring: row k is in slot ``k % slots``.
+
+        In a queue of windows, it is twice as long: while a draw waits for more of them, the rows of those that were
+        granted stay there, in addition to the capacity.
+        """
+        spare = self.capacity if self.is_queue and self.steps is not None else 0
+        return self.capacity + self.slack + spare
 
     @property
     def is_queue(self) -> bool:
@@ -195,9 +204,19 @@ class TableConfig:
         return LINK if self.steps is None else STEP_LINK
 
     @property
-    def times(self) -> int:
-        """Deliveries per row of a queue; 0 if the table is not a queue."""
+    def max_times(self) -> int:
+        """Deliveries of each row or window of a queue; 0 if the table is not a queue."""
         return int(self.parameters["max_times_sampled"]) if self.is_queue else 0
+
+    @property
+    def times(self) -> int:
+        """Deliveries after which a row is released; 0 unless the table is a queue of rows."""
+        return self.max_times if self.steps is None else 0
+
+    @property
+    def numbers_per_row(self) -> int:
+        """Numbers of deliveries for each key; 0 if the table is not a queue. See `replay_server.table.window_queue`."""
+        return self.max_times if self.steps is None else self.max_times * (self.steps.window.forward + 1)
 
     @property
     def most_live(self) -> int:

@@ -91,7 +91,13 @@ class TableDirectory:
         self.folder = folder
         self.config = config
         self.uid = uid
-        self.header = Header(folder, most_live=config.most_live, times=config.times, create=create)
+        self.header = Header(
+            folder,
+            most_live=config.most_live,
+            times=config.times,
+            numbers_per_row=config.numbers_per_row,
+            create=create,
+        )
         self.rows = RowStore(folder, config.schema, config.slots, create=create, link=config.link, checked=checked)
         self.priorities_file = MappedFile(folder / PRIORITIES_FILE, config.slots * PRIORITY_BYTES, create=create)
         """The file of `priorities`."""

@@ -20,12 +20,13 @@ class TableState(NamedTuple):
     inserted: int = 0
     """Number of rows ever inserted and committed; also the next row's key."""
     floor: int = 0
-    """Rows below this key are gone: they were removed by a reset, or lost in a power loss."""
+    """Rows below this key are gone: they were removed by a reset, lost in a power loss, or left a queue of windows."""
     counted_from: int = 0
     """Key of the first row after the last reset. A rate limiter counts rows from this key on, even lost ones, so it may
     be below ``floor``."""
     delivered: int = 0
-    """Number of a queue's next delivery, unless ``floor`` is beyond it; see `replay_server.table.oldest_first`."""
+    """Number of a queue's next delivery, unless ``floor`` is beyond it; see `replay_server.table.oldest_first` and
+    `replay_server.table.window_queue`."""
     sampled: int = 0
     """Rows drawn from a table with a rate limiter since it was created or reset. In a distributed table, a row may be
     counted in another shard than the one it was drawn from, so the number can be negative."""
@@ -54,12 +55,12 @@ class TableState(NamedTuple):
         """Whether this state may be at least as new as ``other``. Ignores ``sampled``, which a reset sets to 0."""
         return self.inserted >= other.inserted and self.floor >= other.floor and self.delivered >= other.delivered
 
-    def check(self, times: int) -> None:
-        """Raise `ValueError` unless the state is consistent."""
+    def check(self, numbers_per_row: int) -> None:
+        """Raise `ValueError` unless the state is consistent; see `TableConfig.numbers_per_row`."""
         if (
             not 0 <= self.counted_from <= self.floor <= self.inserted
             or self.inserted not in KEYS
-            or not 0 <= self.delivered <= self.inserted * times
+            or not 0 <= self.delivered <= self.inserted * numbers_per_row
             or self.sampled not in SAMPLED
         ):
             raise ValueError(f"expected the state of a table, found {self._asdict()}")

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from replay_server.table.items.items import Windows
 
+NO_KEYS = np.empty(0, np.int64)
+
 
 class DrawMode(Enum):
     """How a draw chooses its points. A point between 0 and the total mass selects one row."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import abstractmethod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,19 +13,14 @@ from replay_server.backends.index import Drawn, LiveRows, PriorityIndex
 from replay_server.errors import Lack
 from replay_server.storage.header import Header
 from replay_server.storage.table_config import TableConfig
-from replay_server.table.draws import Draw
+from replay_server.table.draws import NO_KEYS, Draw
 from replay_server.table.gates import Gate
 
 
-class OldestFirst(Gate):
-    """Chooses the rows that a queue delivers, and is the queue's gate. Inserts never overwrite live rows.
+class Queue(Gate):
+    """Chooses what a queue delivers, and is the queue's gate. Inserts never overwrite what is to be delivered.
 
-    Handing out a row once is one delivery. Deliveries are numbered from 0; the first delivery of row k has the number
-    ``k * times``. The number of the next delivery determines the oldest live row. This number is stored before a reply
-    is sent, so no row is delivered too often.
-
-    Granted rows no longer count towards the capacity, although they are still stored. Otherwise, a draw waiting for
-    more rows and an insert waiting for room would deadlock. The ring's slack has space for the new rows.
+    Handing out a row or window once is one delivery.
     """
 
     copyable = False
@@ -33,7 +29,7 @@ class OldestFirst(Gate):
         """Continue from the state in ``header``."""
         super().__init__(header)
         self.turn = asyncio.Lock()
-        self._times = config.times
+        self._times = config.max_times
         self._config = config
 
     @property
@@ -42,22 +38,7 @@ class OldestFirst(Gate):
         return self
 
     def replace_index(self, index: PriorityIndex) -> None:
-        """Do nothing: rows are chosen by age."""
-
-    def check_draw(self, rows: int) -> None:
-        """Refuse a draw of more rows than a full queue can always deliver.
-
-        The oldest row of a full queue may have only one delivery left.
-        """
-        most = (self._config.capacity - 1) * self._times + 1
-        if rows > most:
-            raise errors.too_large("rows of one draw", most, rows, "capacity of the queue")
-
-    def grant(self, rows: int) -> int:
-        """Grant available deliveries, and reserve them for the draw."""
-        granted = min(rows, self._header.inserted * self._times - self._next - self._granted)
-        self._granted += granted
-        return granted
+        """Do nothing: draws are in order of age."""
 
     def count_drawn(self, rows: int) -> None:
         """Do nothing: rows are counted when they are delivered."""
@@ -67,12 +48,20 @@ class OldestFirst(Gate):
         self.give_back(rows)
 
     def choose_points(self, draw: Draw, count: int) -> NDArray[np.float64]:
-        """Return zeros: the rows are chosen by age, not by points."""
+        """Return zeros: draws are in order of age, not by points."""
         return np.zeros(count * draw.batch_size)
 
+    @abstractmethod
     def draw(self, draw: Draw, points: NDArray[np.float64], live: LiveRows) -> Drawn:
-        """Return the next rows to deliver, oldest first."""
-        return Drawn(np.arange(self._next, self._next + len(points)) // self._times, np.ones(len(points)))
+        """Return what is to be delivered next, for each point. This changes no state; see `hand_out`."""
+
+    @abstractmethod
+    def hand_out(self, rows: int) -> NDArray[np.int64]:
+        """Count deliveries that were granted.
+
+        Returns:
+            int64[n]: keys of live rows that can no longer be drawn.
+        """
 
     def smallest_probability(self, live: LiveRows) -> float:
         """Return 1, because draws are deterministic."""
@@ -84,13 +73,8 @@ class OldestFirst(Gate):
         """Return 1 for every row, because draws are deterministic."""
         return np.ones(len(priorities))
 
-    def hand_out(self, rows: int) -> None:
-        """Count deliveries of granted rows. Rows without remaining deliveries are no longer live."""
-        self._granted -= rows
-        self._header.store("delivered", self._next + rows)
-
     def draw_lacks(self, rows: int, granted: int) -> Lack:
-        """Return how many rows are granted to the draw, and how many it needs. Each delivery counts as a row."""
+        """Return how many deliveries are granted to the draw, and how many it needs."""
         return Lack("rows", granted, rows)
 
     def check_insert(self, rows: int) -> None:
@@ -109,6 +93,48 @@ class OldestFirst(Gate):
     def insert_lacks(self, rows: int) -> Lack:
         """Return for how many rows there is room now, and for how many rows the inserts need room."""
         return Lack("room", self._room, rows)
+
+    @property
+    @abstractmethod
+    def _room(self) -> int:
+        """Number of rows that may be inserted now."""
+
+
+class OldestFirst(Queue):
+    """Chooses the rows that a queue delivers.
+
+    Deliveries are numbered from 0; the first delivery of row k has the number ``k * times``. The number of the next
+    delivery determines the oldest live row. This number is stored before a reply is sent, so no row is delivered too
+    often.
+
+    Granted rows no longer count towards the capacity, although they are still stored. Otherwise, a draw waiting for
+    more rows and an insert waiting for room would deadlock. The ring's slack has space for the new rows.
+    """
+
+    def check_draw(self, rows: int) -> None:
+        """Refuse a draw of more rows than a full queue can always deliver.
+
+        The oldest row of a full queue may have only one delivery left.
+        """
+        most = (self._config.capacity - 1) * self._times + 1
+        if rows > most:
+            raise errors.too_large("rows of one draw", most, rows, "capacity of the queue")
+
+    def grant(self, rows: int) -> int:
+        """Grant available deliveries, and reserve them for the draw."""
+        granted = min(rows, self._header.inserted * self._times - self._next - self._granted)
+        self._granted += granted
+        return granted
+
+    def draw(self, draw: Draw, points: NDArray[np.float64], live: LiveRows) -> Drawn:
+        """Return the next rows to deliver, oldest first."""
+        return Drawn(np.arange(self._next, self._next + len(points)) // self._times, np.ones(len(points)))
+
+    def hand_out(self, rows: int) -> NDArray[np.int64]:
+        """Count deliveries of granted rows. Rows without remaining deliveries are no longer live."""
+        self._granted -= rows
+        self._header.store("delivered", self._next + rows)
+        return NO_KEYS
 
     @property
     def _room(self) -> int:

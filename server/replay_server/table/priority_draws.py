@@ -11,7 +11,7 @@ from replay_server.backends.index import Drawn, LiveRows, PriorityIndex
 from replay_server.storage.header import Header
 from replay_server.storage.table_config import TableConfig
 from replay_server.table.distinct import draw_distinct
-from replay_server.table.draws import Draw, DrawMode
+from replay_server.table.draws import NO_KEYS, Draw, DrawMode
 from replay_server.table.gates import LimiterGate
 from replay_server.table.items.items import Items
 from replay_server.table.stratified import stratified_fractions
@@ -20,7 +20,7 @@ from replay_server.table.stratified import stratified_fractions
 class PriorityDraws:
     """Draws rows by priority.
 
-    `replay_server.table.oldest_first.OldestFirst` has the same public members. Each table uses one of these classes.
+    `replay_server.table.oldest_first.Queue` has the same public members. Each table uses one of these classes.
     """
 
     copyable = True
@@ -81,5 +81,6 @@ class PriorityDraws:
             return np.full(len(priorities), 1 / max(1, live.size))
         return self._index.masses(priorities, ranks) / self._index.total_mass
 
-    def hand_out(self, rows: int) -> None:
+    def hand_out(self, rows: int) -> NDArray[np.int64]:
         """Do nothing: drawn rows stay in the table."""
+        return NO_KEYS

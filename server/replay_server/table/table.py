@@ -33,11 +33,12 @@ from replay_server.table.gates import Gate
 from replay_server.table.items.items import Items, SingleRows, StepCounts
 from replay_server.table.items.link_kernels import BYTES_PER_SLOT
 from replay_server.table.items.step_windows import StepWindows
-from replay_server.table.oldest_first import OldestFirst
+from replay_server.table.oldest_first import OldestFirst, Queue
 from replay_server.table.priority_draws import PriorityDraws
 from replay_server.table.table_figures import TableFigures
 from replay_server.table.times_sampled import COUNT_BYTES, TimesSampled
 from replay_server.table.updates import live_only, resolve_update
+from replay_server.table.window_queue import WindowQueue
 
 _NO_ORIGINS = np.zeros((MOST_ROWS_AT_ONCE, 2), np.uint64)
 """Streams and episodes of rows that were inserted without either."""
@@ -110,8 +111,11 @@ class Table:
         self._index = make_index(self.config.index_backend, self.config.index_parameters, directory.priorities)
         steps = self.config.steps
         self._items: Items = SingleRows() if steps is None else StepWindows(self.config.slots, steps.window)
+        self._windows: WindowQueue | None = None
+        if self.config.is_queue and isinstance(self._items, StepWindows):
+            self._windows = WindowQueue(self.config, self._header, self._items)
         self._load()
-        self.draws: OldestFirst | PriorityDraws = (
+        self.draws: Queue | PriorityDraws = self._windows or (
             OldestFirst(self.config, self._header)
             if self.config.is_queue
             else PriorityDraws(self.config, self._header, self._index, self._items, directory.priorities)
@@ -167,7 +171,7 @@ class Table:
         ``granted`` of them are granted already, and at least ``least`` must be drawable.
         """
         live = self.live
-        if live.size == self.config.capacity and self._items.count(live.size) == 0:
+        if live.size >= self.config.capacity and self._items.count(live.size) == 0:
             rows_of_windows = self._items.rows_of_open_windows(live.oldest)
             if rows_of_windows > live.size:
                 return Lack("windows", live.size, rows_of_windows)
@@ -320,6 +324,8 @@ class Table:
         if stamp is not None:
             self.directory.writers.store(stamp.writer_id, stamp.sequence, first, rows.count)
         self._header.store("inserted", first + rows.count)
+        if self._windows is not None:
+            self._windows.arrived(keys)
         self.figures.inserted(rows.count, self.inserted)
         self._forget(oldest, self.oldest)
         return range(first, first + rows.count)
@@ -382,7 +388,9 @@ class Table:
         if not is_counted:
             self.figures.handed_out(len(keys))
             self.figures.drawn(keys if are_live else self.live_keys(keys))
-        self.draws.hand_out(len(keys))
+        gone = self.draws.hand_out(len(keys))
+        if len(gone):
+            self._index.clear(gone)
         self._forget(oldest, self.oldest)
 
     def update(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> tuple[int, int]:
@@ -490,6 +498,8 @@ class Table:
         if self.config.steps is not None:
             keys = np.arange(live.oldest, live.oldest + live.size, dtype=np.int64)
             drawable = self._items.rebuild(live, self.directory.rows.links(keys))
+            if self._windows is not None and drawable is not None:
+                self._windows.load(live, drawable)
         _check_priorities(self.directory, live, drawable, self._index.priority_limit)
         if drawable is not None:
             self.directory.priorities[live_slots(live)[~drawable]] = DEAD_PRIORITY

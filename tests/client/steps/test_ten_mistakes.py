@@ -357,11 +357,9 @@ def test_a_min_size_that_is_never_reached_is_refused(new_table: NewTable, steps:
 
 @pytest.mark.parametrize(
     ("options", "field"),
-    [({"backend": "fifo"}, "steps"), ({"capacity": 3}, "capacity"), ({"epsilon": 0.0}, "epsilon")],
+    [({"capacity": 3}, "capacity"), ({"epsilon": 0.0}, "epsilon")],
 )
-def test_steps_exclude_queues_small_tables_and_zero_mass(
-    new_table: NewTable, options: dict[str, Any], field: str
-) -> None:
+def test_steps_exclude_small_tables_and_zero_mass(new_table: NewTable, options: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidArgumentError) as refused:
         new_table(columns={"x": FRAME}, steps=Transitions(3), **options)
     assert refused.value.metadata["field"] == field

@@ -94,12 +94,12 @@ def test_a_view_outlives_the_closing_of_its_file(tmp_path: Path) -> None:
 
 
 def test_a_header_comes_back(tmp_path: Path) -> None:
-    header = Header(tmp_path, most_live=CAPACITY, times=0, create=True)
+    header = Header(tmp_path, most_live=CAPACITY, times=0, numbers_per_row=0, create=True)
     assert (header.state, header.write_horizon) == (TableState(), 0)
     state = TableState(inserted=2**47 + 5, floor=2**47, counted_from=2**46, sampled=2**47 + 7)
     header.set(state)
     header.close()
-    again = Header(tmp_path, most_live=CAPACITY, times=0, create=False)
+    again = Header(tmp_path, most_live=CAPACITY, times=0, numbers_per_row=0, create=False)
     assert (again.state, again.write_horizon) == (state, 2**47 + 5)
     again.close()
 
@@ -109,7 +109,7 @@ def test_a_reset_that_a_kill_cut_short_is_finished(tmp_path: Path, stored: int) 
     """Otherwise, a limiter would owe samples of removed rows, or count rows without their draws."""
     before = TableState(inserted=500, floor=20, counted_from=10, sampled=3920)
     after = TableState(inserted=500, floor=500, counted_from=500)
-    header = Header(tmp_path, most_live=CAPACITY, times=0, create=True)
+    header = Header(tmp_path, most_live=CAPACITY, times=0, numbers_per_row=0, create=True)
     header.set(before)
     header.close()
     words = np.memmap(tmp_path / "header.bin", "<i8", "r+")
@@ -117,7 +117,7 @@ def test_a_reset_that_a_kill_cut_short_is_finished(tmp_path: Path, stored: int) 
     state[STATE_FIELDS.index("sampled")] = RESETTING
     state[:stored] = after[:stored]
     words.flush()
-    again = Header(tmp_path, most_live=CAPACITY, times=0, create=False)
+    again = Header(tmp_path, most_live=CAPACITY, times=0, numbers_per_row=0, create=False)
     assert again.state == after
     again.close()
     assert state.tolist() == list(after)
@@ -125,11 +125,11 @@ def test_a_reset_that_a_kill_cut_short_is_finished(tmp_path: Path, stored: int) 
 
 def test_a_horizon_ahead_of_the_commit_point_is_taken_back(tmp_path: Path) -> None:
     """The server died during an insert, so no write is in progress any more."""
-    header = Header(tmp_path, most_live=CAPACITY, times=0, create=True)
+    header = Header(tmp_path, most_live=CAPACITY, times=0, numbers_per_row=0, create=True)
     header.store("inserted", 10)
     header.write_horizon = 17
     header.close()
-    again = Header(tmp_path, most_live=CAPACITY, times=0, create=False)
+    again = Header(tmp_path, most_live=CAPACITY, times=0, numbers_per_row=0, create=False)
     assert (again.inserted, again.write_horizon) == (10, 10)
     again.close()
     words = np.fromfile(tmp_path / "header.bin", "<i8")

@@ -285,7 +285,7 @@ class SamplingHandlers:
 def _check_distinct(table: Table, draw: Draw) -> None:
     """Check that a table can serve a draw without replacement."""
     config, limit = table.config, table.config.rate_limit
-    if config.is_queue and config.times > 1:
+    if config.is_queue and config.max_times > 1:
         expected = "another mode, because a queue with max_times_sampled above 1 repeats rows"
         raise FieldError("draw_mode", expected, "WITHOUT_REPLACEMENT")
     if limit is not None and limit.samples_per_insert is not None and draw.batch_size > limit.min_size:

@@ -119,7 +119,7 @@ class _Found:
 
 
 def _find(folder: Path, config: TableConfig, verified: _Verified, point: SyncPoint) -> _Found:
-    header, already_lost = _read_header(folder, point, config.times)
+    header, already_lost = _read_header(folder, point, config.numbers_per_row)
     floor = header.released(config.times)
     end, writers = _roll_forward(verified, point, _read(folder / WRITERS_FILE, WRITER_RECORDS_BYTES), config.slots)
     live = _newest_run(verified, max(floor, end - config.most_live), end)
@@ -138,7 +138,7 @@ def _find(folder: Path, config: TableConfig, verified: _Verified, point: SyncPoi
     return _Found(header, recovered, range(oldest, inserted), lost)
 
 
-def _read_header(folder: Path, point: SyncPoint, times: int) -> tuple[TableState, int]:
+def _read_header(folder: Path, point: SyncPoint, numbers_per_row: int) -> tuple[TableState, int]:
     """Return the state to recover, and the total number of lost rows that an interrupted recovery stored, or 0.
 
     The state comes from the header, unless the header is inconsistent or older than the sync point. In that case, it
@@ -147,7 +147,7 @@ def _read_header(folder: Path, point: SyncPoint, times: int) -> tuple[TableState
     words = _read(folder / HEADER_FILE, HEADER_WORDS * 8).view("<i8")
     state = state_in(words)
     try:
-        state.check(times)
+        state.check(numbers_per_row)
     except ValueError:
         return point.state, 0
     return (state, int(words[LOST])) if state.is_not_before(point.state) else (point.state, 0)
@@ -249,7 +249,7 @@ def _in_step(config: TableConfig, header: TableState, inserted: int) -> TableSta
     If the header has another number, the count of samples is moved to the nearest value within the rate limiter's
     bounds. Without this, rows that were lost, or inserted after the header was written, could make calls wait.
     """
-    state = header._replace(inserted=inserted, delivered=min(header.delivered, inserted * config.times))
+    state = header._replace(inserted=inserted, delivered=min(header.delivered, inserted * config.numbers_per_row))
     if inserted == header.inserted or config.rate_limit is None:
         return state
     return state._replace(sampled=_within(config.rate_limit, inserted - state.counted_from, state.sampled))

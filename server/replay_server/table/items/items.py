@@ -49,7 +49,7 @@ class Windows(NamedTuple):
 
 
 class StepCounts(NamedTuple):
-    """Numbers of live anchors in three states, and of live closing rows."""
+    """Numbers of live anchors in three states, of live closing rows, and of anchors that were lost."""
 
     drawable: int
     """Anchors with a complete window."""
@@ -59,6 +59,8 @@ class StepCounts(NamedTuple):
     """Anchors that can never be drawn (again), because earlier rows of their window are missing."""
     closing: int
     """Rows that close an episode."""
+    lost: int
+    """Anchors that were evicted before their window was complete, since these items began."""
 
 
 class Items(ABC):

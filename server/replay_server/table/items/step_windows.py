@@ -23,7 +23,7 @@ from replay_server.kernels.compile import as_kernel_input
 from replay_server.storage.runs import GOES_ON, Runs, ends_of, steps_of
 from replay_server.table.items import link_kernels
 from replay_server.table.items.items import Items, NewItems, StepCounts, Windows
-from replay_server.table.items.link_kernels import ANCHOR, FIRST, NewRuns
+from replay_server.table.items.link_kernels import ANCHOR, DRAWABLE, FIRST, NewRuns
 
 _FARTHEST = np.iinfo(np.int32).max
 
@@ -49,12 +49,13 @@ class StepWindows(Items):
         self._shape = shape
         self._links = link_kernels.empty_links(slots)
         self._newest: dict[int, _Newest] = {}
+        self._lost = 0
 
     @property
     def counts(self) -> StepCounts:
-        """Counts of live anchors by state, and of live closing rows."""
+        """Counts of anchors and closing rows."""
         anchors, drawable, broken, closing = self._links.counts.tolist()
-        return StepCounts(drawable, anchors - drawable - broken, broken, closing)
+        return StepCounts(drawable, anchors - drawable - broken, broken, closing, self._lost)
 
     def count(self, live_rows: int) -> int:
         """Return the number of drawable anchors."""
@@ -100,10 +101,17 @@ class StepWindows(Items):
 
     def leave(self, first: int, end: int) -> NDArray[np.int64]:
         """Remove evicted rows, and return the anchors that were drawable and are now evicted or broken."""
+        pending = self._pending
         gone = link_kernels.evict(self._links, first, end, self._shape.backward)
+        self._lost += pending - self._pending
         if len(self._newest) > self._slots:  # streams that ended long ago
             self._newest = {stream: newest for stream, newest in self._newest.items() if newest.key >= end}
         return gone
+
+    def retire(self, keys: NDArray[np.int64]) -> None:
+        """Let drawable anchors be anchors no longer, because a queue has delivered their windows. keys: distinct."""
+        self._links.flags[keys % self._slots] &= np.uint8(~(ANCHOR | DRAWABLE) & 0xFF)
+        self._links.counts[[link_kernels.ANCHORS, link_kernels.DRAWABLES]] -= len(keys)
 
     def rows_of_open_windows(self, oldest: int) -> int:
         """Return the rows of a whole window times the number of unfinished episodes with a live row."""
@@ -145,6 +153,12 @@ class StepWindows(Items):
         return link_kernels.find_drawable(
             self._links, live.oldest, live.size, self._shape.forward, self._shape.backward
         )
+
+    @property
+    def _pending(self) -> int:
+        """Number of anchors that wait for later rows."""
+        counts = self._links.counts
+        return int(counts[link_kernels.ANCHORS] - counts[link_kernels.DRAWABLES] - counts[link_kernels.BROKENS])
 
     def _distance(self, first: int, stream: int, episode: int, step: int, oldest: int) -> int:
         """Return the key of a run's first row minus the key of the episode's previous step.

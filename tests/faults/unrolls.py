@@ -1,0 +1,190 @@
+"""Unrolls of several streams pass through a queue, while its server is killed again and again.
+
+    python -m tests.faults.unrolls [--steps 1_000_000] [--consumers 3] [--kills 30]
+
+Each unroll must arrive at most once, whole, and at each consumer after the earlier ones of its stream. Only replies
+that were on their way during a kill may be lost. Without kills, nothing may be missing.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from replay_client import Batch, Column, DeadlineExceededError, Mask, ReplayClient, Sequences, Table
+from replay_proto.command_line import new_app, run_app
+from replay_proto.steps import Derived
+from rich.console import Console
+
+from tests.support.server_process import ServerProcess
+
+LENGTH: Final = 20
+STREAMS: Final = 8
+BATCH: Final = 4
+PREFETCH: Final = 2
+CAPACITY: Final = 4_000
+_PATIENCE_S: Final = 120.0
+_QUIET_S: Final = 5.0
+"""If no unroll arrives for this long after the last insert, there are no more."""
+
+
+@dataclass
+class Unrolls:
+    """What has passed through the queue."""
+
+    sent: list[tuple[int, ...]] = field(default_factory=list)
+    """The values of each unroll."""
+    received: list[list[tuple[int, ...]]] = field(default_factory=list)
+    """Those of each unroll that arrived, for each consumer."""
+    kills: int = 0
+
+    def faults(self) -> list[str]:
+        """Describe what must not be."""
+        found = []
+        values = [values for each in self.received for values in each]
+        if len(set(values)) != len(values):
+            found.append(f"{len(values) - len(set(values))} unrolls arrived twice")
+        strange = set(values) - set(self.sent)
+        if strange:
+            found.append(f"{len(strange)} unrolls were never sent, such as {min(strange)}")
+        for number, each in enumerate(self.received):
+            by_stream = sorted(each, key=lambda values: values[0] % STREAMS)  # otherwise in the order of arrival
+            if by_stream != sorted(each, key=lambda values: (values[0] % STREAMS, values[0])):
+                found.append(f"consumer {number} got unrolls out of order")
+        lost, allowed = len(self.sent) - len(set(values)), self.kills * len(self.received) * (PREFETCH + 1) * BATCH
+        if lost > allowed:
+            found.append(f"{lost} unrolls are missing, at most {allowed} may be")
+        return found
+
+    @property
+    def lost(self) -> int:
+        """Unrolls that did not arrive."""
+        return len(self.sent) - sum(map(len, self.received))
+
+
+def pass_through(
+    server: ServerProcess, steps: int, consumers: int, kills: int, seed: int, note: Callable[[int], None]
+) -> Unrolls:
+    """Send this many steps through a queue; ``note`` is called with the number sent."""
+    found = Unrolls(received=[[] for _ in range(consumers)], kills=kills)
+    with ExitStack() as stack:
+        client = stack.enter_context(ReplayClient(server.address, timeout_s=_PATIENCE_S))
+        columns: dict[str, Column | Derived] = {"step": Column("int64"), "mask": Mask()}
+        table = client.create_table(
+            "unrolls", columns=columns, capacity=CAPACITY, backend="fifo", steps=Sequences(length=LENGTH, period=LENGTH)
+        )
+        ended = threading.Event()
+        threads = [threading.Thread(target=_consume, args=(server, each, ended)) for each in found.received]
+        for thread in threads:
+            thread.start()
+        _write(table, server, steps, kills, random.Random(seed), found, note)
+        count = -1
+        while count != (count := sum(map(len, found.received))):
+            time.sleep(_QUIET_S)
+        ended.set()
+        for thread in threads:
+            thread.join()
+    return found
+
+
+def _write(
+    table: Table,
+    server: ServerProcess,
+    steps: int,
+    kills: int,
+    rng: random.Random,
+    found: Unrolls,
+    note: Callable[[int], None],
+) -> None:
+    """Append the steps of all streams in turn, and kill the server now and then."""
+    kill_at = sorted(rng.sample(range(1, steps), kills))
+    open_unrolls: list[list[int]] = [[] for _ in range(STREAMS)]
+    with table.writer(streams=STREAMS, reconnect_timeout_s=_PATIENCE_S) as writer:
+        for step in range(steps):
+            stream = step % STREAMS
+            if kill_at and step == kill_at[0]:
+                del kill_at[0]
+                server.kill()
+                server.restart()
+                note(step)
+            writer[stream].append(step=step)
+            open_unrolls[stream].append(step)
+            ends = rng.random() < 0.01
+            if ends:
+                writer[stream].end_episode(step=-1, terminated=rng.random() < 0.5)
+            if ends or len(open_unrolls[stream]) == LENGTH:
+                found.sent.append(tuple(open_unrolls[stream]))
+                open_unrolls[stream] = []
+        # Complete the last unroll of each stream.
+        for stream in range(STREAMS):
+            if open_unrolls[stream]:
+                writer[stream].end_episode(step=-1)
+                found.sent.append(tuple(open_unrolls[stream]))
+        writer.flush(timeout_s=_PATIENCE_S)
+
+
+def _consume(server: ServerProcess, received: list[tuple[int, ...]], ended: threading.Event) -> None:
+    with ReplayClient(server.address, timeout_s=_PATIENCE_S) as client:
+        table = client["unrolls"]
+        while not ended.is_set():
+            with table.sampler(BATCH, prefetch=PREFETCH, timeout_s=1.0, reconnect_timeout_s=_PATIENCE_S) as sampler:
+                try:
+                    for batch in sampler:
+                        _note(batch, received)
+                except DeadlineExceededError:
+                    pass
+            _take_rest(table, received)
+
+
+def _take_rest(table: Table, received: list[tuple[int, ...]]) -> None:
+    """Take single unrolls, which are fewer than a batch in the end."""
+    while True:
+        try:
+            batch = table.sample(1, timeout_s=0.1)
+        except DeadlineExceededError:
+            return
+        _note(batch, received)
+
+
+def _note(batch: Batch, received: list[tuple[int, ...]]) -> None:
+    for values, mask in zip(batch["step"], batch["mask"], strict=True):
+        received.append(tuple(values[mask.astype(bool)].tolist()))
+
+
+def main(*, steps: int = 1_000_000, consumers: int = 3, kills: int = 30, seed: int = 0) -> int:
+    """Send steps through a queue.
+
+    Args:
+        steps: environment steps.
+        consumers: samplers that take unrolls.
+        kills: how often the server is killed.
+        seed: of episodes and kills.
+    """
+    console = Console()
+    with tempfile.TemporaryDirectory() as folder:
+        server = ServerProcess(Path(folder) / "log", "--data-dir", f"{folder}/data", forked=False)
+        try:
+            began = time.monotonic()
+            found = pass_through(
+                server, steps, consumers, kills, seed, lambda step: console.print(f"killed at {step:,}")
+            )
+        finally:
+            server.terminate()
+    console.print(
+        f"{len(found.sent):,} unrolls of {steps:,} steps, {found.lost} lost in {kills} kills, "
+        f"{time.monotonic() - began:.0f} s"
+    )
+    for fault in found.faults():
+        console.print(fault)
+    return 1 if found.faults() else 0
+
+
+if __name__ == "__main__":
+    run_app(new_app("tests.faults.unrolls", __doc__, main))
