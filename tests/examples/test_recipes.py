@@ -10,7 +10,7 @@ import pytest
 import torch
 from replay_client import ReplayClient
 
-from examples.recipes import evaluation, her, qmix, rlpd
+from examples.recipes import evaluation, her, impala, qmix, rlpd
 from tests.support.server_process import ServerProcess
 
 
@@ -61,6 +61,32 @@ def test_evaluators_report_on_what_the_learner_publishes(address: str) -> None:
     assert evaluation.main(address, steps=60_000, solved=9.0) >= 9.0  # which any network reaches
 
 
+def test_unrolls_are_learned_from(address: str) -> None:
+    assert impala.main(address, updates=100, solved=0.0) > 9.0
+
+
+def test_v_trace_is_what_the_paper_says() -> None:
+    """Equation 1 of Espeholt et al. (2018), summed as it is written; episodes may end within an unroll."""
+    rng = torch.Generator().manual_seed(0)
+    values, rewards = torch.rand(3, 7, generator=rng), torch.rand(3, 6, generator=rng)
+    discounts, rhos = torch.rand(3, 6, generator=rng), torch.rand(3, 6, generator=rng)
+    mask = torch.tensor([[1.0] * 6, [1.0] * 4 + [0.0] * 2, [1.0] + [0.0] * 5])
+    targets, advantages = impala.v_trace(values, rewards, discounts, rhos, mask)
+    for unroll in range(3):
+        steps = int(mask[unroll].sum())
+        for s in range(steps):
+            expected, weight = float(values[unroll, s]), 1.0
+            for t in range(s, steps):
+                difference = rewards[unroll, t] + discounts[unroll, t] * values[unroll, t + 1] - values[unroll, t]
+                expected += weight * float(rhos[unroll, t] * difference)
+                weight *= float(discounts[unroll, t] * rhos[unroll, t])
+            assert float(targets[unroll, s]) == pytest.approx(expected, abs=1e-5)
+        following = [*targets[unroll, 1:steps].tolist(), float(values[unroll, steps])]
+        for t in range(steps):
+            gain = float(rewards[unroll, t] + discounts[unroll, t] * following[t] - values[unroll, t])
+            assert float(advantages[unroll, t]) == pytest.approx(float(rhos[unroll, t]) * gain, abs=1e-5)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_recipes_reach_their_figures(address: str) -> None:
@@ -68,8 +94,9 @@ def test_recipes_reach_their_figures(address: str) -> None:
     assert qmix.main(address) == 8.0
     assert rlpd.main(address) >= -200.0
     assert evaluation.main(address, evaluators=2) >= 475.0
+    assert impala.main(address) >= 400.0
 
 
-@pytest.mark.parametrize("recipe", [evaluation, her, qmix, rlpd])
+@pytest.mark.parametrize("recipe", [evaluation, her, impala, qmix, rlpd])
 def test_a_recipe_has_at_most_120_lines(recipe: object) -> None:
     assert len(Path(recipe.__file__).read_text("utf-8").splitlines()) <= 120  # type: ignore[attr-defined]

@@ -86,6 +86,18 @@ class Oracle:
             key = previous
         return before, after
 
+    def is_pending(self, key: int) -> bool:
+        """Whether a row can be drawn when later rows of its window have come, if its earlier ones are there."""
+        last = key
+        for _ in range(self.shape.forward):
+            row = self.rows[last]
+            if row.end != GOES_ON:
+                return False
+            if row.after is None:
+                return self.is_anchor(key)
+            last = row.after
+        return False
+
     @property
     def drawable(self) -> set[int]:
         """Keys of drawable rows."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -83,7 +84,8 @@ class Check:
         steps = self.table.stats().steps
         assert steps is not None
         counted = StepStats(*self.oracle.counted)
-        expect(steps == counted, "statistics", steps, counted)
+        # How many were lost depends on when the server was restarted.
+        expect(replace(steps, lost=0) == counted, "statistics", steps, counted)
 
     def _check_draws(self, expected: Mapping[int, Row]) -> None:
         shares = self._probabilities(expected)

@@ -7,17 +7,19 @@ import os
 import signal
 import socket
 import ssl
+import statistics
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-from replay_client import ReplayClient
+from replay_client import ReplayClient, Stats
 from replay_proto.access.serving import SEND_BUFFER_BYTES, listeners
 from replay_server.rpc.over_grpc.lanes import Lanes, choose_by_host
 
 from tests.support.access import Authority, tls_flags
+from tests.support.deadlines import wait_until
 from tests.support.http2 import RawFrames, header_block, opening
 from tests.support.server_process import ServerProcess
 
@@ -25,6 +27,7 @@ LANES = 5
 CONNECTIONS = 40
 CALLS = 96
 """Number of calls per connection."""
+ATTEMPTS = 5
 PATIENCE_S = 10.0
 
 
@@ -93,11 +96,19 @@ async def _check_send_buffers() -> None:
 def test_calls_of_other_hosts_do_not_come_first(start_server: Callable[..., ServerProcess]) -> None:
     """A caller that starts thousands of calls simultaneously delays only the calls of its own lane."""
     server = start_server()
+    with ReplayClient(server.address, same_host=False) as client, ThreadPoolExecutor(1) as threads:
+        client.stats()
+        taken = [calls_before_another_one(server, client, threads) for _ in range(ATTEMPTS)]
+    # How many events gRPC's threads have read when the server continues differs widely, so no single attempt decides.
+    # With one lane, the median is a sixth.
+    assert statistics.median(taken) < CONNECTIONS * CALLS / 8, taken
+
+
+def calls_before_another_one(server: ServerProcess, client: ReplayClient, threads: ThreadPoolExecutor) -> int:
+    """How many calls of a flood from another host the server takes before a call that began in the middle of it."""
     block = header_block("/replay.v1.ReplayService/Write")
     calls = [opening(2 * number + 1, block) for number in range(CALLS)]
-    threads = ThreadPoolExecutor(1)
-    with threads, ReplayClient(server.address, same_host=False) as client, ExitStack() as open_now:
-        client.stats()
+    with ExitStack() as open_now:
         flood = []
         for _ in range(CONNECTIONS):
             plain = socket.create_connection(("127.0.0.1", server.port), PATIENCE_S, ("127.0.0.2", 0))
@@ -114,9 +125,14 @@ def test_calls_of_other_hosts_do_not_come_first(start_server: Callable[..., Serv
                 link.send(calls)
         finally:
             os.kill(server.pid, signal.SIGCONT)
-        writes = asked.result(PATIENCE_S).server.methods.get("Write")
-        taken = writes.active if writes else 0
-        assert taken < CONNECTIONS * CALLS / 10
+        taken = active_writes(asked.result(PATIENCE_S))
+    wait_until(lambda: active_writes(client.stats()) == 0, "the calls of the flood have ended")
+    return taken
+
+
+def active_writes(stats: Stats) -> int:
+    writes = stats.server.methods.get("Write")
+    return writes.active if writes else 0
 
 
 def test_a_new_certificate_is_taken_up_in_every_lane(

@@ -43,6 +43,7 @@ class StepMachine(RuleBasedStateMachine):
         self.at: dict[int, tuple[int, int]] = {}
         self.priority: dict[int, float] = {}
         self.sequence = 0
+        self.lost = 0
 
     @initialize(item=st.sampled_from(ITEMS), stack=st.integers(1, 4), capacity=st.sampled_from([10, 30, 70]))
     def make(self, item: Item, stack: int, capacity: int) -> None:
@@ -94,7 +95,9 @@ class StepMachine(RuleBasedStateMachine):
             for key in complete:
                 row = self.oracle.rows[key]
                 self.priority[key] = given[places[row.stream, row.episode, row.step]]
-        self.oracle.oldest = max(self.oracle.oldest, len(self.oracle.rows) - self.config.capacity)
+        oldest = max(self.oracle.oldest, len(self.oracle.rows) - self.config.capacity)
+        self.lost += sum(map(self.oracle.is_pending, range(self.oracle.oldest, oldest)))
+        self.oracle.oldest = oldest
         self._drop_gone()
 
     def _run_of(self, key: int, runs: list[Run], first: int) -> int:
@@ -147,6 +150,7 @@ class StepMachine(RuleBasedStateMachine):
     def reset(self) -> None:
         assert self.table.reset() == len(self.oracle.rows) - self.oracle.oldest
         self.oracle.oldest = len(self.oracle.rows)
+        self.lost = 0
         self._drop_gone()
 
     @rule()
@@ -155,6 +159,7 @@ class StepMachine(RuleBasedStateMachine):
         folder = self.table.directory.folder
         self.table.close()
         self.table = Table(TableDirectory.open(folder))
+        self.lost = 0
 
     def _drop_gone(self) -> None:
         drawable = self.oracle.drawable
@@ -171,6 +176,8 @@ class StepMachine(RuleBasedStateMachine):
         if not hasattr(self, "table"):
             return
         assert self.table.drawable == len(self.priority)
+        assert self.table.step_counts is not None
+        assert self.table.step_counts.lost == self.lost
         keys = np.array(sorted(self.priority), np.int64)
         assert self.table.priorities(keys).tolist() == [self.priority[key] for key in keys.tolist()]
         assert self.table.largest_priority == max(self.priority.values(), default=0.0)
