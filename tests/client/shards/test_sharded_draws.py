@@ -123,6 +123,7 @@ def test_equal_draws_from_the_shards_would_be_noticed(table: Table) -> None:
     assert stats.chisquare(counts, np.array(list(exact.values())) * counts.sum()).pvalue < 1e-9
 
 
+@pytest.mark.timed  # beside other programs, a learner that waits for the processor looks like one that computes
 def test_only_a_learner_that_computes_gets_batches_requested_in_advance(table: Table) -> None:
     """One that only draws would wait for every reply anyway, so fewer messages are better."""
     fill(table)
