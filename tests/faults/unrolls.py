@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from replay_client import Batch, Column, DeadlineExceededError, Mask, ReplayClient, Sequences, Table
+from replay_client import Column, Mask, ReplayClient, Sequences, Table
 from replay_proto.command_line import new_app, run_app
 from replay_proto.steps import Derived
 from rich.console import Console
@@ -31,8 +31,8 @@ BATCH: Final = 4
 PREFETCH: Final = 2
 CAPACITY: Final = 4_000
 _PATIENCE_S: Final = 120.0
-_QUIET_S: Final = 5.0
-"""If no unroll arrives for this long after the last insert, there are no more."""
+_MARKER: Final = -2
+"""The only step of an unroll that says that no others follow. A queue keeps the order, so it comes last."""
 
 
 @dataclass
@@ -80,15 +80,10 @@ def pass_through(
         table = client.create_table(
             "unrolls", columns=columns, capacity=CAPACITY, backend="fifo", steps=Sequences(length=LENGTH, period=LENGTH)
         )
-        ended = threading.Event()
-        threads = [threading.Thread(target=_consume, args=(server, each, ended)) for each in found.received]
+        threads = [threading.Thread(target=_consume, args=(server, each)) for each in found.received]
         for thread in threads:
             thread.start()
         _write(table, server, steps, kills, random.Random(seed), found, note)
-        count = -1
-        while count != (count := sum(map(len, found.received))):
-            time.sleep(_QUIET_S)
-        ended.set()
         for thread in threads:
             thread.join()
     return found
@@ -127,35 +122,24 @@ def _write(
             if open_unrolls[stream]:
                 writer[stream].end_episode(step=-1)
                 found.sent.append(tuple(open_unrolls[stream]))
+        writer.flush(timeout_s=_PATIENCE_S)  # within a block, rows are in the order of streams
+        # A consumer that has seen a marker leaves those in flight behind.
+        for _ in range(len(found.received) * (PREFETCH + 2) * BATCH):
+            writer[0].append(step=_MARKER)
+            writer[0].end_episode(step=-1)
         writer.flush(timeout_s=_PATIENCE_S)
 
 
-def _consume(server: ServerProcess, received: list[tuple[int, ...]], ended: threading.Event) -> None:
-    with ReplayClient(server.address, timeout_s=_PATIENCE_S) as client:
-        table = client["unrolls"]
-        while not ended.is_set():
-            with table.sampler(BATCH, prefetch=PREFETCH, timeout_s=1.0, reconnect_timeout_s=_PATIENCE_S) as sampler:
-                try:
-                    for batch in sampler:
-                        _note(batch, received)
-                except DeadlineExceededError:
-                    pass
-            _take_rest(table, received)
-
-
-def _take_rest(table: Table, received: list[tuple[int, ...]]) -> None:
-    """Take single unrolls, which are fewer than a batch in the end."""
-    while True:
-        try:
-            batch = table.sample(1, timeout_s=0.1)
-        except DeadlineExceededError:
-            return
-        _note(batch, received)
-
-
-def _note(batch: Batch, received: list[tuple[int, ...]]) -> None:
-    for values, mask in zip(batch["step"], batch["mask"], strict=True):
-        received.append(tuple(values[mask.astype(bool)].tolist()))
+def _consume(server: ServerProcess, received: list[tuple[int, ...]]) -> None:
+    with (
+        ReplayClient(server.address, timeout_s=_PATIENCE_S) as client,
+        client["unrolls"].sampler(BATCH, prefetch=PREFETCH, reconnect_timeout_s=_PATIENCE_S) as sampler,
+    ):
+        for batch in sampler:
+            for values, mask in zip(batch["step"], batch["mask"].astype(bool), strict=True):
+                if values[0] == _MARKER:
+                    return
+                received.append(tuple(values[mask].tolist()))
 
 
 def main(*, steps: int = 1_000_000, consumers: int = 3, kills: int = 30, seed: int = 0) -> int:

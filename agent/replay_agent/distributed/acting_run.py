@@ -13,8 +13,10 @@ from re import findall
 from typing import Final
 
 from replay_client import (
+    DeadlineExceededError,
     ReplayClient,
     ReplayError,
+    ServerUnavailableError,
     Table,
     TableNotFoundError,
     Tls,
@@ -60,6 +62,8 @@ FAILURES = (
     WrongTaskError,
 )
 """Errors that `run_actor` raises."""
+_AWAY: Final = (ServerUnavailableError, DeadlineExceededError)
+"""Errors of a server that is away, or too busy to answer in time."""
 RETRY_S: Final = 0.2
 """Interval between attempts to open a table that the trainer has not created yet."""
 
@@ -127,8 +131,8 @@ class ActingRun:
                 table = self._client.table(self._task.table)
                 if table_number(table.uid) == progress.table:
                     return table
-            except TableNotFoundError:
-                pass  # the trainer creates it
+            except (TableNotFoundError, *_AWAY):
+                pass  # the trainer creates it, and `_look` says when the server was away for too long
             stop.wait(RETRY_S)
         return None
 
@@ -175,7 +179,10 @@ class ActingRun:
         self._reports.append(episode_row(self._number, episode))
 
     def _report(self) -> None:
-        """Insert what is to be reported. If the table is not there at present, keep it for later."""
+        """Insert what is to be reported. If the table or the server is not there at present, keep it for later.
+
+        An episode may be reported twice, if the server went away after it had received it.
+        """
         if not self._reports:
             return
         rows = {name: [report[name] for report in self._reports] for name in self._reports[0]}
@@ -183,7 +190,7 @@ class ActingRun:
             if self._report_table is None:
                 self._report_table = self._client.table(self._run.tables.episodes)
             self._report_table.insert(rows)
-        except TABLE_LOST:
+        except (*TABLE_LOST, *_AWAY):
             self._report_table = None
         else:
             self._reports.clear()

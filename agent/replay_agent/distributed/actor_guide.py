@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 from replay_client import (
+    DeadlineExceededError,
     ReplayClient,
     ReplayError,
     Rows,
@@ -57,6 +58,8 @@ _EPSILON_SHARE: Final = 0.02
 _NAMED: Final = 10
 """Names of actors in a line of the log; the others are counted."""
 _LOST: Final = (TableNotFoundError, TableReplacedError)
+_AWAY: Final = (ServerUnavailableError, DeadlineExceededError)
+"""Errors of a server that is away, or too busy to answer in time."""
 
 
 class Guidance(NamedTuple):
@@ -71,7 +74,7 @@ class Guidance(NamedTuple):
 
 
 class ActorGuide:
-    """See the module. All methods are called by the training loop, and none of them waits, except for `close`."""
+    """See the module. The training loop calls its methods; only `finish` and `drop` wait for the server."""
 
     def __init__(
         self,
@@ -164,7 +167,7 @@ class ActorGuide:
                     self._read_episodes()
                     episodes_at = now
                 answered_at = time.monotonic()
-            except ServerUnavailableError as error:
+            except _AWAY as error:
                 if now - answered_at > self._reconnect_timeout_s:
                     self._failure = error
             except ReplayError as error:

@@ -152,7 +152,7 @@ def find_run(client: ReplayClient, stop: threading.Event, settings: ActorSetting
     while not stop.is_set():
         try:
             names = RunTables.runs(table.name for table in client.tables())
-        except ServerUnavailableError:
+        except (ServerUnavailableError, DeadlineExceededError):
             if time.monotonic() - began > settings.reconnect_timeout_s:
                 raise
             continue

@@ -4,9 +4,9 @@ A window is complete when its last row is stored, so the windows of a stream are
 several windows, because it closes an episode, the one with the earliest anchor comes first.
 
 Inserts wait while they would overwrite a row of a window that was not delivered. Windows that are not complete yet do
-not make inserts wait, because the stream of an actor that has died never goes on: such a window breaks when as many
-rows as the table's capacity have been inserted after its first one. Rows stay live for as long, even after they were
-delivered.
+not make inserts wait, because the stream of an actor that has died never goes on: such a window is lost, and counted,
+when as many rows as the table's capacity have been inserted after its first one. Rows stay live for as long, even after
+they were delivered.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from replay_server.table.items.step_windows import StepWindows
 from replay_server.table.oldest_first import Queue
 
 _COMPACTED: Final = 1_024
+"""Removed numbers after which `_Minima` frees their memory."""
 
 
 class _Waiting(NamedTuple):

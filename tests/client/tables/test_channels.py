@@ -27,6 +27,7 @@ from replay_client import (
     TableNotFoundError,
 )
 from replay_client._operations.channel import WAITS_FOR_S
+from replay_client._rows.published_state import KEPT
 
 from tests.support.caller import wire_only
 from tests.support.deadlines import PATIENCE_S, wait_until
@@ -288,25 +289,42 @@ def publish_for_ever(address: str, name: str, first: int) -> None:
         client.publish(name, {"a": np.full(700_000, number, np.int64)})
 
 
+def is_torn(table: Any) -> bool:
+    """Whether the newest row is not the last part of a publication."""
+    newest = table.read([table.describe().inserted - 1])
+    return bool(newest["part"][0] != table.capacity // KEPT - 1)
+
+
+def stop_within_a_publication(table: Any, pid: int) -> None:
+    """Suspend the publisher while the server has only some parts of a publication."""
+    while True:
+        if is_torn(table):
+            os.kill(pid, signal.SIGSTOP)
+            if is_torn(table):
+                return
+            os.kill(pid, signal.SIGCONT)
+
+
 @wire_only
 def test_a_killed_publisher_leaves_whole_publications(client: ReplayClient, name: str) -> None:
     context = multiprocessing.get_context("spawn")
-    rng = np.random.default_rng(0)
-    version = 0
-    for round_ in range(3):
-        process = context.Process(target=publish_for_ever, args=(client.address, name, 1_000 * round_))
+    version, torn = 0, 0
+    for start in range(3):
+        process = context.Process(target=publish_for_ever, args=(client.address, name, 1_000 * start))
         process.start()
+        assert process.pid is not None
         try:
-            client.latest(name, wait_newer=version or None, timeout_s=30)
-            time.sleep(float(rng.uniform(0, 0.3)))  # it is killed at any moment of a publication
+            version = client.latest(name, wait_newer=version or None, timeout_s=30).version
+            stop_within_a_publication(client.table(name), process.pid)
         finally:
-            assert process.pid is not None
             os.kill(process.pid, signal.SIGKILL)
             process.join()
+        torn += is_torn(client.table(name))
         found = client.latest(name)
-        assert found.version > version
+        assert found.version >= version
         assert len(np.unique(found.values["a"])) == 1
         version = found.version
+    assert torn > 0
     assert client.publish(name, {"a": np.zeros(700_000, np.int64)}) > version
     assert client.latest(name, wait_newer=version).values["a"].max() == 0
 
