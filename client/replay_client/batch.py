@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from replay_proto.v1 import replay_pb2
 
 from replay_client._rows.columns import Columns, MixedRows, T_co
+from replay_client._rows.positions import KeyFinder, finder_of_part
 from replay_client.errors import InvalidArgumentError
 
 
@@ -57,6 +58,22 @@ class Drawn(Columns[T_co]):
     """Rows ever inserted into the table."""
     row_info: RowInfo | None
     """What else is known of each row, as NumPy arrays; None unless the draw asked for it with ``row_info=True``."""
+    _find_positions: KeyFinder | None = field(default=None, kw_only=True)
+
+    @property
+    def position_keys(self) -> NDArray[np.int64]:
+        """The keys of all drawn rows, for `Table.update`; -1 where a position has no row. A NumPy array.
+
+        - in a plain table, int64[batch]: `row_keys`
+        - of transitions, int64[batch, n_step + 1]: the steps from the anchor to the one of the next observation
+        - of sequences, int64[batch, burn_in + length]: all positions. A stack has the key of its newest row.
+
+        Raises:
+            InvalidArgumentError: the batch has rows of several tables; use its parts then.
+        """
+        if isinstance(self, MixedRows):
+            raise InvalidArgumentError.of_field("position_keys", "a batch of one table", type(self).__name__)
+        return self.row_keys if self._find_positions is None else self._find_positions()
 
     def split(self, count: int) -> list[Self]:
         """Split the batch into smaller ones of equal size, for several gradient steps with rows of one draw.
@@ -89,6 +106,7 @@ class Drawn(Columns[T_co]):
             probabilities=self.probabilities[rows],  # type: ignore[index]
             weights=self.weights[rows],  # type: ignore[index]
             row_info=None if info is None else RowInfo(info.times_sampled[rows], info.ages_s[rows]),
+            _find_positions=finder_of_part(self._find_positions, rows),
         )
 
 
@@ -149,9 +167,9 @@ class Rows(Columns[NDArray[Any]]):
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """Outcome of a priority update."""
+    """Outcome of an update of priorities or of rows."""
 
     updated: int
-    """Number of distinct rows that received a new priority."""
+    """Number of distinct rows that were updated."""
     stale: int
     """Number of keys, including duplicates, that were ignored because their rows are not live."""

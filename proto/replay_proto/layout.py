@@ -10,6 +10,9 @@ HEADER_WORDS = 8
 WRITE_HORIZON = 0
 """Index of the header word with the key after the newest row that was written or is being written. A copy of row k is
 intact if and only if k + slots is at least this key. The other words are private to the server."""
+VERSIONS_FILE: Final = "versions.bin"
+"""Only in tables with mutable columns: the version of each slot, int64; see `SameHost` in `replay.proto`."""
+VERSION_BYTES: Final = 8
 
 
 def column_file(index: int) -> str:

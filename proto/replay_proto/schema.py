@@ -63,6 +63,8 @@ class Column:
     """``"step"``: a drawn sequence has a value for each of its steps; ``"start"``: only for its first row."""
     optional: bool = False
     """Whether rows may leave it out."""
+    mutable: bool = False
+    """Whether its values may be written again after the insert."""
 
     def __init__(
         self,
@@ -72,6 +74,7 @@ class Column:
         sampled: bool = True,
         at: At = "step",
         optional: bool = False,
+        mutable: bool = False,
     ) -> None:
         """Describe a column.
 
@@ -85,6 +88,7 @@ class Column:
                 network. Only for tables of sequences.
             optional: whether rows may leave the column out. The table then also has a bool column with the same name
                 and the suffix `PRESENT`, which says which rows have a value. Rows without a value have zeros.
+            mutable: whether `Table.update` may write new values into rows that exist. Takes twice the space.
 
         Raises:
             InvalidArgumentError: for another dtype, a dimension that is not a whole number of at least 1, more than
@@ -95,6 +99,7 @@ class Column:
         object.__setattr__(self, "sampled", bool(sampled))
         object.__setattr__(self, "at", at)
         object.__setattr__(self, "optional", bool(optional))
+        object.__setattr__(self, "mutable", bool(mutable))
         if at not in get_args(At):
             raise FieldError("at", "'step' or 'start'", repr(at))
         if self.row_bytes > MAX_VALUE_BYTES:
@@ -112,12 +117,13 @@ class Column:
         text = self.dtype.name + (f"[{','.join(map(str, self.shape))}]" if self.shape else "")
         text += "" if self.sampled else ", not sampled"
         text += "" if self.at == "step" else f", at {self.at}"
-        return text + (", optional" if self.optional else "")
+        text += ", optional" if self.optional else ""
+        return text + (", mutable" if self.mutable else "")
 
     @property
     def mask(self) -> Column:
         """The mask of this column, if it is optional."""
-        return Column("bool", sampled=self.sampled, at=self.at)
+        return Column("bool", sampled=self.sampled, at=self.at, mutable=self.mutable)
 
 
 @dataclass(frozen=True)
@@ -167,6 +173,11 @@ class Schema(Mapping[str, Column]):
         return sum(column.row_bytes for column in self.columns.values())
 
     @cached_property
+    def mutable(self) -> Mapping[str, Column]:
+        """The mutable columns by name."""
+        return {name: column for name, column in self.columns.items() if column.mutable}
+
+    @cached_property
     def masks(self) -> Mapping[str, str]:
         """The name of each optional column's mask, by the name of the column."""
         return {name: name + PRESENT for name, column in self.columns.items() if column.optional}
@@ -206,7 +217,7 @@ class Schema(Mapping[str, Column]):
 
 
 def _to_proto(name: str, column: Column, *, of_steps: bool) -> replay_pb2.Column:
-    stored = replay_pb2.StoredColumn(data_type=DTYPES[column.dtype.name], shape=column.shape)
+    stored = replay_pb2.StoredColumn(data_type=DTYPES[column.dtype.name], shape=column.shape, mutable=column.mutable)
     if not of_steps:
         return replay_pb2.Column(name=name, stored=stored)
     step = replay_pb2.StepColumn(values=stored, unsampled=not column.sampled, at_start=column.at == "start")
@@ -235,6 +246,7 @@ def _from_proto(where: str, column: replay_pb2.Column, *, optional: bool) -> Col
             sampled=not column.step.unsampled,
             at="start" if column.step.at_start else "step",
             optional=optional,
+            mutable=stored.mutable,
         )
     except FieldError as error:
         raise FieldError(f"{where}.{error.field}", error.expected, error.got) from None

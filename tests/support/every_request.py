@@ -17,7 +17,7 @@ from replay_proto.steps import Sequences, Steps, Transitions
 from replay_proto.v1 import replay_pb2
 
 from tests.support.caller import CalledTable, Caller, float64, make_draw, table_config
-from tests.support.rows import rows_of
+from tests.support.rows import MUTABLE, rows_of
 from tests.support.server_process import ServerProcess
 from tests.support.wire_runs import one_run
 
@@ -31,6 +31,7 @@ KINDS: Final[Mapping[str, Mapping[str, object]]] = {
     "late": {"rate_limiter": replay_pb2.RateLimiter(min_size=1)},
     "transitions": {"item": Transitions(n_step=1, gamma=0.9)},
     "sequences": {"item": Sequences(length=2, gamma=0.9)},
+    "mutable": {"schema": MUTABLE},
 }
 """Config of one table of each kind."""
 ROWS: Final = 3
@@ -99,6 +100,8 @@ class World:
                 "Learn": self._learn,
             }
             return [partial(made[method], kind) for kind in KINDS]
+        if method == "UpdateRows":
+            return [self._update_rows]
         if method == "CreateTable":
             return [partial(self._create, config) for config in _configs()]
         others: dict[str, Callable[[], Message]] = {
@@ -150,6 +153,12 @@ class World:
         update = replay_pb2.PriorityUpdate(keys=self._keys(kind), priorities=float64([1.0, 2.0]), others_largest=1.5)
         return replay_pb2.UpdatePrioritiesRequest(table=kind, table_uid=self.tables[kind].uid, update=update)
 
+    def _update_rows(self) -> replay_pb2.UpdateRowsRequest:
+        kind = "mutable"
+        update = replay_pb2.RowUpdate(keys=self._keys(kind), columns=replay_pb2.ColumnNames(names=MUTABLE))
+        uid = self.tables[kind].uid
+        return replay_pb2.UpdateRowsRequest(table=kind, table_uid=uid, update=update, rows=rows_of(np.arange(2)))
+
     def _learn(self, kind: str) -> replay_pb2.LearnRequest:
         request = replay_pb2.LearnRequest(
             table=kind,
@@ -159,6 +168,10 @@ class World:
             batches=1,
             ahead=1,
         )
+        if kind == "mutable":
+            written = self._update_rows()
+            request.row_update.CopyFrom(written.update)
+            request.rows = written.rows
         if kind == "limited":
             request.charge, request.refund = 1, 1
         return request

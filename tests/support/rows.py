@@ -9,6 +9,8 @@ from replay_proto.schema import Column, Schema
 
 WHOLE = Schema({"value": Column("int64"), "payload": Column("float32", (3,)), "check": Column("uint64")})
 """Columns of three sizes; `payload` and `check` follow from `value`."""
+MUTABLE = Schema({name: Column(column.dtype, column.shape, mutable=True) for name, column in WHOLE.items()})
+"""The same columns, which may be written again."""
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _STEPS = np.array([1, 7, 31], np.int64)

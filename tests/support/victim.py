@@ -7,7 +7,7 @@ from google.protobuf.message import Message
 from replay_proto.v1 import replay_pb2
 
 from tests.support.caller import CalledTable, Caller, float64, make_draw, make_update, table_config
-from tests.support.rows import rows_of
+from tests.support.rows import MUTABLE, rows_of
 from tests.support.wire_runs import one_run
 
 NAME = "victim"
@@ -21,7 +21,7 @@ def make_victim(caller: Caller) -> CalledTable:
         caller.table(name).drop()
     if not _shards_version(caller):
         caller.stub.SetShards(_next_shards(caller))
-    config, version = table_config(NAME, capacity=12), _shards_version(caller)
+    config, version = table_config(NAME, capacity=12, schema=MUTABLE), _shards_version(caller)
     answer = caller.stub.CreateTable(replay_pb2.CreateTableRequest(config=config, shards_version=version))
     table = CalledTable(caller, NAME, answer.table.uid)
     table.insert(range(20), 1.0 + np.arange(20), stream=4, episode=5)
@@ -45,6 +45,7 @@ def good_request(method: str, table: CalledTable) -> Message:
     keys = np.arange(15, 19).tobytes()
     draw = make_draw(4, beta=0.5, weight_norm=2, draw_mode=2, wait_s=0.5)
     update = make_update([12, 13], [3.0, 4.0])
+    row_update = replay_pb2.RowUpdate(keys=np.arange(12, 14).tobytes(), columns=replay_pb2.ColumnNames(names=MUTABLE))
     requests: dict[str, Message] = {
         "CreateTable": replay_pb2.CreateTableRequest(
             config=table_config("other", backend="sum_tree", parameters={"alpha": 0.5, "epsilon": 0.25}, seed=5),
@@ -59,7 +60,10 @@ def good_request(method: str, table: CalledTable) -> Message:
         "Sample": replay_pb2.SampleRequest(table=name, table_uid=uid, draw=draw),
         "Read": replay_pb2.ReadRequest(table=name, table_uid=uid, keys=keys),
         "UpdatePriorities": replay_pb2.UpdatePrioritiesRequest(table=name, table_uid=uid, update=update),
-        "Learn": replay_pb2.LearnRequest(table=name, table_uid=uid, update=update, draw=draw, batches=3),
+        "UpdateRows": replay_pb2.UpdateRowsRequest(table=name, table_uid=uid, update=row_update, rows=rows),
+        "Learn": replay_pb2.LearnRequest(
+            table=name, table_uid=uid, update=update, row_update=row_update, rows=rows, draw=draw, batches=3
+        ),
         "Stats": replay_pb2.StatsRequest(table=name),
         "Checkpoint": replay_pb2.CheckpointRequest(tables=[name], series="series", keep=2),
         "ListCheckpoints": replay_pb2.ListCheckpointsRequest(),

@@ -16,6 +16,7 @@ from replay_proto.v1 import replay_pb2
 from replay_client._rows.buffers import Blank, ColumnBuffers
 from replay_client._rows.expansion import Expansion, as_bytes
 from replay_client._rows.mapped_rows import MappedRows
+from replay_client._rows.positions import finder_of
 from replay_client._rows.windows import Windows
 from replay_client.batch import Batch, RowInfo, Rows
 from replay_client.errors import InternalServerError
@@ -103,6 +104,7 @@ class BatchReader:
             smallest_probability=message.smallest_probability,
             inserted=message.inserted,
             row_info=_row_info(message) if message.times_sampled else None,
+            _find_positions=None if self._windows is None else finder_of(message, self._windows.item),
         )
 
 
@@ -183,6 +185,8 @@ class _WindowReader:
         blank: Blank,
     ) -> None:
         """Build ``columns`` from the stored columns ``carried``, in memory that ``blank`` provides."""
+        self.item = steps.item
+        """What the table draws."""
         self._shape = steps.window
         self._carried = carried
         self._blank = blank
@@ -212,8 +216,8 @@ class _WindowReader:
         keys = np.frombuffer(message.window_keys, "<i8")
         windows = Windows(message, mapped.slots_of(keys), self._shape)
         columns = self._blank(len(windows))
-        self._expansion.write(windows, mapped.as_bytes, columns)
-        return columns if mapped.are_whole(keys) else None
+        is_whole = mapped.copied(keys, lambda: self._expansion.write(windows, mapped.as_bytes, columns))
+        return columns if is_whole else None
 
 
 def _split(of: type[M], answer: Content, mapped: MappedRows | None) -> tuple[M, memoryview]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+from replay_proto.framing import Array
 from replay_proto.v1 import replay_pb2
 
 from replay_client._extras import check_extra
 from replay_client._learning.answers import BatchReader
 from replay_client._learning.learning import Learning
-from replay_client._rows.checks import checked_keys
+from replay_client._rows.checks import checked_keys, checked_update
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._rows.mapped_rows import NearRows
 from replay_client._transport.call import time_limit
@@ -116,6 +118,12 @@ class SamplerHandle:
             InvalidArgumentError: they have another dtype or shape.
         """
         return checked_keys(batch_or_keys).copy()
+
+    def _checked_update(
+        self, keys: ArrayLike, columns: Mapping[str, Any]
+    ) -> tuple[NDArray[np.int64], dict[str, Array]]:
+        """Check and copy new values of mutable columns; see `checked_update`."""
+        return checked_update(self._table.schema, keys, columns)
 
     def deadline(self, timeout_s: float | None) -> float:
         """Convert the time limit of a `flush` to a deadline on the clock `time.monotonic`."""

@@ -12,18 +12,19 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from replay_proto.frames import Content
+from replay_proto.framing import Array
 from replay_proto.v1 import replay_pb2
 
 from replay_client._learning.answers import BatchReader
 from replay_client._learning.prefetch import FEWEST, MOST, FixedPrefetch, PrefetchTuner, prefetching
-from replay_client._rows.checks import MOST_KEYS_AT_ONCE, checked_keys, checked_priorities
+from replay_client._rows.checks import MOST_KEYS_AT_ONCE, checked_keys, checked_priorities, packed_update, update_parts
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._rows.mapped_rows import MappedRows, NearRows
 from replay_client._transport.pending import PendingRequests, Request
@@ -226,6 +227,11 @@ class Learning:
         if self._keys_kept >= UPDATES_KEPT:
             self.send_updates()
 
+    def write(self, keys: NDArray[np.int64], columns: Mapping[str, Array]) -> None:
+        """Add requests that write mutable columns again, and carry the kept updates; see `checked_update`."""
+        for update, rows in update_parts(self._table.schema, keys, columns):
+            self._add(0, rows=(update, rows))
+
     def send_updates(self) -> None:
         """Add a request with the kept updates, if any."""
         if self._keys:
@@ -234,8 +240,8 @@ class Learning:
     def answered(self, exchange: Exchange, answer: Content) -> replay_pb2.LearnResponse:
         """Process the reply to a request that was just removed from `pending`. Return the reply without its rows."""
         head, batches = self._reader.learned(answer, exchange.mapped)
-        self.updated += head.update.updated
-        self.stale += head.update.stale
+        self.updated += head.update.updated + head.row_update.updated
+        self.stale += head.update.stale + head.row_update.stale
         exchange.answered(head)
         if head.HasField("state"):
             self.state = head.state
@@ -255,11 +261,12 @@ class Learning:
         *,
         ahead: int = 0,
         wants_state: bool = False,
+        rows: tuple[replay_pb2.RowUpdate, Mapping[str, Array]] | None = None,
     ) -> Exchange:
         """Add a request for ``batches`` batches, with the kept updates.
 
         ``draw`` describes the batches; if it is None, the attribute `draw` does. ``ahead`` is the number of batches
-        that are already in flight.
+        that are already in flight. ``rows`` is one of `update_parts`.
         """
         draw = draw or self.draw
         request = replay_pb2.LearnRequest(table=self._table.name, table_uid=self._table.uid)
@@ -284,8 +291,13 @@ class Learning:
         if charge:
             request.charge, request.refund = max(charge, 0), max(-charge, 0)
             self.charges.asked += charge
+        if rows is None:
+            message = request.SerializeToString()
+        else:
+            request.row_update.CopyFrom(rows[0])
+            message, has_update = packed_update(request, self._table.schema, rows[1]), True
         exchange = Exchange(
-            message=request.SerializeToString(),
+            message=message,
             draw=draw,
             mapped=mapped,
             has_update=has_update,

@@ -17,7 +17,15 @@ from replay_client._operations.episode import keys_of_episode
 from replay_client._operations.reading import no_steps
 from replay_client._operations.server import describe
 from replay_client._rows.buffers import Blank
-from replay_client._rows.checks import MOST_KEYS_AT_ONCE, checked_keys, checked_priorities, checked_rows
+from replay_client._rows.checks import (
+    MOST_KEYS_AT_ONCE,
+    checked_keys,
+    checked_priorities,
+    checked_rows,
+    checked_update,
+    packed_update,
+    update_parts,
+)
 from replay_client._rows.columns import BatchOrKeys, chosen_columns, chosen_of_steps
 from replay_client._rows.mapped_rows import NearRows
 from replay_client._transport.call import Call, Operation, time_limit
@@ -152,6 +160,19 @@ class TableOperations:
             )
             answer = yield Call("UpdatePriorities", request.SerializeToString())
             result = replay_pb2.UpdatePrioritiesResponse.FromString(bytes(answer)).result
+            updated += result.updated
+            stale += result.stale
+        return UpdateResult(updated, stale)
+
+    def update(self, keys: ArrayLike, columns: Mapping[str, Any]) -> Operation[UpdateResult]:
+        """Write mutable columns again."""
+        table = self._table
+        checked, values = checked_update(table.schema, keys, columns)
+        updated = stale = 0
+        for update, rows in update_parts(table.schema, checked, values):
+            request = replay_pb2.UpdateRowsRequest(table=table.name, table_uid=table.uid, update=update)
+            answer = yield Call("UpdateRows", packed_update(request, table.schema, rows))
+            result = replay_pb2.UpdateRowsResponse.FromString(bytes(answer)).result
             updated += result.updated
             stale += result.stale
         return UpdateResult(updated, stale)

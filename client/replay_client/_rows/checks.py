@@ -21,16 +21,19 @@ True if its column was given, and False otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
 from google.protobuf.message import Message
 from numpy.typing import ArrayLike, NDArray
-from replay_proto.framing import Array, column_views, message_with_rows
+from replay_proto.framing import Array, column_views, joined_message, message_with_rows
+from replay_proto.layout import INSERT_BYTES
 from replay_proto.schema import SEPARATOR, Column, Schema
+from replay_proto.v1 import replay_pb2
 
 from replay_client._rows.columns import BatchOrKeys, Columns, MixedRows
+from replay_client._rows.positions import NO_ROW
 from replay_client.errors import InvalidArgumentError
 
 MOST_KEYS_AT_ONCE: Final = 1 << 13
@@ -257,6 +260,44 @@ def checked_keys(batch_or_keys: BatchOrKeys, *, field: str = "keys") -> NDArray[
     return np.ascontiguousarray(array, dtype="<i8")
 
 
+def checked_update(
+    schema: Schema, keys: ArrayLike, given: Mapping[str, Any]
+) -> tuple[NDArray[np.int64], dict[str, Array]]:
+    """Check new values of mutable columns.
+
+    Args:
+        schema: the table's schema.
+        keys: int64 of any shape, such as `Batch.position_keys`; -1 for a position without a row.
+        given: values by column, ``[*keys.shape, *shape]``; observations may be nested.
+
+    Returns:
+        The keys of positions with a row, int64[n], and their values in the order of the schema, ``[n, *shape]``.
+
+    Raises:
+        InvalidArgumentError: a column is unknown, derived or not mutable, or a dtype or shape is wrong.
+    """
+    found = checked_array("keys", _KEY, keys)
+    places = np.flatnonzero(found != NO_ROW)
+    flat = {name: value for name, value in flattened(schema, given, is_partial=True).items() if value is not None}
+    columns: dict[str, Array] = {}
+    for name, value in flat.items():
+        column = schema[name]
+        if not column.mutable:
+            allowed = ", ".join(schema.mutable) or "none in this table"
+            raise InvalidArgumentError.of_field(f"columns.{name}", f"a mutable column ({allowed})", f"{name}, {column}")
+        array = checked_array(f"columns.{name}", column, value)
+        if array.shape != found.shape + column.shape:
+            expected = f"{column.dtype}[{','.join(map(str, found.shape + column.shape))}], like the keys"
+            raise InvalidArgumentError.of_field(f"columns.{name}", expected, described(array))
+        columns[name] = array.reshape(-1, *column.shape)[places]
+    if not columns:
+        raise InvalidArgumentError.of_field("columns", "at least one column", "none")
+    columns = _with_masks(schema, columns, (len(places),), is_partial=True)
+    return np.ascontiguousarray(found.reshape(-1)[places], dtype="<i8"), {
+        name: columns[name] for name in schema if name in columns
+    }
+
+
 def packed_rows(head: Message, schema: Schema, columns: Mapping[str, Array], row_count: int) -> bytes:
     """Serialize ``head`` and the rows from `checked_rows` as one message, copying the rows only once."""
 
@@ -265,6 +306,27 @@ def packed_rows(head: Message, schema: Schema, columns: Mapping[str, Array], row
             np.copyto(view, columns[name], casting="unsafe")  # the kinds were checked
 
     return message_with_rows(head, schema.row_bytes * row_count, write)
+
+
+def packed_update(head: Message, schema: Schema, columns: Mapping[str, Array]) -> bytes:
+    """Serialize ``head`` and the values from `checked_update` as one message."""
+    values = [np.ascontiguousarray(array, schema[name].dtype) for name, array in columns.items()]
+    return joined_message(head, [array.reshape(-1).view(np.uint8).data for array in values])
+
+
+def update_parts(
+    schema: Schema, keys: NDArray[np.int64], columns: Mapping[str, Array]
+) -> Iterator[tuple[replay_pb2.RowUpdate, dict[str, Array]]]:
+    """Split an update from `checked_update` into requests of limited size: the message of each, and its values."""
+    row_bytes = sum(schema[name].row_bytes for name in columns)
+    most = max(1, min(INSERT_BYTES // row_bytes, MOST_KEYS_AT_ONCE))
+    names = replay_pb2.ColumnNames(names=columns)
+    for start in range(0, len(keys), most):
+        part = slice(start, start + most)
+        yield (
+            replay_pb2.RowUpdate(keys=keys[part].tobytes(), columns=names),
+            {name: values[part] for name, values in columns.items()},
+        )
 
 
 def described(array: Array) -> str:

@@ -19,12 +19,12 @@ from replay_proto.framing import Array
 from replay_proto.schema import Column
 from replay_proto.steps import Discount, Item, Mask, Return, Sequences, Stack, Steps, Transitions
 
-from replay_client._rows.copying import copy_rows
+from replay_client._rows.copying import RowSource, copy_rows
 from replay_client._rows.windows import Indices, Layout, Windows
 
 RowBytes: TypeAlias = NDArray[np.uint8]
 """uint8[n, row_bytes]: a stored column as bytes."""
-Recipe: TypeAlias = Callable[[Windows, Mapping[str, RowBytes], Array], None]
+Recipe: TypeAlias = Callable[[Windows, Mapping[str, RowSource], Array], None]
 """Computes one column of a batch. Arguments: the windows, the stored columns by name, and the output."""
 
 
@@ -47,7 +47,7 @@ class Expansion:
                 self._copies.setdefault(layout, []).append(copy)
         self._recipes: Final = {name: recipe for name, recipe in _recipes(steps) if name in names}
 
-    def write(self, windows: Windows, carried: Mapping[str, RowBytes], columns: Mapping[str, Array]) -> None:
+    def write(self, windows: Windows, carried: Mapping[str, RowSource], columns: Mapping[str, Array]) -> None:
         """Write the columns.
 
         Args:
@@ -112,7 +112,7 @@ def _recipes(steps: Steps) -> Iterator[tuple[str, Recipe]]:
 
 
 def _first_row(source: str, before: int) -> Recipe:
-    def write(windows: Windows, carried: Mapping[str, RowBytes], column: Array) -> None:
+    def write(windows: Windows, carried: Mapping[str, RowSource], column: Array) -> None:
         carried[source].take(windows.first_rows(before), axis=0, out=as_bytes(column), mode="clip")
 
     return write
@@ -121,7 +121,7 @@ def _first_row(source: str, before: int) -> Recipe:
 def _n_step_return(source: str, stored: Column, item: Transitions) -> Recipe:
     places = np.arange(item.n_step)[:, None]
 
-    def write(windows: Windows, carried: Mapping[str, RowBytes], column: Array) -> None:
+    def write(windows: Windows, carried: Mapping[str, RowSource], column: Array) -> None:
         rows = carried[source].take(windows.next_rows(item.n_step), axis=0)
         rewards = rows.view(stored.dtype).reshape(item.n_step, len(windows), *stored.shape).astype(np.float64)
         if not windows.are_whole and windows.after.min() < item.n_step:
@@ -138,7 +138,7 @@ def _n_step_return(source: str, stored: Column, item: Transitions) -> Recipe:
 def _discount(item: Transitions) -> Recipe:
     powers = np.array([item.gamma**steps for steps in range(item.n_step + 1)], np.float32)
 
-    def write(windows: Windows, _: Mapping[str, RowBytes], column: Array) -> None:
+    def write(windows: Windows, _: Mapping[str, RowSource], column: Array) -> None:
         powers.take(windows.after, out=column, mode="clip")
         if windows.is_any_terminated:
             column[windows.is_terminated] = 0.0
@@ -150,7 +150,7 @@ def _discounts(item: Sequences) -> Recipe:
     around = Layout(item.burn_in, item.length - 1)
     gamma = np.float32(item.gamma)
 
-    def write(windows: Windows, _: Mapping[str, RowBytes], column: Array) -> None:
+    def write(windows: Windows, _: Mapping[str, RowSource], column: Array) -> None:
         np.multiply(_is_step(windows, around), gamma, out=column)
         (terminated,) = windows.is_terminated.nonzero()
         column[terminated, item.burn_in + windows.after[terminated] - 1] = 0.0

@@ -13,19 +13,30 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from replay_proto.framing import Array, flat_rows
-from replay_proto.layout import HEADER_FILE, HEADER_WORDS, WRITE_HORIZON, column_file
+from replay_proto.framing import Array
+from replay_proto.layout import (
+    HEADER_FILE,
+    HEADER_WORDS,
+    VERSION_BYTES,
+    VERSIONS_FILE,
+    WRITE_HORIZON,
+    column_file,
+)
 from replay_proto.v1 import replay_pb2
 
-from replay_client._rows.copying import in_long_rows
+from replay_client._rows.copying import CurrentValues, RowSource, bytes_of, in_long_rows
 from replay_client.results.description import TableDescription
+
+_MOST_COPIES: Final = 8
+"""Maximum copies of rows that are updated again and again. Then, the server sends them."""
 
 
 class MappedRows:
@@ -42,10 +53,18 @@ class MappedRows:
         """Whether a reply had rows although its request named the server: another server has answered."""
         self._slots = table.slots
         self._header = _mapped(folder / HEADER_FILE, 8 * HEADER_WORDS).view("<i8")
-        self._columns: dict[str, Array] = {}
+        self._versions: NDArray[np.int64] | None = None
+        if table.schema.mutable:
+            self._versions = _mapped(folder / VERSIONS_FILE, table.slots * VERSION_BYTES).view("<i8")
+        self._columns: dict[str, RowSource] = {}
         for index, (name, column) in enumerate(table.schema.items()):
-            data = _mapped(folder / column_file(index), table.slots * column.row_bytes)
-            self._columns[name] = in_long_rows(data.view(column.dtype).reshape(table.slots, *column.shape))
+            places = table.slots * (2 if column.mutable else 1)
+            data = _mapped(folder / column_file(index), places * column.row_bytes)
+            values = in_long_rows(data.view(column.dtype).reshape(places, *column.shape))
+            if column.mutable and self._versions is not None:
+                self._columns[name] = CurrentValues(values, self._versions)
+            else:
+                self._columns[name] = values
 
     def gather(self, keys: NDArray[np.int64], columns: Mapping[str, Array]) -> bool:
         """Copy rows.
@@ -58,19 +77,41 @@ class MappedRows:
             False if inserts overwrote a row during the copy.
         """
         slots = self.slots_of(keys)
-        for name, values in columns.items():
-            # With any mode but "raise", take() writes directly to its output; all slots are in range.
-            self._columns[name].take(slots, axis=0, out=in_long_rows(values), mode="clip")
-        return self.are_whole(keys)
+
+        def copy() -> None:
+            for name, values in columns.items():
+                # With any mode but "raise", take() writes directly to its output; all slots are in range.
+                self._columns[name].take(slots, axis=0, out=in_long_rows(values), mode="clip")
+
+        return self.copied(keys, copy)
+
+    def copied(self, keys: NDArray[np.int64], copy: Callable[[], None]) -> bool:
+        """Copy these rows by calling ``copy``, and again if some of them were updated meanwhile.
+
+        Returns:
+            False if inserts overwrote a row during the copy, or rows were updated during each of several copies.
+        """
+        if self._versions is None:
+            copy()
+            return self.are_whole(keys)
+        slots = self.slots_of(keys)
+        for _ in range(_MOST_COPIES):
+            seen = self._versions.take(slots)
+            copy()
+            if not self.are_whole(keys):
+                return False
+            if np.array_equal(seen, self._versions.take(slots)):
+                return True
+        return False
 
     def slots_of(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the slot of the row with each key, int64[n]."""
         return keys % self._slots
 
     @cached_property
-    def as_bytes(self) -> Mapping[str, NDArray[np.uint8]]:
+    def as_bytes(self) -> Mapping[str, RowSource]:
         """The mapped columns with all slots, as bytes: uint8[slots, row_bytes] by name."""
-        return {name: flat_rows(column).view(np.uint8) for name, column in self._columns.items()}
+        return {name: bytes_of(column) for name, column in self._columns.items()}
 
     def are_whole(self, keys: NDArray[np.int64]) -> bool:
         """Whether no insert has overwritten any of these rows yet. If so, copies made before this call are intact."""

@@ -33,7 +33,7 @@ from replay_client._transport.frame_stream import FrameStream
 from replay_client.errors import ClosedError, DeadlineExceededError, ReplayError, ServerUnavailableError
 from replay_client.results.description import TableDescription
 
-FrameMethod = Literal["Learn", "Read", "Sample", "UpdatePriorities", "Write"]
+FrameMethod = Literal["Learn", "Read", "Sample", "UpdatePriorities", "UpdateRows", "Write"]
 """RPCs that the local socket supports."""
 
 _METHODS: Final = frozenset(get_args(FrameMethod))

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from typing import Any
 
 from numpy.typing import ArrayLike
 from replay_proto.v1 import replay_pb2
@@ -106,6 +107,12 @@ class Sampler(SamplerHandle):
         """Update priorities; the next request for a batch sends them. See `replay_client.Sampler.update_priorities`."""
         self._check_usable()
         self._learning.update(batch_or_keys, priorities)
+        self._stream.send_pending()
+
+    async def update(self, keys: ArrayLike, columns: Mapping[str, Any]) -> None:
+        """Write mutable columns again; see `replay_client.Sampler.update`."""
+        self._check_usable()
+        self._learning.write(*self._checked_update(keys, columns))
         self._stream.send_pending()
 
     async def flush(self, *, timeout_s: float | None = None) -> None:

@@ -93,6 +93,10 @@ class Table(TableHandle):
         """Update priorities; see `replay_client.Table.update_priorities`."""
         return await self._connection.run(self._operations.update_priorities(batch_or_keys, priorities))
 
+    async def update(self, keys: ArrayLike, columns: Mapping[str, Any]) -> UpdateResult:
+        """Write new values into mutable columns of rows that exist; see `replay_client.Table.update`."""
+        return await self._connection.run(self._operations.update(keys, columns))
+
     async def read(self, batch_or_keys: BatchOrKeys, *, columns: Collection[str] | None = None) -> Rows:
         """Read live rows by key; see `replay_client.Table.read`."""
         return await self._run_near(self._operations.read(batch_or_keys, columns=columns))

@@ -6,7 +6,9 @@ import asyncio
 import logging
 import time
 from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -22,7 +24,7 @@ from replay_client._transport.unclosed import FINISH_S, Lease
 from replay_client.aio.mixed_sampler import MixedSampler
 from replay_client.aio.sampler import Sampler
 from replay_client.draws import Prefetch
-from replay_client.errors import ClosedError, DeadlineExceededError, ReplayError
+from replay_client.errors import ClosedError, DeadlineExceededError, InvalidArgumentError, ReplayError
 from replay_client.sync.tensors import LOST
 
 log = logging.getLogger(__name__)
@@ -106,7 +108,14 @@ class TensorSampler:
         """Update priorities; see `replay_client.torch.TensorSampler.update_priorities`."""
         self._ahead.check()
         keys = self._sampler._keys_of(batch_or_keys)  # type: ignore[arg-type]  # it refuses keys of the other kind
-        self._ahead.updates.append((keys, self._copies.taken(priorities, len(keys))))
+        self._ahead.set_priorities(keys, self._copies.taken(priorities, len(keys)))
+
+    async def update(self, keys: ArrayLike, columns: Mapping[str, Any]) -> None:
+        """Write mutable columns again; see `replay_client.torch.TensorSampler.update`."""
+        if isinstance(self._sampler, MixedSampler):
+            raise InvalidArgumentError.of_field("update", "a sampler of one table, or Table.update", repr(self))
+        self._ahead.check()
+        self._ahead.updates.append(partial(self._sampler.update, *self._sampler._checked_update(keys, columns)))
 
     async def flush(self, *, timeout_s: float | None = None) -> None:
         """Wait until all updates are acknowledged; see `replay_client.Sampler.flush`."""
@@ -147,7 +156,7 @@ class _Ahead:
         self._copies = copies
         self._fetching: asyncio.Task[_Made] | None = None
         self._finisher: asyncio.Task[None] | None = None
-        self.updates: deque[tuple[Any, NDArray[np.float64] | Computed]] = deque()
+        self.updates: deque[Callable[[], Awaitable[None]]] = deque()
         """Updates for the next request: keys and priorities."""
         self.held = 0
         """Batches received from the sampler and not taken: 0 or 1."""
@@ -236,15 +245,25 @@ class _Ahead:
             return self._copies.to_device(batch)  # without a copy
         return await asyncio.to_thread(self._copies.to_device, batch)
 
+    def set_priorities(self, keys: Any, priorities: NDArray[np.float64] | Computed) -> None:
+        """Keep new priorities for the next request."""
+
+        async def hand_over() -> None:
+            if isinstance(priorities, Computed):
+                await self._sampler.update_priorities(keys, await asyncio.to_thread(self._copies.fetched, priorities))
+            else:
+                await self._sampler.update_priorities(keys, priorities)
+
+        self.updates.append(hand_over)
+
     async def _hand_over(self) -> None:
         while self.updates:
-            keys, priorities = self.updates[0]
-            if isinstance(priorities, Computed):
-                values = await asyncio.to_thread(self._copies.fetched, priorities)
-            else:
-                values = priorities
+            try:
+                await self.updates[0]()
+            except Exception:  # but an update is kept if the task was canceled meanwhile
+                self.updates.popleft()
+                raise
             self.updates.popleft()
-            await self._sampler.update_priorities(keys, values)
 
 
 class MixedTensorSampler(TensorSampler):

@@ -22,10 +22,12 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
-from numpy.typing import ArrayLike
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from replay_proto.framing import Array
 from replay_proto.v1 import replay_pb2
 
 from replay_client._learning.answers import BatchReader
@@ -144,6 +146,29 @@ class Sampler(SamplerHandle):
         with self._one_caller:
             self._check_usable()
             self._learning.update(batch_or_keys, priorities)
+            self._stream.send_pending()
+
+    def update(self, keys: ArrayLike, columns: Mapping[str, Any]) -> None:
+        """Write mutable columns again, as `Table.update` does; sent at once, without waiting for the reply.
+
+        Draws that are requested later return the new values. `flush` waits for the acknowledgement, and `updated` and
+        `stale` count these rows, too.
+
+        Args:
+            keys: int64 of any shape, such as `Batch.position_keys`; -1 for a position without a row.
+            columns: new values by column, ``[*keys.shape, *shape]``.
+
+        Raises:
+            InvalidArgumentError: a column is unknown, derived or not mutable, or a dtype or shape is wrong.
+            ReplayError: as for `next()`.
+        """
+        self._write(*self._checked_update(keys, columns))
+
+    def _write(self, keys: NDArray[np.int64], columns: Mapping[str, Array]) -> None:
+        """Send an update that was checked."""
+        with self._one_caller:
+            self._check_usable()
+            self._learning.write(keys, columns)
             self._stream.send_pending()
 
     def flush(self, *, timeout_s: float | None = None) -> None:

@@ -187,6 +187,29 @@ class Table(TableHandle):
         """
         return self._run(self._operations.update_priorities(batch_or_keys, priorities))
 
+    def update(self, keys: ArrayLike, columns: Mapping[str, Any]) -> UpdateResult:
+        """Write new values into mutable columns of rows that exist.
+
+        Atomic for each row: a reader gets the old values of the row or the new ones, in all of its columns, and so does
+        a server that is killed meanwhile. More than 8192 rows or 4 MiB are split into several calls.
+
+        Args:
+            keys: int64 of any shape, such as `Batch.position_keys`; -1 for a position without a row. For duplicate
+                keys, the last values count.
+            columns: new values by column, ``[*keys.shape, *shape]``; observations may be nested. All columns must be
+                declared with ``Column(..., mutable=True)``. An optional column gets a value, so its mask becomes True;
+                set the mask to False to remove it.
+
+        Returns:
+            Number of distinct rows updated, and of stale keys. If the update is split, a row counts once per call.
+
+        Raises:
+            InvalidArgumentError: a column is unknown, derived or not mutable, or a dtype or shape is wrong. The error
+                names the column, and nothing has changed.
+            TableReplacedError: the table was dropped, and another one has its name.
+        """
+        return self._run(self._operations.update(keys, columns))
+
     def read(self, batch_or_keys: BatchOrKeys, *, columns: Collection[str] | None = None) -> Rows:
         """Read live rows by key.
 

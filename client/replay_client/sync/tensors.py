@@ -8,7 +8,9 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, NoReturn
 
 import numpy as np
@@ -23,7 +25,7 @@ from replay_client._transport.call import left_s
 from replay_client._transport.interrupts import wait_for_change
 from replay_client._transport.unclosed import Lease, finish_at_exit, finish_in_thread
 from replay_client.draws import Prefetch
-from replay_client.errors import ClosedError, DeadlineExceededError, ReplayError
+from replay_client.errors import ClosedError, DeadlineExceededError, InvalidArgumentError, ReplayError
 from replay_client.sync.mixed_sampler import MixedSampler
 from replay_client.sync.sampler import Sampler
 
@@ -119,7 +121,18 @@ class TensorSampler:
             ReplayError: an earlier request was refused.
         """
         keys = self._sampler._keys_of(batch_or_keys)  # type: ignore[arg-type]  # it refuses keys of the other kind
-        self._ahead.update(keys, self._copies.taken(priorities, len(keys)))
+        self._ahead.set_priorities(keys, self._copies.taken(priorities, len(keys)))
+
+    def update(self, keys: ArrayLike, columns: Mapping[str, Any]) -> None:
+        """Write mutable columns again; see `Sampler.update`. Waits for values that a device is still computing.
+
+        Raises:
+            InvalidArgumentError: as for `Sampler.update`; or this sampler has several tables: use `Table.update`.
+            ReplayError: an earlier request was refused.
+        """
+        if isinstance(self._sampler, MixedSampler):
+            raise InvalidArgumentError.of_field("update", "a sampler of one table, or Table.update", repr(self))
+        self._ahead.keep(partial(self._sampler._write, *self._sampler._checked_update(keys, columns)))
 
     def flush(self, *, timeout_s: float | None = None) -> None:
         """Wait until all updates are acknowledged; see `Sampler.flush`."""
@@ -156,7 +169,7 @@ class _Ahead:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._ready: deque[tuple[TensorBatch, torch.cuda.Event | None]] = deque()
-        self._updates: deque[tuple[Any, NDArray[np.float64] | Computed]] = deque()
+        self._updates: deque[Callable[[], None]] = deque()
         self._moving = 0  # batches being copied to the device: 0 or 1
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
@@ -199,11 +212,20 @@ class _Ahead:
             self._changed.notify_all()
         return made
 
-    def update(self, keys: Any, priorities: NDArray[np.float64] | Computed) -> None:
-        """Keep an update for the next request."""
+    def set_priorities(self, keys: Any, priorities: NDArray[np.float64] | Computed) -> None:
+        """Keep new priorities for the next request."""
+
+        def hand_over() -> None:
+            values = self._copies.fetched(priorities) if isinstance(priorities, Computed) else priorities
+            self._sampler.update_priorities(keys, values)
+
+        self.keep(hand_over)
+
+    def keep(self, update: Callable[[], None]) -> None:
+        """Keep an update for the next request; ``update`` hands it over to the sampler."""
         with self._lock:
             self._check()
-            self._updates.append((keys, priorities))
+            self._updates.append(update)
 
     def flush(self, deadline: float) -> None:
         """See `Sampler.flush`."""
@@ -305,11 +327,8 @@ class _Ahead:
 
     def _hand_over(self) -> None:
         while self._updates:
-            keys, priorities = self._updates[0]
             try:
-                self._sampler.update_priorities(
-                    keys, self._copies.fetched(priorities) if isinstance(priorities, Computed) else priorities
-                )
+                self._updates[0]()
             finally:
                 self._updates.popleft()  # not earlier: `close` must see each update here or in the sampler
 

@@ -63,7 +63,7 @@ class Right(Flag):
     READ = auto()
     """See rows and statistics: Sample, Read, Learn, Inspect, ListTables, Stats."""
     WRITE = auto()
-    """Change rows: Insert, Write, UpdatePriorities."""
+    """Change rows: Insert, Write, UpdatePriorities, UpdateRows."""
     ADMIN = auto()
     """Change tables as a whole: CreateTable, ResetTable, DropTable."""
 

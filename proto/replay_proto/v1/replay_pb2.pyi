@@ -461,8 +461,11 @@ class StoredColumn(google.protobuf.message.Message):
 
     DATA_TYPE_FIELD_NUMBER: builtins.int
     SHAPE_FIELD_NUMBER: builtins.int
+    MUTABLE_FIELD_NUMBER: builtins.int
     data_type: global___DataType.ValueType
     """Element type."""
+    mutable: builtins.bool
+    """If true, UpdateRows may write its values again. The mask of such a column is mutable, too."""
     @property
     def shape(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Sizes of its dimensions, each at least 1; empty for a scalar."""
@@ -472,8 +475,9 @@ class StoredColumn(google.protobuf.message.Message):
         *,
         data_type: global___DataType.ValueType = ...,
         shape: collections.abc.Iterable[builtins.int] | None = ...,
+        mutable: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["data_type", b"data_type", "shape", b"shape"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data_type", b"data_type", "mutable", b"mutable", "shape", b"shape"]) -> None: ...
 
 global___StoredColumn = StoredColumn
 
@@ -979,6 +983,11 @@ class SameHost(google.protobuf.message.Message):
     Row k is in slot k % slots of each `column-NNN.bin`. After copying the row, the client loads word 0 of `header.bin`
     (int64, `write_horizon`). The copy is intact if k + slots >= write_horizon. Otherwise, the client retries with the
     id and `overtaken` set, and the reply has the rows. This relies on the memory order of x86-64 and is used only there.
+
+    A table with mutable columns has a version of each slot, int64[slots] in `versions.bin`, which counts how often its
+    row was updated. The files of mutable columns have two places for each slot: the current values of slot s are in place
+    2 * s + version % 2, and an update writes to the other place before it increments the version. A copy of such a row
+    is intact if its version is also the same before and after.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -1003,8 +1012,8 @@ global___SameHost = SameHost
 
 @typing.final
 class FrameHello(google.protobuf.message.Message):
-    """A client on the server's host may call Learn, Read, Sample, UpdatePriorities and Write without HTTP/2: it sends the
-    same messages in frames, over the unix-domain socket that a table's description names.
+    """A client on the server's host may call Learn, Read, Sample, UpdatePriorities, UpdateRows and Write without HTTP/2: it
+    sends the same messages in frames, over the unix-domain socket that a table's description names.
 
     Both sides send frames: the length of the content and its kind, each a little-endian uint32, then the content. Kind 0
     is a message, kind 1 a google.rpc.Status that refuses one. The client's first frame is a FrameHello of at most 16 KiB,
@@ -1042,8 +1051,8 @@ class FrameHello(google.protobuf.message.Message):
     AUTHORIZATION_FIELD_NUMBER: builtins.int
     TRACE_CONTEXT_FIELD_NUMBER: builtins.int
     method: builtins.str
-    """The method called on this connection: "Learn", "Read", "Sample", "UpdatePriorities" or "Write". Empty if the client
-    only asks which server listens; the server closes the connection after its answer.
+    """The method called on this connection: "Learn", "Read", "Sample", "UpdatePriorities", "UpdateRows" or "Write". Empty
+    if the client only asks which server listens; the server closes the connection after its answer.
     """
     table: builtins.str
     """Name of a table."""
@@ -1683,14 +1692,14 @@ global___PriorityUpdate = PriorityUpdate
 
 @typing.final
 class UpdateResult(google.protobuf.message.Message):
-    """The result of a PriorityUpdate."""
+    """The result of a PriorityUpdate or a RowUpdate."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     UPDATED_FIELD_NUMBER: builtins.int
     STALE_FIELD_NUMBER: builtins.int
     updated: builtins.int
-    """Distinct rows whose priority was set."""
+    """Distinct rows that were updated."""
     stale: builtins.int
     """Ignored keys that are not live (too old, never issued or negative), counting duplicates."""
     def __init__(
@@ -1754,8 +1763,89 @@ class UpdatePrioritiesResponse(google.protobuf.message.Message):
 global___UpdatePrioritiesResponse = UpdatePrioritiesResponse
 
 @typing.final
+class RowUpdate(google.protobuf.message.Message):
+    """New values of mutable columns, in rows that exist."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KEYS_FIELD_NUMBER: builtins.int
+    COLUMNS_FIELD_NUMBER: builtins.int
+    keys: builtins.bytes
+    """int64[n]. If a key occurs more than once, its last values are stored."""
+    @property
+    def columns(self) -> global___ColumnNames:
+        """Names of the columns in the field `rows` of the request, which has them in the order of the schema. At least one,
+        all of them mutable.
+        """
+
+    def __init__(
+        self,
+        *,
+        keys: builtins.bytes = ...,
+        columns: global___ColumnNames | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["columns", b"columns"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["columns", b"columns", "keys", b"keys"]) -> None: ...
+
+global___RowUpdate = RowUpdate
+
+@typing.final
+class UpdateRowsRequest(google.protobuf.message.Message):
+    """See RowUpdate."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TABLE_FIELD_NUMBER: builtins.int
+    TABLE_UID_FIELD_NUMBER: builtins.int
+    UPDATE_FIELD_NUMBER: builtins.int
+    ROWS_FIELD_NUMBER: builtins.int
+    table: builtins.str
+    """Name of the table."""
+    table_uid: builtins.bytes
+    """The table's uid; required, because keys are valid only for one table."""
+    rows: builtins.bytes
+    """The new values of n rows."""
+    @property
+    def update(self) -> global___RowUpdate:
+        """The rows and columns to write."""
+
+    def __init__(
+        self,
+        *,
+        table: builtins.str = ...,
+        table_uid: builtins.bytes = ...,
+        update: global___RowUpdate | None = ...,
+        rows: builtins.bytes = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["update", b"update"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["rows", b"rows", "table", b"table", "table_uid", b"table_uid", "update", b"update"]) -> None: ...
+
+global___UpdateRowsRequest = UpdateRowsRequest
+
+@typing.final
+class UpdateRowsResponse(google.protobuf.message.Message):
+    """See RowUpdate."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RESULT_FIELD_NUMBER: builtins.int
+    @property
+    def result(self) -> global___UpdateResult:
+        """The result."""
+
+    def __init__(
+        self,
+        *,
+        result: global___UpdateResult | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["result", b"result"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["result", b"result"]) -> None: ...
+
+global___UpdateRowsResponse = UpdateRowsResponse
+
+@typing.final
 class LearnRequest(google.protobuf.message.Message):
-    """One message of a learner: an update, a draw, or both, in this order."""
+    """One message of a learner: updates, a draw, or both, in this order."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1769,6 +1859,8 @@ class LearnRequest(google.protobuf.message.Message):
     WANTS_STATE_FIELD_NUMBER: builtins.int
     CHARGE_FIELD_NUMBER: builtins.int
     REFUND_FIELD_NUMBER: builtins.int
+    ROW_UPDATE_FIELD_NUMBER: builtins.int
+    ROWS_FIELD_NUMBER: builtins.int
     table: builtins.str
     """Name of the table; required in the stream's first message, and the same or empty later."""
     table_uid: builtins.bytes
@@ -1789,6 +1881,8 @@ class LearnRequest(google.protobuf.message.Message):
     """Number of samples that the rate limiter shall no longer count as drawn, as far as its bounds allow, because those of
     another shard were charged instead; at least 0. Only with `samples_per_insert`.
     """
+    rows: builtins.bytes
+    """The new values of these rows; empty without `row_update`."""
     @property
     def update(self) -> global___PriorityUpdate:
         """Priorities to set first."""
@@ -1800,6 +1894,10 @@ class LearnRequest(google.protobuf.message.Message):
     @property
     def same_host(self) -> global___SameHost:
         """Lets a client on the server's host copy the rows itself."""
+
+    @property
+    def row_update(self) -> global___RowUpdate:
+        """Rows to write first."""
 
     def __init__(
         self,
@@ -1814,9 +1912,11 @@ class LearnRequest(google.protobuf.message.Message):
         wants_state: builtins.bool = ...,
         charge: builtins.int = ...,
         refund: builtins.int = ...,
+        row_update: global___RowUpdate | None = ...,
+        rows: builtins.bytes = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["draw", b"draw", "same_host", b"same_host", "update", b"update"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ahead", b"ahead", "batches", b"batches", "charge", b"charge", "draw", b"draw", "refund", b"refund", "same_host", b"same_host", "table", b"table", "table_uid", b"table_uid", "update", b"update", "wants_state", b"wants_state"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["draw", b"draw", "row_update", b"row_update", "same_host", b"same_host", "update", b"update"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["ahead", b"ahead", "batches", b"batches", "charge", b"charge", "draw", b"draw", "refund", b"refund", "row_update", b"row_update", "rows", b"rows", "same_host", b"same_host", "table", b"table", "table_uid", b"table_uid", "update", b"update", "wants_state", b"wants_state"]) -> None: ...
 
 global___LearnRequest = LearnRequest
 
@@ -1831,6 +1931,7 @@ class LearnResponse(google.protobuf.message.Message):
     TABLE_UID_FIELD_NUMBER: builtins.int
     STATE_FIELD_NUMBER: builtins.int
     CHARGED_FIELD_NUMBER: builtins.int
+    ROW_UPDATE_FIELD_NUMBER: builtins.int
     ROWS_FIELD_NUMBER: builtins.int
     table_uid: builtins.bytes
     """The table's uid."""
@@ -1850,6 +1951,10 @@ class LearnResponse(google.protobuf.message.Message):
     def state(self) -> global___TableState:
         """State of the table after the update and the charge, and before the draw, if the request wants it."""
 
+    @property
+    def row_update(self) -> global___UpdateResult:
+        """The result of its `row_update`; absent if there was none."""
+
     def __init__(
         self,
         *,
@@ -1858,10 +1963,11 @@ class LearnResponse(google.protobuf.message.Message):
         table_uid: builtins.bytes = ...,
         state: global___TableState | None = ...,
         charged: builtins.int = ...,
+        row_update: global___UpdateResult | None = ...,
         rows: builtins.bytes = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["state", b"state", "update", b"update"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batches", b"batches", "charged", b"charged", "rows", b"rows", "state", b"state", "table_uid", b"table_uid", "update", b"update"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["row_update", b"row_update", "state", b"state", "update", b"update"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["batches", b"batches", "charged", b"charged", "row_update", b"row_update", "rows", b"rows", "state", b"state", "table_uid", b"table_uid", "update", b"update"]) -> None: ...
 
 global___LearnResponse = LearnResponse
 

@@ -85,6 +85,11 @@ class ReplayServiceStub(object):
                 request_serializer=replay__proto_dot_v1_dot_replay__pb2.UpdatePrioritiesRequest.SerializeToString,
                 response_deserializer=replay__proto_dot_v1_dot_replay__pb2.UpdatePrioritiesResponse.FromString,
                 _registered_method=True)
+        self.UpdateRows = channel.unary_unary(
+                '/replay.v1.ReplayService/UpdateRows',
+                request_serializer=replay__proto_dot_v1_dot_replay__pb2.UpdateRowsRequest.SerializeToString,
+                response_deserializer=replay__proto_dot_v1_dot_replay__pb2.UpdateRowsResponse.FromString,
+                _registered_method=True)
         self.Learn = channel.stream_stream(
                 '/replay.v1.ReplayService/Learn',
                 request_serializer=replay__proto_dot_v1_dot_replay__pb2.LearnRequest.SerializeToString,
@@ -222,9 +227,19 @@ class ReplayServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def UpdateRows(self, request, context):
+        """Writes the values of mutable columns again, in rows that exist. Atomic for each row: a reader gets the old values of
+        the row or the new ones, in all of its columns. If two callers race for a row, the later one wins. Keys of evicted
+        rows are counted as stale and ignored.
+        Right: write.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Learn(self, request_iterator, context):
-        """A learner's stream: each request may update priorities and then draw batches. Replies come in the order of the
-        requests. An update affects all later draws on the stream. A refused request ends the stream; earlier requests
+        """A learner's stream: each request may update priorities and rows, and then draw batches. Replies come in the order of
+        the requests. An update affects all later draws on the stream. A refused request ends the stream; earlier requests
         stay in effect.
         Right: read; with an update, a charge or a refund, also write.
         """
@@ -354,6 +369,11 @@ def add_ReplayServiceServicer_to_server(servicer, server):
                     servicer.UpdatePriorities,
                     request_deserializer=replay__proto_dot_v1_dot_replay__pb2.UpdatePrioritiesRequest.FromString,
                     response_serializer=replay__proto_dot_v1_dot_replay__pb2.UpdatePrioritiesResponse.SerializeToString,
+            ),
+            'UpdateRows': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateRows,
+                    request_deserializer=replay__proto_dot_v1_dot_replay__pb2.UpdateRowsRequest.FromString,
+                    response_serializer=replay__proto_dot_v1_dot_replay__pb2.UpdateRowsResponse.SerializeToString,
             ),
             'Learn': grpc.stream_stream_rpc_method_handler(
                     servicer.Learn,
@@ -672,6 +692,33 @@ class ReplayService(object):
             '/replay.v1.ReplayService/UpdatePriorities',
             replay__proto_dot_v1_dot_replay__pb2.UpdatePrioritiesRequest.SerializeToString,
             replay__proto_dot_v1_dot_replay__pb2.UpdatePrioritiesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateRows(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/replay.v1.ReplayService/UpdateRows',
+            replay__proto_dot_v1_dot_replay__pb2.UpdateRowsRequest.SerializeToString,
+            replay__proto_dot_v1_dot_replay__pb2.UpdateRowsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -127,12 +127,22 @@ class ReplayServiceStub:
     Right: write.
     """
 
+    UpdateRows: grpc.UnaryUnaryMultiCallable[
+        replay_proto.v1.replay_pb2.UpdateRowsRequest,
+        replay_proto.v1.replay_pb2.UpdateRowsResponse,
+    ]
+    """Writes the values of mutable columns again, in rows that exist. Atomic for each row: a reader gets the old values of
+    the row or the new ones, in all of its columns. If two callers race for a row, the later one wins. Keys of evicted
+    rows are counted as stale and ignored.
+    Right: write.
+    """
+
     Learn: grpc.StreamStreamMultiCallable[
         replay_proto.v1.replay_pb2.LearnRequest,
         replay_proto.v1.replay_pb2.LearnResponse,
     ]
-    """A learner's stream: each request may update priorities and then draw batches. Replies come in the order of the
-    requests. An update affects all later draws on the stream. A refused request ends the stream; earlier requests
+    """A learner's stream: each request may update priorities and rows, and then draw batches. Replies come in the order of
+    the requests. An update affects all later draws on the stream. A refused request ends the stream; earlier requests
     stay in effect.
     Right: read; with an update, a charge or a refund, also write.
     """
@@ -296,12 +306,22 @@ class ReplayServiceAsyncStub:
     Right: write.
     """
 
+    UpdateRows: grpc.aio.UnaryUnaryMultiCallable[
+        replay_proto.v1.replay_pb2.UpdateRowsRequest,
+        replay_proto.v1.replay_pb2.UpdateRowsResponse,
+    ]
+    """Writes the values of mutable columns again, in rows that exist. Atomic for each row: a reader gets the old values of
+    the row or the new ones, in all of its columns. If two callers race for a row, the later one wins. Keys of evicted
+    rows are counted as stale and ignored.
+    Right: write.
+    """
+
     Learn: grpc.aio.StreamStreamMultiCallable[
         replay_proto.v1.replay_pb2.LearnRequest,
         replay_proto.v1.replay_pb2.LearnResponse,
     ]
-    """A learner's stream: each request may update priorities and then draw batches. Replies come in the order of the
-    requests. An update affects all later draws on the stream. A refused request ends the stream; earlier requests
+    """A learner's stream: each request may update priorities and rows, and then draw batches. Replies come in the order of
+    the requests. An update affects all later draws on the stream. A refused request ends the stream; earlier requests
     stay in effect.
     Right: read; with an update, a charge or a refund, also write.
     """
@@ -486,13 +506,25 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
         """
 
     @abc.abstractmethod
+    def UpdateRows(
+        self,
+        request: replay_proto.v1.replay_pb2.UpdateRowsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[replay_proto.v1.replay_pb2.UpdateRowsResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.UpdateRowsResponse]]:
+        """Writes the values of mutable columns again, in rows that exist. Atomic for each row: a reader gets the old values of
+        the row or the new ones, in all of its columns. If two callers race for a row, the later one wins. Keys of evicted
+        rows are counted as stale and ignored.
+        Right: write.
+        """
+
+    @abc.abstractmethod
     def Learn(
         self,
         request_iterator: _MaybeAsyncIterator[replay_proto.v1.replay_pb2.LearnRequest],
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[replay_proto.v1.replay_pb2.LearnResponse], collections.abc.AsyncIterator[replay_proto.v1.replay_pb2.LearnResponse]]:
-        """A learner's stream: each request may update priorities and then draw batches. Replies come in the order of the
-        requests. An update affects all later draws on the stream. A refused request ends the stream; earlier requests
+        """A learner's stream: each request may update priorities and rows, and then draw batches. Replies come in the order of
+        the requests. An update affects all later draws on the stream. A refused request ends the stream; earlier requests
         stay in effect.
         Right: read; with an update, a charge or a refund, also write.
         """

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import shutil
 import threading
 import zlib
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +28,7 @@ from replay_server.files.mapped_file import MappedFile
 from replay_server.files.memory_limit import MemoryLimit, is_in_memory
 from replay_server.storage import restored_tables
 from replay_server.storage.format import CHECKPOINT_MANIFEST_FILE, PRIORITIES_FILE, WRITERS_FILE
-from replay_server.storage.row_store import store_in_ring
+from replay_server.storage.rings import store_in_ring
 from replay_server.storage.table_directory import TableDirectory, empty_bytes
 
 log = logging.getLogger(__name__)
@@ -154,25 +156,35 @@ def _measured(path: Path, work: LongWork) -> tuple[int, int]:
 def _fill(folder: Path, table: TableManifest, work: LongWork, directory: TableDirectory) -> None:
     """Copy a table from a checkpoint to its new directory; each row goes into the slot of its key."""
     directory.rows.reserve(table.state.floor, table.size)
-    columns = zip(directory.rows.values(), directory.rows.files(), strict=False)  # the last file may be of checksums
-    for index, (ring, file) in enumerate(columns):
-        _fill_ring(folder / column_file(index), table, ring, file, work)
-    _fill_ring(folder / PRIORITIES_FILE, table, directory.priorities, directory.priorities_file, work)
+    for index, ring in enumerate(directory.rows.rings()):
+        path, row = folder / column_file(index), (ring.column.dtype, ring.column.shape)
+        _fill_ring(path, table, row, ring.store, ring.file, work)
+    path, priorities = folder / PRIORITIES_FILE, directory.priorities
+    _fill_ring(path, table, (priorities.dtype, ()), partial(store_in_ring, priorities), directory.priorities_file, work)
     directory.header.set(table.state)
     directory.writers.load(np.fromfile(folder / WRITERS_FILE, np.uint8), table.state.inserted)
     directory.flush()
 
 
-def _fill_ring(path: Path, table: TableManifest, ring: Array, file: MappedFile, work: LongWork) -> None:
-    row_bytes = ring.nbytes // len(ring)
+def _fill_ring(
+    path: Path,
+    table: TableManifest,
+    row: tuple[np.dtype[np.generic], tuple[int, ...]],
+    store: Callable[[int, Array], None],
+    file: MappedFile,
+    work: LongWork,
+) -> None:
+    """Store the values of one column, of this dtype and shape; ``store`` takes the first slot and the values."""
+    dtype, shape = row
+    row_bytes = dtype.itemsize * math.prod(shape)
     if path.stat().st_size != table.size * row_bytes:
         raise OSError(errno.EIO, f"expected {table.size} rows of {row_bytes} bytes", str(path))
-    key, row = table.state.floor, ring.shape[1:]
+    key = table.state.floor
     unsynced = 0
     with path.open("rb") as source:
         while chunk := source.read(max(1, _CHUNK_BYTES // row_bytes) * row_bytes):
-            values = np.frombuffer(chunk, ring.dtype).reshape(-1, *row)
-            store_in_ring(ring, key % len(ring), values)
+            values = np.frombuffer(chunk, dtype).reshape(-1, *shape)
+            store(key % table.config.slots, values)
             key += len(values)
             work.advance(len(chunk))
             unsynced += len(chunk)

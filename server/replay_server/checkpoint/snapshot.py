@@ -1,7 +1,8 @@
 """Snapshots of tables at one moment: state, priorities and writers' records.
 
-The rows of large tables are copied later, in a worker thread. This is possible because a live row never changes, and
-the thread can tell which rows have been evicted and overwritten.
+The rows of large tables are copied later, in a worker thread. This is possible because the thread can tell which rows
+have been evicted and overwritten, and which were updated while it copied them. Rows that were updated after the
+snapshot was taken have their new values.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from replay_proto.framing import Array
 
+from replay_server.storage.rings import ring_copy
 from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_state import TableState
 from replay_server.table.table import Table
@@ -30,7 +32,7 @@ class SnapshotRows:
     def __init__(self, table: Table, *, copied: bool) -> None:
         """Copy the rows now if ``copied``. Otherwise, keep the mapped files open even if the table is dropped."""
         self._table = table
-        self._rings = table.directory.rows.values()
+        self._copier = table.directory.rows.copier()
         self._first = table.oldest
         self._copied: Sequence[Array] | None = None
         if copied:
@@ -44,7 +46,7 @@ class SnapshotRows:
         if self._copied is not None:
             start = first_key - self._first
             return [column[start : start + count] for column in self._copied]
-        return [ring_copy(ring, first_key % self._table.config.slots, count) for ring in self._rings]
+        return self._copier.copy(first_key, count)
 
     @property
     def oldest_whole(self) -> int:
@@ -131,12 +133,3 @@ async def _take(table: Table, turn: _Turn) -> TableSnapshot:
         # Rows evicted since the first step have lost their priorities; they are the oldest ones.
         snapshot.first_key = min(max(snapshot.first_key, table.oldest), inserted)
     return snapshot
-
-
-def ring_copy(ring: Array, start: int, count: int) -> Array:
-    """Copy ``count`` values of a ring from slot ``start`` on, wrapping around at its end."""
-    before_end = min(len(ring) - start, count)
-    out = np.empty((count, *ring.shape[1:]), ring.dtype)
-    out[:before_end] = ring[start : start + before_end]
-    out[before_end:] = ring[: count - before_end]
-    return out

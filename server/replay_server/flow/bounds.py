@@ -29,6 +29,8 @@ _BYTES_PER_ROW: Final = 16
 
 _OTHER_FILES: Final = 6
 """Files of a table besides its columns: links, header, priorities, writers' records, checksums and sync points."""
+_FILES_OF_MUTABLE: Final = 2
+"""More files with mutable columns: versions, and checksums of places."""
 _TABLES_SHARE: Final = 0.2
 """Fraction of the file descriptors that tables may use; connections may use three quarters."""
 _DESCRIPTORS_SETTING: Final = "open-file limit of the server's process, a fifth of which tables may use"
@@ -156,7 +158,7 @@ def check_quota(creator: TokenEntry, size: int, others: Sequence[int]) -> None:
 
 def descriptors_of(config: TableConfig) -> int:
     """Return the number of file descriptors of a table: two per file."""
-    return 2 * (len(config.schema) + _OTHER_FILES)
+    return 2 * (len(config.schema) + _OTHER_FILES + (_FILES_OF_MUTABLE if config.schema.mutable else 0))
 
 
 def check_descriptors(config: TableConfig, others: Sequence[TableConfig]) -> None:

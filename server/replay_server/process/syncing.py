@@ -68,7 +68,9 @@ class Syncer:
             return False
         # After a failure, retry only at the regular interval.
         crowded = bool(last.state) and table.inserted - last.inserted >= table.config.slots // _MOST_UNSYNCED
-        return time.monotonic() - last.at_s >= self._every_s or crowded
+        places = table.directory.rows.place_checksums
+        awaited = bool(last.state) and places is not None and places.periods.is_awaited
+        return time.monotonic() - last.at_s >= self._every_s or crowded or awaited
 
     async def _sync_held(self, name: str, uid: bytes) -> None:
         """Wait until no thread uses the table's files, then sync the table unless it has been dropped."""
@@ -119,4 +121,4 @@ class _Synced(NamedTuple):
 
 def _state(table: Table) -> tuple[object, ...]:
     """Return a value that changes whenever the table stores something."""
-    return (table.directory.header.state, table.figures.updates)
+    return (table.directory.header.state, table.figures.updates, table.directory.rows.updates)

@@ -18,6 +18,7 @@ from replay_server.rpc.handlers.sampling import SamplingHandlers
 from replay_server.rpc.handlers.shards import ShardHandlers
 from replay_server.rpc.handlers.stats import StatsHandler
 from replay_server.rpc.handlers.tables import TableHandlers
+from replay_server.rpc.handlers.updating import UpdatingHandlers
 from replay_server.rpc.rights import Demand
 
 SERVICE = replay_pb2.DESCRIPTOR.services_by_name["ReplayService"].full_name
@@ -53,10 +54,13 @@ def all_endpoints(
     add("Insert", replay_pb2.InsertRequest, write, inserts.insert)
     add("Write", replay_pb2.WriteRequest, write, inserts.write, is_stream=True)
 
+    updating = UpdatingHandlers(catalog)
+    add("UpdatePriorities", replay_pb2.UpdatePrioritiesRequest, write, updating.priorities)
+    add("UpdateRows", replay_pb2.UpdateRowsRequest, write, updating.rows)
+
     sampling = SamplingHandlers(catalog, same_host=socket is not None)
     add("Sample", replay_pb2.SampleRequest, read, sampling.sample)
     add("Read", replay_pb2.ReadRequest, read, sampling.read)
-    add("UpdatePriorities", replay_pb2.UpdatePrioritiesRequest, write, sampling.update)
     add("Learn", replay_pb2.LearnRequest, rights.TO_LEARN, sampling.learn, is_stream=True)
 
     stats, inspection = StatsHandler(catalog, endpoints), InspectionHandler(catalog)

@@ -37,6 +37,7 @@ _ARRAYS: Final = {
     "replay.v1.Runs.ends",
     "replay.v1.PriorityUpdate.keys",
     "replay.v1.PriorityUpdate.priorities",
+    "replay.v1.RowUpdate.keys",
     "replay.v1.ReadRequest.keys",
 }
 """Fields of requests that are arrays, with one number per row, run or key."""

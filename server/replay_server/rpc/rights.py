@@ -44,7 +44,7 @@ FIELDS: Final[Mapping[str, Mapping[str, Needed | None]]] = {
         "name columns capacity backend seed rate_limiter steps whole_capacity whole_uid whole_shards"
     ),
     "Column": _no_more("name stored derived step presence"),
-    "StoredColumn": _no_more("data_type shape"),
+    "StoredColumn": _no_more("data_type shape mutable"),
     "StepColumn": _no_more("values unsampled at_start"),
     "Presence": _no_more("of"),
     "DerivedColumn": _no_more("stack n_step_return discount mask"),
@@ -76,9 +76,13 @@ FIELDS: Final[Mapping[str, Mapping[str, Needed | None]]] = {
         **_no_more("keys priorities"),
         "others_largest": _WRITE,  # the priority of rows that others insert
     },
+    "UpdateRowsRequest": _no_more("table table_uid update rows"),
+    "RowUpdate": _no_more("keys columns"),
     "LearnRequest": {
         **_no_more("table table_uid draw batches same_host ahead wants_state"),
         "update": _WRITE,
+        "row_update": _WRITE,
+        "rows": _WRITE,  # only in a row_update
         "charge": _WRITE,  # when others may insert
         "refund": _WRITE,
     },

@@ -20,6 +20,10 @@ WRITERS_FILE: Final = "writers.bin"
 CHECKSUMS_FILE: Final = "checksums.bin"
 CHECKSUM_BYTES: Final = 16
 """Bytes per row."""
+PLACE_CHECKSUMS_FILE: Final = "place_checksums.bin"
+"""Of the values of mutable columns, which have two places in each slot."""
+PLACE_CHECKSUM_BYTES: Final = 16
+"""Bytes per slot."""
 SYNC_POINT_FILE: Final = "synced.bin"
 SHARD_MAP_FILE: Final = "shards.json"
 CHECKPOINT_MANIFEST_FILE: Final = "_checkpoint.json"
@@ -30,6 +34,9 @@ CHECKED_TABLE_VERSION: Final = 4
 """Version of tables with checksums: a server that does not maintain checksums must not open them."""
 STEPS_TABLE_VERSION: Final = 5
 CHECKED_STEPS_TABLE_VERSION: Final = 6
-CHECKED_VERSIONS: Final = (CHECKED_TABLE_VERSION, CHECKED_STEPS_TABLE_VERSION)
-TABLE_VERSIONS: Final = (TABLE_VERSION, CHECKED_TABLE_VERSION, STEPS_TABLE_VERSION, CHECKED_STEPS_TABLE_VERSION)
+MUTABLE_TABLE_VERSION: Final = 7
+"""Version of tables with mutable columns, with or without steps."""
+CHECKED_MUTABLE_TABLE_VERSION: Final = 8
+CHECKED_VERSIONS: Final = (CHECKED_TABLE_VERSION, CHECKED_STEPS_TABLE_VERSION, CHECKED_MUTABLE_TABLE_VERSION)
+TABLE_VERSIONS: Final = range(TABLE_VERSION, CHECKED_MUTABLE_TABLE_VERSION + 1)
 CHECKPOINT_VERSION: Final = 2

@@ -356,7 +356,7 @@ def _column_to_json(column: Column) -> dict[str, Any]:
     described: dict[str, Any] = {"dtype": column.dtype.name, "shape": list(column.shape)}
     if not column.sampled or column.at != "step":
         described |= {"sampled": column.sampled, "at": column.at}
-    return described | ({"optional": True} if column.optional else {})
+    return described | {flag: True for flag in ("optional", "mutable") if getattr(column, flag)}
 
 
 def _finite_only(numbers: Mapping[str, float | None]) -> dict[str, float]:

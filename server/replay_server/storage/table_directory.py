@@ -6,10 +6,12 @@
         manifest.json               format version, uid, config
         header.bin                  write_horizon and the table's state
         column-000.bin ...          the columns in the schema's order, then the links (stream, episode, step)
+        versions.bin                int64[slots]: the version of each slot; only with mutable columns
         priorities.bin              float64[slots]
         writers.bin                 recent inserts of every writer
-        checksums.bin               uint64[slots, 2], per row; only in format versions 4 and 6
-        synced.bin                  the last state that is fully on disk; only in format versions 4 and 6
+        checksums.bin               uint64[slots, 2], per row; only in format versions 4, 6 and 8
+        place_checksums.bin         uint64[slots, 2], of mutable columns; only in format version 8
+        synced.bin                  the last state that is fully on disk; only in format versions 4, 6 and 8
 
 A directory gets its name in the last step of creation, and loses it in the first step of removal. So a directory with
 a table's name is never half-created or half-removed.
@@ -30,16 +32,21 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from replay_proto.layout import VERSION_BYTES
 
 from replay_server.errors import FatalError
 from replay_server.files.durable_files import rename_durably, replace_file, sync_path
 from replay_server.files.mapped_file import MappedFile, NoSpaceError, tells_full
 from replay_server.storage.format import (
+    CHECKED_MUTABLE_TABLE_VERSION,
     CHECKED_STEPS_TABLE_VERSION,
     CHECKED_TABLE_VERSION,
     CHECKED_VERSIONS,
     CHECKSUM_BYTES,
     CHECKSUMS_FILE,
+    MUTABLE_TABLE_VERSION,
+    PLACE_CHECKSUM_BYTES,
+    PLACE_CHECKSUMS_FILE,
     PRIORITIES_FILE,
     PRIORITY_BYTES,
     STEPS_TABLE_VERSION,
@@ -75,6 +82,9 @@ def full_bytes(config: TableConfig, *, checked: bool = False) -> int:
     If ``checked``, this includes checksums and sync points.
     """
     per_row = config.schema.row_bytes + config.link.row_bytes + PRIORITY_BYTES + (CHECKSUM_BYTES if checked else 0)
+    if mutable := config.schema.mutable.values():
+        per_row += sum(column.row_bytes for column in mutable) + VERSION_BYTES
+        per_row += PLACE_CHECKSUM_BYTES if checked else 0
     return config.slots * per_row + WRITER_RECORDS_BYTES + (SYNC_POINT_BYTES if checked else 0)
 
 
@@ -113,8 +123,11 @@ class TableDirectory:
         """Held while a worker thread stores rows, and during `store_anew`, so that the two never overlap."""
         self.in_use = asyncio.Lock()
         """Held while a worker thread uses the files, to delay their removal."""
-        self._rows_synced_to: int | None = None
-        """``header.inserted`` at the last sync. None if there was no sync since opening, or if the last one failed."""
+        self._rows_synced_to: tuple[int, int] | None = None
+        """`_rows_stored` at the last sync. None if there was no sync since opening, or if the last one failed."""
+        self._rows_stored = (0, 0)
+        """``header.inserted``, and the number of updates of rows, when the latest sync point was taken."""
+        self._period = 0
         if checked:
             self._erase_uncommitted()
 
@@ -175,7 +188,7 @@ class TableDirectory:
             version = manifest["format_version"]
             if version not in TABLE_VERSIONS:
                 raise ValueError(
-                    f"expected format version {TABLE_VERSION} to {CHECKED_STEPS_TABLE_VERSION}, found {version}; use "
+                    f"expected format version {TABLE_VERSION} to {TABLE_VERSIONS[-1]}, found {version}; use "
                     "the version of replay-server that created it, or another --data-dir"
                 )
             if manifest["crc32"] != _checksum(manifest):
@@ -214,7 +227,10 @@ class TableDirectory:
         return 0 if newest is None else newest.lost
 
     def sync_point(self) -> SyncPoint:
-        """Return the current state as a sync point, to pass to `sync`."""
+        """Return the current state as a sync point, to pass to `sync` before the next call."""
+        checksums = self.rows.place_checksums
+        self._period = 0 if checksums is None else checksums.periods.begin_sync()
+        self._rows_stored = (self.header.inserted, self.rows.updates)
         return SyncPoint(self.header.state, self.lost, self.writers.used())
 
     @property
@@ -246,7 +262,7 @@ class TableDirectory:
     def sync(self, point: SyncPoint) -> None:
         """Sync all files, then store the sync point. May run in any thread while the table is in use.
 
-        If nothing was inserted since the last sync, skip the files that only an insert changes.
+        If nothing was inserted or updated since the last sync, skip the files of rows.
 
         Raises:
             OSError: the sync failed. The last sync point stays valid; call `store_anew` before the next sync.
@@ -254,7 +270,8 @@ class TableDirectory:
         assert self._sync_points is not None
         assert not self.has_to_be_stored_anew
         try:
-            if self._rows_synced_to != point.state.inserted:
+            rows_stored, period = self._rows_stored, self._period
+            if self._rows_synced_to != rows_stored:
                 for file in self.rows.files():
                     file.sync()
             for file in self._other_files:
@@ -264,7 +281,9 @@ class TableDirectory:
             self._rows_synced_to = None
             self.header.sync_failed, self._is_stored_anew = True, False
             raise
-        self._rows_synced_to = point.state.inserted
+        self._rows_synced_to = rows_stored
+        if self.rows.place_checksums is not None:
+            self.rows.place_checksums.periods.end_sync(period)
         self.header.sync_failed = self._is_stored_anew = False
 
     def add_checksums(self) -> None:
@@ -285,7 +304,7 @@ class TableDirectory:
             raise
 
     def _remove_checksums(self) -> None:
-        for name in (CHECKSUMS_FILE, SYNC_POINT_FILE):
+        for name in (CHECKSUMS_FILE, PLACE_CHECKSUMS_FILE, SYNC_POINT_FILE):
             (self.folder / name).unlink(missing_ok=True)
 
     def _add_checksums(self) -> None:
@@ -344,10 +363,9 @@ class TableDirectory:
 
         These rows need no origin, because their inserts can no longer be retried.
         """
-        assert self.rows.checksums is not None
         live = self._live
         for first in range(live.start, live.stop, _SEALED_AT_ONCE):
-            self.rows.checksums.seal(first, min(_SEALED_AT_ONCE, live.stop - first), origin=0)
+            self.rows.seal(first, min(_SEALED_AT_ONCE, live.stop - first), origin=0)
 
     def _erase_uncommitted(self) -> None:
         """Invalidate uncommitted rows of a killed server, so that no recovery from a power loss brings them back."""
@@ -371,7 +389,9 @@ class TableDirectory:
 
 
 def _manifest(uid: bytes, config: TableConfig, *, checked: bool) -> str:
-    if config.steps is None:
+    if config.schema.mutable:
+        version = CHECKED_MUTABLE_TABLE_VERSION if checked else MUTABLE_TABLE_VERSION
+    elif config.steps is None:
         version = CHECKED_TABLE_VERSION if checked else TABLE_VERSION
     else:
         version = CHECKED_STEPS_TABLE_VERSION if checked else STEPS_TABLE_VERSION

@@ -37,7 +37,7 @@ from replay_server.table.oldest_first import OldestFirst, Queue
 from replay_server.table.priority_draws import PriorityDraws
 from replay_server.table.table_figures import TableFigures
 from replay_server.table.times_sampled import COUNT_BYTES, TimesSampled
-from replay_server.table.updates import live_only, resolve_update
+from replay_server.table.updates import last_of_each, live_only, resolve_update
 from replay_server.table.window_queue import WindowQueue
 
 _NO_ORIGINS = np.zeros((MOST_ROWS_AT_ONCE, 2), np.uint64)
@@ -313,7 +313,7 @@ class Table:
         self.directory.rows.write(first, rows.columns, links)
         if self._checksums is not None:
             origin = 0 if stamp is None else origin_word(stamp.writer_id, stamp.sequence)
-            self._checksums.seal(first, rows.count, origin)
+            self.directory.rows.seal(first, rows.count, origin)
 
     def commit(self, rows: NewRows, stamp: WriterStamp | None) -> range:
         """Make stored rows live and evict the rows that they replace. Return the keys of the new rows."""
@@ -403,6 +403,23 @@ class Table:
         self._index.write(resolved.keys, resolved.priorities)
         self.figures.updated(len(resolved.keys), resolved.stale)
         return len(resolved.keys), resolved.stale
+
+    def update_rows(self, keys: NDArray[np.int64], columns: Mapping[str, Array]) -> tuple[int, int]:
+        """Write mutable columns of the rows with these keys again. For a repeated key, the last values count.
+
+        Args:
+            keys: int64[n], any numbers.
+            columns: some mutable columns by name, ``dtype[n, *shape]``.
+
+        Returns:
+            Number of distinct rows updated, and number of stale keys.
+        """
+        places = last_of_each(keys, self.oldest, self.inserted)
+        stale = len(keys) - len(self.live_keys(keys))
+        if len(places):
+            self.directory.rows.update(keys[places], {name: values[places] for name, values in columns.items()})
+        self.figures.rows_updated(len(places), stale)
+        return len(places), stale
 
     def live_keys(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the live keys among these, in the same order. keys: int64[n], any numbers."""

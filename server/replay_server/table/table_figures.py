@@ -78,7 +78,9 @@ class CurrentFigures:
     sampled_per_s: float = 0.0
     updated_per_s: float = 0.0
     stale: int = 0
-    """Stale keys in updates."""
+    """Stale keys in updates of priorities and rows."""
+    rows_updated: int = 0
+    """Rows whose mutable columns were written again."""
     repeated_inserts: int = 0
     """Repeated inserts. They were answered, but not applied again."""
     copied_by_clients: int = 0
@@ -156,6 +158,11 @@ class TableFigures:
     def updated(self, distinct: int, stale: int) -> None:
         """Count an update of ``distinct`` rows that also had ``stale`` stale keys."""
         self._updated.add(distinct)
+        self.counts.stale += stale
+
+    def rows_updated(self, distinct: int, stale: int) -> None:
+        """Count an update of mutable columns in ``distinct`` rows that also had ``stale`` stale keys."""
+        self.counts.rows_updated += distinct
         self.counts.stale += stale
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Removes stale and duplicate keys from priority updates."""
+"""Removes stale and duplicate keys from updates."""
 
 from __future__ import annotations
 
@@ -58,6 +58,13 @@ def first_unusable(priorities: Floats, limit: float) -> int:
         if not 0.0 <= priorities[i] <= limit:
             return i
     return -1
+
+
+def last_of_each(keys: Integers, oldest: int, inserted: int) -> Integers:
+    """Return the places, int64[m], of the last occurrence of each live key. keys: int64[n], any numbers."""
+    distinct, places = np.unique(keys[::-1], return_index=True)
+    is_live = (distinct >= oldest) & (distinct < inserted)
+    return len(keys) - 1 - places[is_live]
 
 
 def live_only(keys: Integers, oldest: int, inserted: int) -> Integers:

@@ -185,7 +185,8 @@ def test_a_sampler_waits_for_rows_unless_told_otherwise(table: Table) -> None:
 
 @pytest.mark.parametrize("kind", [ReplayClient, Table, Writer, Sampler, TensorSampler])
 def test_everything_after_the_first_argument_is_a_keyword(kind: type) -> None:
-    allowed = {"update_priorities": 2, "end_episodes": 2, "publish": 2}  # keys and priorities; name and values
+    # Keys and values; names and values.
+    allowed = {"update_priorities": 2, "update": 2, "end_episodes": 2, "publish": 2}
     for name, method in inspect.getmembers(kind, inspect.isfunction):
         if name.startswith("_") and name != "__init__":
             continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,7 +109,8 @@ class FakeFiles:
     def slots_of(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
         return keys % SLOTS
 
-    def are_whole(self, keys: NDArray[np.int64]) -> bool:
+    def copied(self, keys: NDArray[np.int64], copy: Callable[[], None]) -> bool:
+        copy()
         self.checked.append(keys)
         return not self.is_overtaken
 

@@ -30,7 +30,7 @@ from tests.support.access import (
 )
 from tests.support.caller import float64, int64, make_draw, make_update, new_name, table_config
 from tests.support.refusals import code_of, refusal_in
-from tests.support.rows import rows_of
+from tests.support.rows import MUTABLE, rows_of
 from tests.support.server_process import ServerProcess
 
 TABLE = """
@@ -46,8 +46,10 @@ Write                       401    401    401      403    ok     403    ok      
 Sample                      401    401    401      ok     403    403    ok      403    403     cut
 Read                        401    401    401      ok     403    403    ok      403    403     cut
 UpdatePriorities            401    401    401      403    ok     403    ok      403    403     cut
+UpdateRows                  401    401    401      403    ok     403    ok      403    403     cut
 Learn                       401    401    401      ok     403    403    ok      403    403     cut
 Learn:update                401    401    401      403    403    403    ok      403    403     cut
+Learn:row_update            401    401    401      403    403    403    ok      403    403     cut
 Stats                       401    401    401      ok     403    403    ok      ok     403     cut
 Stats:table                 401    401    401      ok     403    403    ok      403    403     cut
 Checkpoint                  401    401    401      403    403    403    403     403    ok      cut
@@ -86,6 +88,7 @@ EXPECTED = {cells[0]: dict(zip(CALLERS, cells[1:], strict=True)) for cells in ma
 SERVICE = replay_pb2.DESCRIPTOR.services_by_name["ReplayService"]
 TIMEOUT_S = 20.0
 ROW = rows_of(np.array([7]))
+ROW_UPDATE = replay_pb2.RowUpdate(keys=int64([0]), columns=replay_pb2.ColumnNames(names=MUTABLE))
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,9 @@ def request_of(call: str, target: Target) -> Message:
         "UpdatePriorities": lambda: replay_pb2.UpdatePrioritiesRequest(
             table=name, table_uid=uid, update=make_update([0], [1.0])
         ),
+        "UpdateRows": lambda: replay_pb2.UpdateRowsRequest(table=name, table_uid=uid, update=ROW_UPDATE, rows=ROW),
         "Learn": lambda: replay_pb2.LearnRequest(table=name, draw=make_draw(1)),
+        "Learn:row_update": lambda: replay_pb2.LearnRequest(table=name, table_uid=uid, row_update=ROW_UPDATE, rows=ROW),
         "Learn:update": lambda: replay_pb2.LearnRequest(table=name, table_uid=uid, update=make_update([0], [1.0])),
         "Stats": replay_pb2.StatsRequest,
         "Stats:table": lambda: replay_pb2.StatsRequest(table=name),
@@ -176,7 +181,7 @@ def target(served: Served) -> Iterator[Target]:
     """A table with one row, dropped at the end, so that checkpoints of all tables stay small."""
     stub = replay_pb2_grpc.ReplayServiceStub(served.channel())
     name, metadata = f"{MINE}{new_name()}", token_metadata(ALL)
-    made = stub.CreateTable(replay_pb2.CreateTableRequest(config=table_config(name)), metadata=metadata)
+    made = stub.CreateTable(replay_pb2.CreateTableRequest(config=table_config(name, schema=MUTABLE)), metadata=metadata)
     insertion = replay_pb2.Insertion(row_count=1, priorities=float64([1.0]))
     request = replay_pb2.InsertRequest(table=name, insertion=insertion, rows=ROW)
     stub.Insert(request, metadata=metadata)

@@ -38,8 +38,11 @@ Write              write on the table
 Sample             read on the table
 Read               read on the table
 UpdatePriorities   write on the table
+UpdateRows         write on the table
 Learn              read on the table
 Learn:update       read on the table, write on the table
+Learn:row_update   read on the table, write on the table
+Learn:rows         read on the table, write on the table
 Learn:charge       read on the table, write on the table
 Learn:refund       read on the table, write on the table
 Stats              read on any
@@ -93,6 +96,10 @@ def request_of(call: str, table: str, other: str, series: str) -> Message:
         )
     if call == "Learn:update":
         return replay_pb2.LearnRequest(table=table, update=replay_pb2.PriorityUpdate())
+    if call == "Learn:row_update":
+        return replay_pb2.LearnRequest(table=table, row_update=replay_pb2.RowUpdate())
+    if call == "Learn:rows":
+        return replay_pb2.LearnRequest(table=table, rows=b"row")
     if rpc == "Learn" and kind:
         return replay_pb2.LearnRequest(table=table, **{kind: 1})  # type: ignore[arg-type]
     message: Message = getattr(replay_pb2, f"{rpc}Request")()

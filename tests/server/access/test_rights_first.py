@@ -32,6 +32,7 @@ TOO_LITTLE = {
     "Sample": WRITE,
     "Read": WRITE,
     "UpdatePriorities": READ,
+    "UpdateRows": READ,
     "Learn": WRITE,
     "Stats": WRITE,
     "ListTables": WRITE,

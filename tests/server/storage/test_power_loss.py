@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from replay_proto.framing import Array
 from replay_proto.rate_limit import RateLimit
+from replay_proto.schema import Column, Schema
 from replay_proto.steps import Next, Stack, Steps, Transitions
 from replay_server.backends.index import DEAD_PRIORITY
 from replay_server.errors import RequestError, StoppedError
 from replay_server.storage.power_loss.row_checksums import RowChecksums
+from replay_server.storage.rings import Ring
 from replay_server.storage.runs import GOES_ON, TERMINATED, Runs, ends_of, steps_of
 from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import DamagedTableError, TableDirectory
@@ -49,11 +52,13 @@ class Life:
     """A table that is used, synced and loses power, and its expected content."""
 
     steps: Steps | None = None
+    mutable: Mapping[str, Column] = {}
 
     def __init__(self, folder: Path, seed: int, backend: str = "sum_tree", capacity: int = CAPACITY) -> None:
         self.folder = folder
         self.random = random.Random(seed)
-        config = TableConfig("table", WHOLE, capacity=capacity, backend=backend, steps=self.steps)
+        schema = Schema({**WHOLE, **self.mutable}) if self.mutable else WHOLE
+        config = TableConfig("table", schema, capacity=capacity, backend=backend, steps=self.steps)
         self.table = Table(TableDirectory.create(folder, config, checked=True))
         self.value_of: dict[int, int] = {}
         self.next_value = 0
@@ -68,7 +73,8 @@ class Life:
         self.next_value += count
         writer = self.random.choice([*WRITERS, None])
         stamp = None if writer is None else WriterStamp(writer, len(self.sent[writer]) + 1)
-        keys = self.table.insert(NewRows(columns_of(values), count, runs=self.runs(count)), stamp)
+        columns = {**columns_of(values), **self.mutable_values(values)}
+        keys = self.table.insert(NewRows(columns, count, runs=self.runs(count)), stamp)
         self.value_of.update(zip(keys, values.tolist(), strict=True))
         if writer is not None:
             self.sent[writer].append(keys)
@@ -76,6 +82,10 @@ class Life:
     def runs(self, row_count: int) -> Runs | None:
         """Where the rows of an insert come from."""
         return None
+
+    def mutable_values(self, values: NDArray[np.int64]) -> dict[str, Array]:
+        """Values of the mutable columns of new rows."""
+        return {}
 
     def use(self, steps: int) -> None:
         for _ in range(steps):
@@ -185,11 +195,73 @@ class LifeOfSteps(Life):
             assert (found.keys - table.oldest).tolist() == [*expected[0], *expected[1]]
 
 
+class LifeOfUpdates(Life):
+    """The same with mutable columns. Their values are a number per row, which increases with each update."""
+
+    mutable: Mapping[str, Column] = {
+        "state": Column("float32", 200, mutable=True),
+        "count": Column("int64", mutable=True),
+        "flag": Column("uint8", mutable=True),
+    }
+
+    def __init__(self, folder: Path, seed: int, backend: str = "sum_tree", capacity: int = CAPACITY) -> None:
+        self.stored: dict[int, list[int]] = {}
+        """The numbers that each row may have after a power loss: that of the last sync, and later ones."""
+        super().__init__(folder, seed, backend, capacity)
+
+    def mutable_values(self, values: NDArray[np.int64]) -> dict[str, Array]:
+        numbers = np.asarray(values, np.int64)
+        state = np.repeat(numbers[:, None], 200, axis=1).astype(np.float32)
+        return {"state": state, "count": numbers, "flag": (numbers % 251).astype(np.uint8)}
+
+    def insert(self) -> None:
+        first = self.table.inserted
+        super().insert()
+        for key in range(first, self.table.inserted):
+            self.stored[key] = [self.value_of[key]]
+
+    def use(self, steps: int) -> None:
+        for _ in range(steps):
+            super().use(1)
+            live = range(self.table.oldest, self.table.inserted)
+            if not live:
+                continue
+            keys = np.array([*self.random.choices(live, k=10), self.table.oldest - 1])
+            if not self.table.directory.rows.may_update(keys):
+                continue
+            self.next_value += len(keys)
+            numbers = np.arange(self.next_value - len(keys), self.next_value)
+            values = self.mutable_values(numbers)
+            # Columns that an update leaves out keep their values.
+            self.table.update_rows(keys, values)
+            self.table.update_rows(keys[:0], {"count": values["count"][:0]})
+            for key, number in zip(keys.tolist(), numbers.tolist(), strict=True):
+                if key in live:
+                    self.stored[key].append(number)
+
+    def sync(self) -> None:
+        super().sync()
+        self.stored = {key: numbers[-1:] for key, numbers in self.stored.items()}
+
+    def audit(self, oldest: int, inserted: int, reported: int, newest_share: float) -> None:
+        """Also check that each row has the numbers of one update, which is the last one before the sync or later."""
+        super().audit(oldest, inserted, reported, newest_share)
+        keys = np.arange(self.table.oldest, self.table.inserted)
+        found = self.mutable_values(np.zeros(len(keys), np.int64))
+        self.table.directory.rows.gather(keys, found)
+        for key, number in zip(keys.tolist(), found["count"].tolist(), strict=True):
+            assert number in self.stored[key]
+        for name, values in self.mutable_values(found["count"]).items():  # type: ignore[arg-type]
+            np.testing.assert_array_equal(found[name], values)
+        self.stored = dict(zip(keys.tolist(), ([number] for number in found["count"].tolist()), strict=True))
+
+
 @pytest.mark.parametrize(
     ("kind", "backend", "capacity", "newest_share"),
     [
         *((Life, "sum_tree", 1500, share) for share in (0.0, 0.5, 0.95, 0.999, 1)),
         *((Life, "rank", 4000, 0.5), (Life, "uniform", 100, 0.95)),
+        *((LifeOfUpdates, "sum_tree", 1500, share) for share in (0.0, 0.5, 0.95)),
         *((LifeOfSteps, "sum_tree", 1000, 0.5), (LifeOfSteps, "rank", 1000, 0.95), (LifeOfSteps, "uniform", 300, 1)),
     ],
 )
@@ -237,11 +309,16 @@ def test_pages_that_are_zeros_or_of_elsewhere_are_never_served(table: Table, tmp
     damaged.close()
 
 
+def values_of(table: Table) -> list[Array]:
+    """Return the stored columns and the links, each as ``dtype[slots, elements]``."""
+    return [ring.values for ring in table.directory.rows.rings() if isinstance(ring, Ring)]
+
+
 @pytest.mark.parametrize("column", [*range(4), "link"])
 def test_a_bit_that_turned_over_shows(table: Table, column: int | str) -> None:
     checksums = table.directory.rows.checksums
     assert isinstance(checksums, RowChecksums)
-    values = list(table.directory.rows.values())[3 if column == "link" else int(column)]
+    values = values_of(table)[3 if column == "link" else int(column)]
     assert checksums.whole(table.oldest, table.size).all()
     values.view(np.uint8)[2000 % table.config.slots, -1] ^= 16
     assert np.flatnonzero(~checksums.whole(1000, 4000)).tolist() == [1000]
@@ -275,7 +352,7 @@ def test_rows_that_were_lost_do_not_make_a_limiter_wait(tmp_path: Path) -> None:
     assert gate is not None
     gate.count_drawn(gate.grant(900))
     table.directory.sync(table.directory.sync_point())
-    rows = next(iter(table.directory.rows.values()))
+    rows = values_of(table)[0]
     rows[100] += 1
     table.close()
     table = Table(TableDirectory.open(tmp_path / "table", may_be_torn=True))
@@ -314,7 +391,7 @@ def test_a_queue_comes_back_from_its_oldest_whole_row_on(tmp_path: Path) -> None
     table.insert(NewRows(columns_of(np.arange(50)), 50), None)
     table.directory.sync(table.directory.sync_point())
     assert table.config.is_queue
-    next(iter(table.directory.rows.values()))[10] += 1
+    values_of(table)[0][10] += 1
     table.close()
     table = Table(TableDirectory.open(tmp_path / "table", may_be_torn=True))
     assert list(live_values(table)) == list(range(11, 50))

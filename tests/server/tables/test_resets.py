@@ -51,9 +51,8 @@ def full_table(root: Root, kind: str, rows: int, schema: Schema = ONE_BYTE) -> N
     def fill(directory: TableDirectory) -> None:
         directory.rows.reserve(0, rows)
         directory.priorities[:rows] = np.arange(rows) % 1009
-        links = directory.rows.values()[-1]
-        if links.shape[1] == 3:
-            links[:rows] = runs_of((0, 0, 0, rows, 0)).links()
+        if kind == "steps":
+            directory.rows.rings()[-1].store(0, runs_of((0, 0, 0, rows, 0)).links())
         directory.header.set(TableState(inserted=rows))
 
     TableDirectory.create(root.tables, config_of(kind, rows, schema), fill=fill).close()

@@ -57,6 +57,7 @@ from replay_client.sync.shards.servers.removal import drop_all, reset_all
 from replay_client.sync.shards.servers.reports import report_of
 from replay_client.sync.shards.servers.roster import Roster
 from replay_client.sync.shards.servers.service import table_stats_of_all
+from replay_client.sync.shards.servers.updating import update_rows
 from replay_client.sync.shards.sharded_loader import ShardedLoader, keys_refused
 from replay_client.sync.shards.sharded_writer import ShardedWriter
 from replay_client.sync.table import Table
@@ -251,6 +252,10 @@ class ShardedTable(Table):
             result = member.table.update_priorities(local_keys(keys[places]), values[places])
             updated, stale, left = updated + result.updated, stale + result.stale, left - len(places)
         return UpdateResult(updated, stale + left)
+
+    def update(self, keys: ArrayLike, columns: Mapping[str, Any]) -> UpdateResult:
+        """Write new values into mutable columns, in the shards of the rows; see `Table.update`."""
+        return update_rows(self._members, self.schema, keys, columns)
 
     def read(self, batch_or_keys: BatchOrKeys, *, columns: Collection[str] | None = None) -> Rows:
         """Read live rows by key; see `Table.read`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from replay_proto import framing
 from replay_proto.errors import FieldError
 from replay_proto.framing import Array, Carried
-from replay_proto.schema import Schema
+from replay_proto.schema import Column, Schema
 from replay_proto.v1 import replay_pb2
 
 from replay_server.storage.format import UID_BYTES
@@ -136,11 +137,12 @@ def _run_array(name: str, value: bytes, dtype: str, length: int | None) -> NDArr
     return np.frombuffer(value, dtype)
 
 
-def columns(schema: Schema, rows: memoryview, count: int) -> dict[str, Array]:
-    """Split the rows of an insert into columns, which are views of the message."""
-    expected = count * schema.row_bytes
+def columns(schema: Mapping[str, Column], rows: memoryview, count: int) -> dict[str, Array]:
+    """Split the rows of an insert or update into columns, which are views of the message."""
+    row_bytes = schema.row_bytes if isinstance(schema, Schema) else sum(each.row_bytes for each in schema.values())
+    expected = count * row_bytes
     if len(rows) != expected:
-        raise FieldError("rows", f"{expected} bytes ({count} rows of {schema.row_bytes})", f"{len(rows)} bytes")
+        raise FieldError("rows", f"{expected} bytes ({count} rows of {row_bytes})", f"{len(rows)} bytes")
     views = framing.column_views(schema, rows, count)
     for name, values in views.items():
         if values.dtype == np.bool_ and (largest := int(np.maximum.reduce(values.view(np.uint8), axis=None))) > 1:
@@ -152,13 +154,25 @@ def carried(request: replay_pb2.Draw | replay_pb2.ReadRequest, schema: Schema, u
     """Return the columns that a request chooses, or ``unless_chosen`` if it makes no choice."""
     if not request.HasField("columns"):
         return unless_chosen
-    given = request.columns.names
-    if len(given) > len(schema):  # before iterating over them
-        raise FieldError("columns", f"at most {len(schema)} names", f"{len(given)}")
-    names = set(given)
-    if unknown := names - schema.keys():
-        raise FieldError("columns", f"stored columns: {', '.join(schema)}", repr(min(unknown)))
-    return Carried({name: column for name, column in schema.items() if name in names})
+    return Carried(_named(request.columns, schema, schema, "stored columns"))
+
+
+def mutable(given: replay_pb2.ColumnNames, schema: Schema) -> dict[str, Column]:
+    """Return the columns that an update writes, in the order of the schema."""
+    if not given.names:
+        raise FieldError("columns", "at least one name", "none")
+    return _named(given, schema, schema.mutable, "mutable columns")
+
+
+def _named(
+    given: replay_pb2.ColumnNames, schema: Schema, allowed: Mapping[str, Column], what: str
+) -> dict[str, Column]:
+    if len(given.names) > len(schema):  # before iterating over them
+        raise FieldError("columns", f"at most {len(schema)} names", f"{len(given.names)}")
+    names = set(given.names)
+    if refused := names - allowed.keys():
+        raise FieldError("columns", f"{what}: {', '.join(allowed) or 'none in this table'}", repr(min(refused)))
+    return {name: column for name, column in schema.items() if name in names}
 
 
 def at_least(field: str, least: int, value: int, where: str = "") -> int:

@@ -25,7 +25,7 @@ GATHERED_ON_LOOP_BYTES = 1 << 22
 """Maximum bytes gathered on the event loop, which takes about 0.3 ms. Larger replies are gathered in a worker thread;
 switching there and back blocks the loop for 0.1 ms."""
 _ATTEMPTS_BESIDE = 3
-"""Maximum attempts to gather rows in a worker thread. If inserts overwrite rows each time, the event loop does it."""
+"""Maximum attempts to gather rows in a worker thread. If rows change each time, the event loop does it."""
 
 
 class Gathered(NamedTuple):
@@ -107,8 +107,8 @@ async def reply_with_rows(table: Table, carried: Carried, choose: Callable[[], C
     Args:
         table: the table of the rows.
         carried: the columns to gather.
-        choose: returns the reply without its rows, and for each batch the rows to gather. If rows are overwritten while
-            they are gathered, ``choose`` is called again, and only the last result is used.
+        choose: returns the reply without its rows, and for each batch the rows to gather. If rows are overwritten or
+            updated while they are gathered, ``choose`` is called again, and only the last result is used.
         rows: maximum number of rows.
 
     Returns:
@@ -117,10 +117,19 @@ async def reply_with_rows(table: Table, carried: Carried, choose: Callable[[], C
     if carried.size(rows) > GATHERED_ON_LOOP_BYTES:
         for _ in range(_ATTEMPTS_BESIDE):
             head, batches = choose()
+            versions = [table.directory.rows.versions(batch.rows) for batch in batches]
             message = await asyncio.to_thread(_gather, table, carried, head, batches)
-            if not any(len(batch.keys) and table.overtaken(batch.rows) for batch in batches):
+            if all(_is_whole(table, batch, seen) for batch, seen in zip(batches, versions, strict=True)):
                 return message
     return _joined(table, carried, *choose())
+
+
+def _is_whole(table: Table, batch: Gathered, versions: NDArray[np.int64] | None) -> bool:
+    """Whether no row of a batch was overwritten, or updated since it had these versions."""
+    if len(batch.keys) and table.overtaken(batch.rows):
+        return False
+    now = table.directory.rows.versions(batch.rows)
+    return versions is None or now is None or np.array_equal(versions, now)
 
 
 def _joined(table: Table, carried: Carried, head: Message, batches: Sequence[Gathered]) -> bytes:

@@ -1,4 +1,4 @@
-"""Handlers of Sample, Read, UpdatePriorities and Learn."""
+"""Handlers of Sample, Read and Learn."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from replay_proto.v1 import replay_pb2
 from replay_server.catalog import Catalog
 from replay_server.flow.admission import Admission
 from replay_server.flow.leases import Lease
-from replay_server.flow.turns import LONG_ROWS
 from replay_server.rpc.call import Call
 from replay_server.rpc.handlers import fields
 from replay_server.rpc.handlers.gathering import (
@@ -27,6 +26,7 @@ from replay_server.rpc.handlers.gathering import (
     reply_with_rows,
     window_rows,
 )
+from replay_server.rpc.handlers.updating import UpdatingHandlers
 from replay_server.storage.runs import ends_of, steps_of
 from replay_server.table.draws import Draw, DrawMode, DrawnBatch
 from replay_server.table.gates import LimiterGate
@@ -61,11 +61,12 @@ class _Wanted(NamedTuple):
 
 
 class SamplingHandlers:
-    """Handles draws, reads and updates."""
+    """Handles draws and reads."""
 
     def __init__(self, catalog: Catalog, *, same_host: bool) -> None:
         """Serve the tables of ``catalog``. If ``same_host``, clients on this host may copy rows from the files."""
         self._catalog = catalog
+        self._updating = UpdatingHandlers(catalog)
         self._same_host = same_host
 
     async def sample(self, request: Framed[replay_pb2.SampleRequest], call: Call) -> bytes:
@@ -116,15 +117,8 @@ class SamplingHandlers:
             return choose()[0].SerializeToString()
         return await reply_with_rows(table, carried, choose, len(keys))
 
-    async def update(self, request: Framed[replay_pb2.UpdatePrioritiesRequest], call: Call) -> bytes:
-        """Set priorities."""
-        message = request.head
-        lease = self._catalog.lease(message.table, fields.table_uid(message.table_uid, required=True))
-        result = await self._update(call, lease, message.update)
-        return replay_pb2.UpdatePrioritiesResponse(result=result).SerializeToString()
-
     async def learn(self, request: Framed[replay_pb2.LearnRequest], call: Call) -> bytes:
-        """Set priorities, then draw batches, on a learner's stream."""
+        """Update priorities and rows, then draw batches, on a learner's stream."""
         message = request.head
         name = call.stream.constant("table", message.table)
         uid = call.stream.constant("table_uid", fields.table_uid(message.table_uid))
@@ -144,8 +138,14 @@ class SamplingHandlers:
         response = replay_pb2.LearnResponse(table_uid=table.uid)
         if message.HasField("update"):
             fields.table_uid(uid, required=True)
-            response.update.CopyFrom(await self._update(call, lease, message.update))
+            response.update.CopyFrom(await self._updating.set_priorities(call, lease, message.update))
             client.updates += response.update.updated
+        if message.HasField("row_update"):
+            fields.table_uid(uid, required=True)
+            written = await self._updating.write_rows(call, lease, message.row_update, request.rows)
+            response.row_update.CopyFrom(written)
+        elif request.rows:
+            raise FieldError("rows", "none without a row_update", f"{len(request.rows)} bytes")
         if is_charged:
             response.charged = _charge(lease.admission, message.charge, message.refund)
         if message.wants_state:
@@ -181,21 +181,6 @@ class SamplingHandlers:
         if wanted.draw.mode is DrawMode.WITHOUT_REPLACEMENT:
             fields.up_to("batches", fields.MAX_DISTINCT_BATCHES, wanted.batches)
             _check_distinct(table, wanted.draw)
-
-    async def _update(self, call: Call, lease: Lease, update: replay_pb2.PriorityUpdate) -> replay_pb2.UpdateResult:
-        keys = fields.keys(update.keys)
-        self._catalog.bounds.check_rows(len(keys))
-        table = lease.table
-        limit = table.priority_limit
-        priorities = fields.priorities(update.priorities, len(keys), limit)
-        if len(keys) > LONG_ROWS and await self._catalog.long_calls.turn(call.caller.identity):
-            call.caller.check_valid()
-            table = lease.table
-        if update.HasField("others_largest"):
-            others = fields.priority("update.others_largest", update.others_largest, limit)
-            table.others_largest_priority = others
-        updated, stale = table.update(keys, priorities)
-        return replay_pb2.UpdateResult(updated=updated, stale=stale)
 
     def _state(self, table: Table) -> replay_pb2.TableState:
         drawable = table.drawable

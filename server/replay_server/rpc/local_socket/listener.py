@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 SOCKET_NAME: Final = ".socket"
 """File name of the socket in the tables' folder; tables cannot have this name."""
-METHODS: Final = ("Learn", "Read", "Sample", "UpdatePriorities", "Write")
+METHODS: Final = ("Learn", "Read", "Sample", "UpdatePriorities", "UpdateRows", "Write")
 """Supported methods: those of learners' steps, of writers, and of readers."""
 MOST_CONTEXT: Final = 8192
 """Maximum characters of a trace context. gRPC limits the metadata of a call to about the same size."""

@@ -70,12 +70,13 @@ def recover(folder: Path, config: TableConfig, stopped: threading.Event | None =
             )
         work = LongWork(f"verifying the rows of table {config.name} after a power loss", stopped)
         work.total_bytes = config.slots * (config.schema.row_bytes + config.link.row_bytes)
-        found = _find(folder, config, _Verified(rows.checksums, work), points.newest)
+        found = _find(folder, config, _Verified(rows, rows.checksums, work), points.newest)
         _store_header(folder, found.header, lost=found.point.lost)
         points.store(found.point)
         _apply(folder, config, found.point)
         rows.checksums.erase(found.point.state.inserted, config.slots - len(found.live))
-        rows.checksums.file.sync()
+        for file in rows.files():
+            file.sync()
     finally:
         points.close()
         rows.close()
@@ -96,14 +97,15 @@ def recover(folder: Path, config: TableConfig, stopped: threading.Event | None =
 
 @dataclass(frozen=True)
 class _Verified:
-    """The checksums of a table, and the work of verifying them."""
+    """The rows of a table, their checksums, and the work of verifying them."""
 
+    rows: RowStore
     checksums: RowChecksums
     work: LongWork
 
     def whole(self, first_key: int, count: int) -> NDArray[np.bool_]:
-        """Verify rows; see `RowChecksums.whole`."""
-        whole = self.checksums.whole(first_key, count)
+        """Verify rows; see `RowStore.settle`."""
+        whole = self.rows.settle(first_key, count)
         self.work.advance(count * self.checksums.row_bytes)
         return whole
 

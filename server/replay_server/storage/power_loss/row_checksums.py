@@ -100,7 +100,7 @@ class RowChecksums:
         slots = len(columns[0])
         self.file = MappedFile(folder / CHECKSUMS_FILE, slots * CHECKSUM_BYTES, create=create)
         self._words: NDArray[np.uint64] = self.file.view(np.dtype("<u8"), (slots, 2))  # type: ignore[assignment]
-        self._columns = [_as_words(column) for column in columns]
+        self._columns = [as_words(column) for column in columns]
         self.row_bytes = sum(column.nbytes for column in columns) // slots
         """Bytes of a row with its link."""
 
@@ -140,7 +140,7 @@ class RowChecksums:
         return sums
 
 
-def _as_words(column: Array) -> Array:
+def as_words(column: Array) -> Array:
     """View a column as unsigned words of the widest type whose size divides the size of a row."""
     row_bytes = column.nbytes // len(column)
     width = next(width for width in (8, 4, 2, 1) if row_bytes % width == 0)

@@ -12,9 +12,9 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -47,6 +47,7 @@ from replay_client.sync.shards.drawing.nothing_to_draw import nothing_to_draw, t
 from replay_client.sync.shards.drawing.shard_stream import ShardStream
 from replay_client.sync.shards.servers.members import Member
 from replay_client.sync.shards.servers.roster import AWAY_LOOK_S, Roster
+from replay_client.sync.shards.servers.updating import update_rows
 
 log = logging.getLogger(__name__)
 
@@ -233,6 +234,19 @@ class ShardedSampler(Sampler):
             self._updates = True
             if len(self._kept) > _MOST_KEPT or len(keys) > UPDATES_KEPT:
                 self._distribute()
+
+    def update(self, keys: ArrayLike, columns: Mapping[str, Any]) -> None:
+        """Write mutable columns again, and wait for the replies; see `Sampler.update`.
+
+        Raises:
+            InvalidArgumentError: as for `Sampler.update`.
+            ServerUnavailableError: the server of a shard is unreachable. Rows in other shards may have been updated.
+        """
+        with self._one_caller:
+            self._check_usable()
+            result = update_rows(self._members.values(), self._seen[0].table.schema, keys, columns)
+            self._counted[0] += result.updated
+            self._counted[1] += result.stale
 
     def flush(self, *, timeout_s: float | None = None) -> None:
         """Wait until all updates are acknowledged, except those held for servers that are away; see `Sampler.flush`.
