@@ -23,7 +23,7 @@ from replay_server.table.table import NewRows, Table
 from tests.support.caller import batches_in, make_draw
 from tests.support.inserting import insert_all
 from tests.support.invariants import check_table
-from tests.support.rows import WHOLE, columns_of
+from tests.support.rows import MUTABLE, WHOLE, columns_of
 
 ROWS = 30
 
@@ -137,3 +137,28 @@ def test_rows_that_were_evicted_while_they_were_gathered_are_not_counted_as_live
     assert table.figures.now().sampled == ROWS
     assert table.figures.times_sampled(np.arange(table.oldest, table.inserted)).sum() == len(live)
     check_table(table)
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_rows_that_are_updated_while_they_are_gathered_are_not_mixed(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """All rows are updated between the gather of the first column and the others."""
+    config = TableConfig("mutable", MUTABLE, capacity=100, backend="uniform", seed=5)
+    table, _ = asyncio.run(catalog.create(config))
+    insert(table, 100)
+    rows, left = table.directory.rows, times
+    gather = rows.gather
+
+    def gather_amid_updates(keys: Any, out: Any) -> None:
+        nonlocal left
+        gather(keys, out)
+        if "value" in out and left:
+            left -= 1
+            table.update_rows(np.arange(100), columns_of(np.arange(100) + 1000 * (times - left)))
+
+    monkeypatch.setattr(rows, "gather", gather_amid_updates)
+    answer = learn(SamplingHandlers(catalog, same_host=False), table, batches=1)
+    (batch,) = batches_in(answer)  # checks that the values of each row belong together
+    assert left == 0
+    np.testing.assert_array_equal(batch.values, batch.keys + 1000 * times)

@@ -226,8 +226,10 @@ class LifeOfUpdates(Life):
             live = range(self.table.oldest, self.table.inserted)
             if not live:
                 continue
-            keys = np.array([*self.random.choices(live, k=10), self.table.oldest - 1])
-            if not self.table.directory.rows.may_update(keys):
+            # Some rows again and again: they have to wait for the next sync.
+            wanted = [*self.random.choices(live, k=10), *live[len(live) // 2 :][:20], self.table.oldest - 1]
+            keys = np.array([key for key in wanted if self.table.directory.rows.may_update(np.array([key]))])
+            if not len(keys):
                 continue
             self.next_value += len(keys)
             numbers = np.arange(self.next_value - len(keys), self.next_value)
