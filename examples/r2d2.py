@@ -18,7 +18,7 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import TransformObservation
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
-from replay_client import Column, Discount, Mask, ReplayClient, Sequences, sequence_priorities
+from replay_client import Column, Discount, Mask, ReplayClient, Sequences
 from replay_client.gymnasium import RecordSteps
 from torch import Tensor, nn
 
@@ -138,7 +138,7 @@ def main(address: str = "localhost:50051", *, steps: int = 60_000, seed: int = 0
                 (batch.weights * loss).mean().backward()
                 nn.utils.clip_grad_norm_(network.parameters(), 10.0)
                 optimizer.step()
-                sampler.update_priorities(batch, sequence_priorities(errors, learned))
+                sampler.update_priorities(batch, errors.detach().abs())
             if step % 2_000 == 0:
                 target.load_state_dict(network.state_dict())
                 print(f"{step} steps, mean return {np.mean(envs.return_queue or [0]):.1f}")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from replay_proto.v1 import replay_pb2
 
 from replay_client._rows.columns import Columns, MixedRows, T_co
-from replay_client._rows.positions import KeyFinder, finder_of_part
+from replay_client._rows.positions import Positions, part_of
 from replay_client.errors import InvalidArgumentError
 
 
@@ -58,7 +58,7 @@ class Drawn(Columns[T_co]):
     """Rows ever inserted into the table."""
     row_info: RowInfo | None
     """What else is known of each row, as NumPy arrays; None unless the draw asked for it with ``row_info=True``."""
-    _find_positions: KeyFinder | None = field(default=None, kw_only=True)
+    _positions: Positions | None = field(default=None, kw_only=True)
 
     @property
     def position_keys(self) -> NDArray[np.int64]:
@@ -73,7 +73,7 @@ class Drawn(Columns[T_co]):
         """
         if isinstance(self, MixedRows):
             raise InvalidArgumentError.of_field("position_keys", "a batch of one table", type(self).__name__)
-        return self.row_keys if self._find_positions is None else self._find_positions()
+        return self.row_keys if self._positions is None else self._positions.keys()
 
     def split(self, count: int) -> list[Self]:
         """Split the batch into smaller ones of equal size, for several gradient steps with rows of one draw.
@@ -106,7 +106,7 @@ class Drawn(Columns[T_co]):
             probabilities=self.probabilities[rows],  # type: ignore[index]
             weights=self.weights[rows],  # type: ignore[index]
             row_info=None if info is None else RowInfo(info.times_sampled[rows], info.ages_s[rows]),
-            _find_positions=finder_of_part(self._find_positions, rows),
+            _positions=part_of(self._positions, rows),
         )
 
 

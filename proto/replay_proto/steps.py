@@ -115,6 +115,9 @@ class Sequences:
     """Steps from one anchor to the next, 1 to `length`. The first anchor of an episode is its first step."""
     gamma: float = 0.99
     """Discount factor, 0 to 1."""
+    eta: float = 0.9
+    """How priorities of steps become that of a sequence: ``eta * max + (1 - eta) * mean`` over its steps from the
+    anchor on (Kapturowski et al. 2019, section 2.3). 1 is the largest, 0 the mean."""
 
     def __post_init__(self) -> None:
         """Check the numbers.
@@ -123,6 +126,8 @@ class Sequences:
             InvalidArgumentError: names the number that is out of range.
         """
         _check_numbers(self)
+        if not _is_fraction(self.eta):
+            raise FieldError("steps.eta", "a number from 0 to 1", repr(self.eta))
 
 
 Item: TypeAlias = Transitions | Sequences
@@ -282,7 +287,9 @@ class Steps:
         """Convert the item to the protobuf message."""
         if isinstance(self.item, Transitions):
             return replay_pb2.Steps(gamma=self.item.gamma, transitions=replay_pb2.Transitions(n_step=self.item.n_step))
-        sequences = replay_pb2.Sequences(length=self.item.length, burn_in=self.item.burn_in, period=self.item.period)
+        sequences = replay_pb2.Sequences(
+            length=self.item.length, burn_in=self.item.burn_in, period=self.item.period, eta=self.item.eta
+        )
         return replay_pb2.Steps(gamma=self.item.gamma, sequences=sequences)
 
     def columns_to_proto(self) -> list[replay_pb2.Column]:
@@ -331,7 +338,7 @@ def _check_numbers(item: Item) -> None:
         raise FieldError("steps.gamma", "a number from 0 to 1", repr(item.gamma))
     least = {"n_step": 1, "length": 1, "burn_in": 0, "period": 1}
     most = {"period": item.length if isinstance(item, Sequences) else 1}
-    for name in (each.name for each in fields(item) if each.name != "gamma"):
+    for name in (each.name for each in fields(item) if each.name in least):
         value = getattr(item, name)
         if not _is_whole(value) or not least[name] <= value <= most.get(name, MAX_WINDOW):
             raise FieldError(
@@ -392,7 +399,7 @@ def _item_from_proto(steps: replay_pb2.Steps) -> Item:
             return Transitions(steps.transitions.n_step, steps.gamma)
         case "sequences":
             item = steps.sequences
-            return Sequences(item.length, item.burn_in, item.period, steps.gamma)
+            return Sequences(item.length, item.burn_in, item.period, steps.gamma, item.eta)
         case _:
             raise FieldError("steps.item", "transitions or sequences", "a kind unknown to this version")
 

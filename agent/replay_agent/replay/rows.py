@@ -117,7 +117,7 @@ def make_recorder(writer: Writer, n_step: int, gamma: float) -> Recorder:
     """Create the recorder for the writer's table. ``n_step`` and ``gamma`` are those of the run."""
     if writer.steps is None:
         return _TransitionRecorder(writer, NStep(n_step, gamma))
-    return _StepRecorder(writer, writer.steps, NStep(n_step, gamma))
+    return _StepRecorder(writer, writer.steps, n_step, gamma)
 
 
 class _TransitionRecorder:
@@ -140,14 +140,13 @@ class _StepRecorder:
     The last frame of an episode is appended in the row that closes it. In a table of sequences, each row also contains
     the state of the recurrent network before the step.
 
-    If the actor estimates values, a step's priority is known only once its n-step transition is complete. The priority
-    is then sent with the next row, which completes the step's window.
+    If the actor estimates values, a step's priority is known once its n-step transition is complete.
     """
 
-    def __init__(self, writer: Writer, steps: Steps, n_step: NStep) -> None:
+    def __init__(self, writer: Writer, steps: Steps, n_step: int, gamma: float) -> None:
         self._writer = writer
-        self._n_step = n_step
-        self._priority: float | None = None
+        self._n_step = NStep(n_step, gamma)
+        self._steps_ago = n_step - 1
         obs = steps.derived["obs"]
         self._is_stacked = isinstance(obs, Stack) and obs.count > 1
         self._has_states = STATE in steps.schema
@@ -156,14 +155,14 @@ class _StepRecorder:
         row = {FRAME: self._frame(step.obs), "action": step.action, STEP_REWARD: step.reward}
         if self._has_states:
             row[STATE] = step.state
-        self._writer.append(row, priority=self._priority)
-        self._priority = None
         priorities = [each.priority for each in _push(self._n_step, step) if each.priority is not None]
         if step.is_last:
+            self._writer.append(row)
             final = {FRAME: self._frame(step.next_obs)}
             self._writer.end_episode(final, terminated=step.terminated, priorities=priorities or None)
-        elif priorities:
-            (self._priority,) = priorities
+        else:
+            priority = priorities[0] if priorities else None
+            self._writer.append(row, priority=priority, steps_ago=self._steps_ago)
 
     def _frame(self, observation: NDArray[Any]) -> NDArray[Any]:
         newest: NDArray[Any] = observation[-1] if self._is_stacked else observation

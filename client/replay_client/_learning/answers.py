@@ -16,7 +16,7 @@ from replay_proto.v1 import replay_pb2
 from replay_client._rows.buffers import Blank, ColumnBuffers
 from replay_client._rows.expansion import Expansion, as_bytes
 from replay_client._rows.mapped_rows import MappedRows
-from replay_client._rows.positions import finder_of
+from replay_client._rows.positions import WindowPositions
 from replay_client._rows.windows import Windows
 from replay_client.batch import Batch, RowInfo, Rows
 from replay_client.errors import InternalServerError
@@ -104,7 +104,7 @@ class BatchReader:
             smallest_probability=message.smallest_probability,
             inserted=message.inserted,
             row_info=_row_info(message) if message.times_sampled else None,
-            _find_positions=None if self._windows is None else finder_of(message, self._windows.item),
+            _positions=None if self._windows is None else WindowPositions(message, self._windows.item),
         )
 
 

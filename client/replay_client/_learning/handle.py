@@ -12,6 +12,7 @@ from replay_proto.v1 import replay_pb2
 
 from replay_client._extras import check_extra
 from replay_client._learning.answers import BatchReader
+from replay_client._learning.combining import combined
 from replay_client._learning.learning import Learning
 from replay_client._rows.checks import checked_keys, checked_update
 from replay_client._rows.columns import BatchOrKeys
@@ -118,6 +119,10 @@ class SamplerHandle:
             InvalidArgumentError: they have another dtype or shape.
         """
         return checked_keys(batch_or_keys).copy()
+
+    def _combined(self, batch_or_keys: object, priorities: ArrayLike) -> ArrayLike:
+        """Return the priorities of items; see `combined`."""
+        return combined(batch_or_keys, priorities, self._table.steps)
 
     def _checked_update(
         self, keys: ArrayLike, columns: Mapping[str, Any]

@@ -23,6 +23,7 @@ from replay_proto.framing import Array
 from replay_proto.v1 import replay_pb2
 
 from replay_client._learning.answers import BatchReader
+from replay_client._learning.combining import combined
 from replay_client._learning.prefetch import FEWEST, MOST, FixedPrefetch, PrefetchTuner, prefetching
 from replay_client._rows.checks import MOST_KEYS_AT_ONCE, checked_keys, checked_priorities, packed_update, update_parts
 from replay_client._rows.columns import BatchOrKeys
@@ -213,7 +214,8 @@ class Learning:
             InvalidArgumentError: the keys or the priorities are invalid.
         """
         checked = checked_keys(batch_or_keys)
-        self.keep(checked, checked_priorities(priorities, len(checked)))
+        values = combined(batch_or_keys, priorities, self._table.steps)
+        self.keep(checked, checked_priorities(values, len(checked)))
 
     def keep(self, checked: NDArray[np.int64], values: NDArray[np.float64]) -> None:
         """Keep updates like `update`, but without checks of the keys, int64[n], and priorities, float64[n]."""

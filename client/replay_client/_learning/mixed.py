@@ -132,6 +132,10 @@ class MixedHandle(Generic[S]):
             raise InvalidArgumentError.of_field("tables", expected, f"{tables.min()} to {tables.max()}")
         return MixedKeys(tables.copy(), keys.copy())
 
+    def _combined(self, batch: object, priorities: ArrayLike) -> ArrayLike:
+        """Return the priorities as they are: those of steps are for a sampler of one table."""
+        return priorities
+
     def deadline(self, timeout_s: float | None) -> float:
         """Convert the time limit of a `flush` to a deadline on the clock `time.monotonic`."""
         return next(iter(self.samplers.values())).deadline(timeout_s)

@@ -13,6 +13,7 @@ from replay_proto.schema import Column
 from replay_proto.v1 import replay_pb2
 
 from replay_client._learning.answers import BatchReader, RowsReader, joined_rows
+from replay_client._learning.combining import combined
 from replay_client._operations.episode import keys_of_episode
 from replay_client._operations.reading import no_steps
 from replay_client._operations.server import describe
@@ -151,7 +152,7 @@ class TableOperations:
     def update_priorities(self, batch_or_keys: BatchOrKeys, priorities: ArrayLike) -> Operation[UpdateResult]:
         """Update priorities."""
         keys = checked_keys(batch_or_keys)
-        values = checked_priorities(priorities, len(keys))
+        values = checked_priorities(combined(batch_or_keys, priorities, self._table.steps), len(keys))
         updated = stale = 0
         for part in _parts(len(keys), MOST_KEYS_AT_ONCE):
             update = replay_pb2.PriorityUpdate(keys=keys[part].tobytes(), priorities=values[part].tobytes())

@@ -1,47 +1,78 @@
-"""Finds the key of every position of drawn windows, on demand: most learners need only the keys of anchors.
+"""The positions of drawn windows: the key of each, and which hold steps.
 
-A finder is a function without arguments that returns int64[batch, positions]. It can be pickled.
+Most learners need neither, so both are computed on demand. Everything here can be pickled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Final, TypeAlias
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from replay_proto.steps import Item, Sequences
 from replay_proto.v1 import replay_pb2
 
-KeyFinder: TypeAlias = Callable[[], NDArray[np.int64]]
-
 NO_ROW: Final = -1
 """Stands for the key of a position without a row: before or after the episode."""
 
 
-def finder_of(message: replay_pb2.Batch, item: Item) -> KeyFinder:
-    """Return what finds the keys of the windows in a reply."""
-    if isinstance(item, Sequences):
-        return partial(_keys_of_windows, message, -item.burn_in, item.length)
-    return partial(_keys_of_windows, message, 0, item.n_step + 1)
+class Positions(Protocol):
+    """The positions of the windows of a batch."""
+
+    def keys(self) -> NDArray[np.int64]:
+        """Return int64[batch, positions]: the key of each position, or `NO_ROW`."""
+
+    def learned(self) -> NDArray[np.bool_]:
+        """Return bool[batch, length]: which positions from the anchor on hold a step. The closing row is none."""
 
 
-def finder_of_part(find: KeyFinder | None, rows: slice | int) -> KeyFinder | None:
-    """Return what finds the keys of some of the windows. None stands for a table without windows."""
-    return None if find is None else partial(_part, find, rows)
+@dataclass(frozen=True)
+class WindowPositions:
+    """The positions of the windows in a reply."""
+
+    message: replay_pb2.Batch
+    item: Item
+
+    def keys(self) -> NDArray[np.int64]:
+        """See `Positions`."""
+        item = self.item
+        first, stop = (-item.burn_in, item.length) if isinstance(item, Sequences) else (0, item.n_step + 1)
+        offsets = np.arange(first, stop)
+        keys, (before, after) = np.frombuffer(self.message.window_keys, "<i8"), self._lengths()
+        anchors = (before + after + 1).cumsum(dtype=np.int64) - 1 - after
+        has_row = (offsets >= -before[:, None]) & (offsets <= after[:, None])
+        return np.where(has_row, keys.take(anchors[:, None] + offsets, mode="clip"), NO_ROW)
+
+    def learned(self) -> NDArray[np.bool_]:
+        """See `Positions`."""
+        length = self.item.length if isinstance(self.item, Sequences) else 1
+        is_closed = np.frombuffer(self.message.ends, "u1") != replay_pb2.EPISODE_END_UNSPECIFIED
+        last_step = self._lengths()[1] - is_closed
+        learned: NDArray[np.bool_] = np.arange(length) <= last_step[:, None]
+        return learned
+
+    def _lengths(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Return the rows before and after each anchor, int32[batch] each."""
+        return np.frombuffer(self.message.before, "<i4"), np.frombuffer(self.message.after, "<i4")
 
 
-def _keys_of_windows(message: replay_pb2.Batch, first: int, stop: int) -> NDArray[np.int64]:
-    """Return the keys of the rows ``first`` to ``stop``, exclusive, relative to each anchor."""
-    keys = np.frombuffer(message.window_keys, "<i8")
-    before, after = np.frombuffer(message.before, "<i4"), np.frombuffer(message.after, "<i4")
-    anchors = (before + after + 1).cumsum(dtype=np.int64) - 1 - after
-    offsets = np.arange(first, stop)
-    has_row = (offsets >= -before[:, None]) & (offsets <= after[:, None])
-    found = keys.take(anchors[:, None] + offsets, mode="clip")
-    return np.where(has_row, found, NO_ROW)
+@dataclass(frozen=True)
+class PartOfPositions:
+    """The positions of some windows of a batch, or of one of several batches."""
+
+    whole: Positions
+    rows: slice | int
+
+    def keys(self) -> NDArray[np.int64]:
+        """See `Positions`."""
+        return self.whole.keys()[self.rows]
+
+    def learned(self) -> NDArray[np.bool_]:
+        """See `Positions`."""
+        return self.whole.learned()[self.rows]
 
 
-def _part(find: KeyFinder, rows: slice | int) -> NDArray[np.int64]:
-    return find()[rows]
+def part_of(positions: Positions | None, rows: slice | int) -> Positions | None:
+    """Return the positions of some windows. None stands for a table without windows."""
+    return None if positions is None else PartOfPositions(positions, rows)

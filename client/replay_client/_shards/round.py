@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +18,14 @@ from replay_proto.v1 import replay_pb2
 
 from replay_client._rows.buffers import Blank
 from replay_client._rows.copying import in_long_rows
-from replay_client._rows.positions import NO_ROW, KeyFinder, finder_of_part
+from replay_client._rows.positions import NO_ROW, Positions, part_of
 from replay_client._shards.keys import global_keys
 from replay_client._shards.mass import joined_weights, places_of_batches, rows_by_shard
 from replay_client.batch import Batch, RowInfo
 from replay_client.draws import DrawMode
 from replay_client.errors import InternalServerError
+
+T = TypeVar("T", np.int64, np.bool_)
 
 
 class Bundle:
@@ -60,8 +61,8 @@ class Bundle:
         is_by_batch = draw.weight_norm == replay_pb2.WEIGHT_NORM_BATCH
         self._weights = joined_weights(self._probabilities, None if is_by_batch else self._least, draw.beta)
         self._info = _info_of(round.parts, places) if draw.row_info else None
-        finders = [(part.shard_id, part.rows, part.batch._find_positions) for part in round.parts]
-        self._find_positions = None if finders[0][-1] is None else partial(_position_keys, finders, places)
+        known = [(part.shard_id, part.rows, part.batch._positions) for part in round.parts]
+        self._positions = None if known[0][-1] is None else _JoinedPositions(known, places)
         self._beta = draw.beta
         self._size = sum([state.size for state in states])
         self._drawable = sum([state.drawable for state in states])
@@ -86,7 +87,7 @@ class Bundle:
             smallest_probability=self._least,
             inserted=self._inserted,
             row_info=None if self._info is None else RowInfo(*(each[number] for each in self._info)),
-            _find_positions=finder_of_part(self._find_positions, number),
+            _positions=part_of(self._positions, number),
         )
 
 
@@ -108,20 +109,32 @@ def _info_of(parts: Sequence[Part], places: NDArray[np.intp]) -> tuple[NDArray[n
     return times_sampled.take(places), ages_s.take(places)
 
 
-def _position_keys(parts: Sequence[tuple[int, slice, KeyFinder | None]], places: NDArray[np.intp]) -> NDArray[np.int64]:
-    """Return int64[batches, batch_size, positions]: the keys of all positions; see `Batch.position_keys`.
+@dataclass(frozen=True)
+class _JoinedPositions:
+    """The positions of all batches of a round."""
 
-    ``parts`` has the shard, the place and the finder of each part of the round.
-    """
-    joined: NDArray[np.int64] | None = None
-    for shard_id, rows, find in parts:
-        assert find is not None
-        local = find()
-        keys = np.where(local == NO_ROW, NO_ROW, global_keys(shard_id, local))
-        joined = np.empty((places.size, keys.shape[1]), np.int64) if joined is None else joined
-        joined[rows] = keys
-    assert joined is not None
-    return joined[places]
+    parts: Sequence[tuple[int, slice, Positions | None]]
+    """The shard of each part, its place in the round, and its positions."""
+    places: NDArray[np.intp]
+
+    def keys(self) -> NDArray[np.int64]:
+        """Return int64[batches, batch_size, positions]."""
+        parts = []
+        for shard_id, rows, positions in self.parts:
+            assert positions is not None
+            local = positions.keys()
+            parts.append((rows, np.where(local == NO_ROW, NO_ROW, global_keys(shard_id, local))))
+        return self._joined(parts)
+
+    def learned(self) -> NDArray[np.bool_]:
+        """Return bool[batches, batch_size, length]."""
+        return self._joined([(rows, known.learned()) for _, rows, known in self.parts if known is not None])
+
+    def _joined(self, parts: Sequence[tuple[slice, NDArray[T]]]) -> NDArray[T]:
+        joined = np.empty((self.places.size, parts[0][1].shape[1]), parts[0][1].dtype)
+        for rows, values in parts:
+            joined[rows] = values
+        return joined[self.places]
 
 
 class RowRequest(NamedTuple):

@@ -1,21 +1,21 @@
 """Adds rows to the episodes of a writer's streams: numbers their steps, and collects them in blocks for delivery.
 
     episodes = Episodes(table, streams, outbox)
-    while not episodes.append(stream=3, values={"obs": obs, "action": 1}, priority=None):
+    while not episodes.append(stream=3, values={"obs": obs, "action": 1}, priority=None, steps_ago=0):
         ...                                     # wait until fewer blocks are in flight
     while not episodes.end(stream=3, values={"obs": final}, is_terminated=True, priorities=None):
         ...
 
-A row may complete the windows of one or more anchors (see `Streams`). The priorities of these
-anchors are sent with the row. A block must not mix anchors whose priorities the caller gave with others, so a row may
-need a new block. There is no I/O: if a row needs a new block while too many blocks are in flight, the caller waits and
-tries again.
+A row may complete the windows of one or more anchors (see `Streams`). The priorities of these windows are sent with
+the row; they follow from the priorities that the caller gave to their steps. A block must not mix windows with
+priorities and others, so a row may need a new block. There is no I/O: if a row needs a new block while too many blocks
+are in flight, the caller waits and tries again.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from replay_proto.v1 import replay_pb2
 from replay_client._rows.block import checked_priority
 from replay_client._rows.checks import checked_flags, checked_priorities, flattened
 from replay_client._writing.outbox import Outbox
+from replay_client._writing.step_priorities import StepPriorities
 from replay_client.errors import InvalidArgumentError
 from replay_client.results.description import TableDescription
 
@@ -52,7 +53,7 @@ class Streams:
         self.next_steps = self.steps.data
         """A view of `steps`, faster for single values."""
         self._next_episodes = self.episodes.data
-        self._forward, _, self._period = window or _ROWS
+        self.forward, _, self.period = window or _ROWS
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -63,20 +64,20 @@ class Streams:
 
     def completes(self, stream: int) -> bool:
         """Whether the next step of a stream completes the window of an anchor, ``forward`` steps earlier."""
-        anchor: int = self.next_steps[stream] - self._forward
-        return anchor >= 0 and anchor % self._period == 0
+        anchor: int = self.next_steps[stream] - self.forward
+        return anchor >= 0 and anchor % self.period == 0
 
     def which_complete(self, streams: NDArray[np.intp]) -> NDArray[np.bool_]:
         """Return the result of `completes` for each of these streams, bool[n]."""
-        anchors = self.steps[streams] - self._forward
-        complete: NDArray[np.bool_] = (anchors >= 0) & (anchors % self._period == 0)
+        anchors = self.steps[streams] - self.forward
+        complete: NDArray[np.bool_] = (anchors >= 0) & (anchors % self.period == 0)
         return complete
 
-    def completed_by_end(self, stream: int) -> int:
-        """Return how many anchors' windows would be complete if a row closed the stream's current episode now."""
-        end, period = self.next_steps[stream], self._period
-        first = max(0, end - self._forward)
-        return len(range(-(-first // period) * period, end, period))
+    def completed_by_end(self, stream: int) -> range:
+        """Return the anchors whose windows would be complete if a row closed the stream's current episode now."""
+        end, period = self.next_steps[stream], self.period
+        first = max(0, end - self.forward)
+        return range(-(-first // period) * period, end, period)
 
     def begin_episode(self, stream: int) -> None:
         """Begin the next episode of a stream."""
@@ -96,43 +97,58 @@ class Episodes:
         self._needed_at_end = frozenset[str]() if table.steps is None else _needed_at_end(table.steps)
         self._is_transitions = table.steps is not None and not table.steps.is_sequences
         self._outbox = outbox
+        self._priorities = None if table.steps is None else StepPriorities(len(streams), table.steps.item)
 
-    def append(self, stream: int, values: Mapping[str, Any], priority: float | None) -> bool:
+    def append(self, stream: int, values: Mapping[str, Any], priority: float | None, steps_ago: int = 0) -> bool:
         """Append a row to a stream; see `WriterStream.append`. Actors call this at every step, so it must be fast.
 
         Returns:
-            False if too many blocks are in flight; then nothing has changed.
+            False if too many blocks are in flight; then nothing has changed, except that the priority is known.
         """
-        streams, block, has_priority = self.streams, self._outbox.block, priority is not None
+        streams, block, given = self.streams, self._outbox.block, self._priorities
         completes = self._steps is None or streams.completes(stream)
-        if priority is not None:
-            self._check_completes(stream, completes)
-            priority = checked_priority(priority)
-        if block.count == block.capacity or (completes and block.has_priorities is (not has_priority)):
+        own = None if priority is None else checked_priority(priority)
+        if own is not None:
+            self._give((stream,), (own,), steps_ago)
+            priority = own
+        if given is not None and completes:
+            anchor = streams.next_steps[stream] - streams.forward
+            priority = given.of_window(stream, anchor) if given.are_used else None
+        if block.count == block.capacity or (completes and block.has_priorities is (priority is None)):
             if not self._outbox.hand_over():
                 return False
             block = self._outbox.block
         row = block.count
-        block.add(values, stream)
+        try:
+            block.add(values, stream)
+        except BaseException:
+            if own is not None:
+                self._take_back(stream, steps_ago)
+            raise
         if block.run_of[stream] < 0:
             block.begin_run(stream, row, *streams.place(stream))
-        if priority is not None:
+        if completes and priority is not None:
             block.add_priorities((stream,), (priority,))
         elif completes:
             block.has_priorities = False
-        if self._steps is not None:
+        if given is not None:
             streams.next_steps[stream] += 1
+            if given.are_used:
+                given.forget(stream, streams.next_steps[stream] - streams.forward)
         if block.count == 1 or block.count == block.capacity:
             self._outbox.added()
         return True
 
-    def append_all(self, columns: Mapping[str, Array], which: NDArray[np.intp], priorities: Array | None) -> int:
+    def append_all(
+        self, columns: Mapping[str, Array], which: NDArray[np.intp], priorities: Array | None, steps_ago: int = 0
+    ) -> int:
         """Append the rows of some streams; see `Writer.append_all`.
 
         Args:
             columns: the result of `checked_rows`, with a row for every stream.
             which: int64[n]: the streams whose rows are appended.
             priorities: float64[streams], or None.
+            steps_ago: which steps the priorities belong to.
 
         Returns:
             The number of rows that were appended, which are those of the first streams in ``which``. It is at most
@@ -140,21 +156,65 @@ class Episodes:
         """
         streams = self.streams
         which = which[: self._outbox.block.capacity]
+        if priorities is not None:
+            self._give(which.tolist(), priorities[which].tolist(), steps_ago)
         completing = which[streams.which_complete(which)]
+        known = self._known(completing.tolist(), priorities)
+        is_given = bool(known) and known[0] is not None
+        if known and any((each is not None) is not is_given for each in known):
+            # Windows with priorities and others do not fit into one block.
+            alike = next(place for place, each in enumerate(known) if (each is not None) is not is_given)
+            which = which[: which.tolist().index(completing[alike])]
+            completing, known = completing[:alike], known[:alike]
         block = self._outbox.block
-        if block.room < len(which) or (len(completing) and not block.accepts(priorities=priorities is not None)):
+        if block.room < len(which) or (known and not block.accepts(priorities=is_given)):
             if not self._outbox.hand_over():
                 return 0
             block = self._outbox.block
-        given = None if priorities is None else checked_priorities(priorities[completing], len(completing)).tolist()
         row = block.count
         block.add_all(columns, which)
         for stream in block.without_run(which):
             block.begin_run(stream, row, *streams.place(stream))
-        block.add_priorities(completing.tolist(), given)
+        block.add_priorities(completing.tolist(), [each for each in known if each is not None] if is_given else None)
         streams.steps[which] += 1
+        self._forget(which.tolist())
         self._outbox.added(len(which))
         return len(which)
+
+    def _known(self, completing: list[int], priorities: Array | None) -> list[float | None]:
+        """Return the priorities of the windows that the next rows of these streams complete."""
+        if self._priorities is None and priorities is not None:
+            given: list[float | None] = priorities[completing].tolist()
+            return given
+        if self._priorities is None or not self._priorities.are_used:
+            return [None] * len(completing)
+        anchors = [self.streams.next_steps[stream] - self.streams.forward for stream in completing]
+        return list(map(self._priorities.of_window, completing, anchors))
+
+    def _give(self, streams: Sequence[int], priorities: Sequence[float], steps_ago: int) -> None:
+        """Give priorities to steps of streams' current episodes, counted back from the next ones.
+
+        Raises:
+            InvalidArgumentError: there is no such step, or its windows are complete; then nothing has changed.
+        """
+        most = min([self.streams.forward, *(self.streams.next_steps[stream] for stream in streams)])
+        if isinstance(steps_ago, bool) or not isinstance(steps_ago, int) or not 0 <= steps_ago <= most:
+            expected = f"0 to {most}: a step of this episode whose window is open"
+            raise InvalidArgumentError.of_field("steps_ago", expected, repr(steps_ago))
+        if self._priorities is not None:
+            for stream, priority in zip(streams, priorities, strict=True):
+                self._priorities.give(stream, self.streams.next_steps[stream] - steps_ago, priority)
+
+    def _take_back(self, stream: int, steps_ago: int) -> None:
+        """Forget a priority whose row was refused."""
+        if self._priorities is not None:
+            self._priorities.take_back(stream, self.streams.next_steps[stream] - steps_ago)
+
+    def _forget(self, streams: list[int]) -> None:
+        """Forget priorities of steps that belong to no incomplete window."""
+        if self._priorities is not None and self._priorities.are_used:
+            for stream in streams:
+                self._priorities.forget(stream, self.streams.next_steps[stream] - self.streams.forward)
 
     def end(self, stream: int, values: Mapping[str, Any], is_terminated: bool, priorities: ArrayLike | None) -> bool:
         """End the current episode of a stream; see `WriterStream.end_episode`.
@@ -181,6 +241,8 @@ class Episodes:
         """Begin the next episode of a stream."""
         self.streams.begin_episode(stream)
         self._outbox.block.end_run(stream)
+        if self._priorities is not None:
+            self._priorities.clear(stream)
 
     def _close(self, stream: int, values: Mapping[str, Any], is_terminated: bool, priorities: ArrayLike | None) -> bool:
         """Append the row that closes an episode; False if too many blocks are in flight."""
@@ -189,30 +251,43 @@ class Episodes:
         if not is_enough:
             expected = f"the final values of {', '.join(sorted(self._needed_at_end)) or 'at least one column'}"
             raise InvalidArgumentError.of_field("columns", expected, ", ".join(values) or "none")
-        block, due = self._outbox.block, streams.completed_by_end(stream)
-        if not block.room or (due and not block.accepts(priorities=priorities is not None)):
+        block, due = self._outbox.block, self._due_at_end(stream, priorities)
+        if not block.room or (due and not block.accepts(priorities=due[0] is not None)):
             if not self._outbox.hand_over():
                 return False
             block = self._outbox.block
-        given = None if priorities is None else checked_priorities(priorities, due).tolist()
         end = replay_pb2.EPISODE_END_TERMINATED if is_terminated else replay_pb2.EPISODE_END_TRUNCATED
         row = block.count
         block.add_closing(values, stream)
         if block.run_of[stream] < 0:
             block.begin_run(stream, row, *streams.place(stream))
         block.end_run(stream, end)
-        block.add_priorities([stream] * due, given)
+        known = [each for each in due if each is not None]
+        block.add_priorities([stream] * len(due), known or None)
         self._outbox.added()
         return True
 
-    def _check_completes(self, stream: int, completes: bool) -> None:
-        if not completes:
-            _, step = self.streams.place(stream)
-            raise InvalidArgumentError.of_field(
-                "priority",
-                f"none at step {step}, which completes no window (the priority is that of the anchor)",
-                "one",
-            )
+    def _due_at_end(self, stream: int, priorities: ArrayLike | None) -> list[float | None]:
+        """Return the priorities of the windows that the closing row completes, after those of the last steps are known.
+
+        Raises:
+            InvalidArgumentError: there are more priorities than steps, or some of the windows have none.
+        """
+        assert self._priorities is not None
+        end = self.streams.next_steps[stream]
+        if priorities is not None:
+            last = np.atleast_1d(np.asarray(priorities))
+            most = min(end, self.streams.forward)
+            if len(last) > most:
+                expected = f"at most {most}, one for each of the last steps whose windows are not complete"
+                raise InvalidArgumentError.of_field("priorities", expected, str(len(last)))
+            for step, priority in enumerate(checked_priorities(priorities, len(last)).tolist(), end - len(last)):
+                self._priorities.give(stream, step, priority)
+        due = [self._priorities.of_window(stream, anchor) for anchor in self.streams.completed_by_end(stream)]
+        if any(each is None for each in due) and not all(each is None for each in due):
+            expected = f"priorities of all or none of the last {len(due)} windows of an episode"
+            raise InvalidArgumentError.of_field("priorities", expected, f"{sum(each is not None for each in due)}")
+        return due
 
 
 def _needed_at_end(steps: Steps) -> frozenset[str]:

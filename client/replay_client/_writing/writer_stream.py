@@ -35,20 +35,30 @@ class WriterStream:
         """Number of the current episode in the stream, stored with every row."""
         return int(self._episodes.streams.episodes[self._stream])
 
-    def append(self, row: Mapping[str, Any] | None = None, /, *, priority: float | None = None, **columns: Any) -> None:
+    def append(
+        self,
+        row: Mapping[str, Any] | None = None,
+        /,
+        *,
+        priority: float | None = None,
+        steps_ago: int = 0,
+        **columns: Any,
+    ) -> None:
         """Append a copy of a row to the current episode. Waits only if too many blocks are in flight.
 
         Args:
             row: values by column, as an alternative to keyword arguments (a column may be named ``priority``).
-            priority: the absolute TD error, if known; None: the largest live priority. In a table of steps, this is the
-                priority of the anchor whose window this row completes: the step n steps earlier (`Transitions`), or
-                ``length`` steps earlier (`Sequences`).
+            priority: the absolute TD error of this step, if known; None: the largest live priority. In a table of
+                steps, a transition has the priority of its first step. A sequence combines those of its steps from the
+                anchor on (`Sequences.eta`); steps without a priority do not count.
+            steps_ago: the priority is that of the step so many steps earlier in the episode, for an actor that knows
+                the error of an n-step return only n steps later. At most the rows of a window after its anchor.
             **columns: values ``[*shape]`` by column; nested observations as mappings or tuples. Optional columns may
                 be missing or None.
 
         Raises:
-            InvalidArgumentError: the row does not match the table, or a priority is given although the row completes no
-                window.
+            InvalidArgumentError: the row does not match the table; or the priority is that of a step that is not in
+                this episode, or whose windows are complete.
             ReplayError: an earlier row could not be sent. This row was not appended.
         """
         try:
@@ -58,8 +68,8 @@ class WriterStream:
         self._connection.check_not_forked()
         with self._delivery.lock:
             self._delivery.writing.outbox.check()
-            if not self._episodes.append(self._stream, values, priority):
-                self._delivery.wait_until(partial(self._episodes.append, self._stream, values, priority))
+            if not self._episodes.append(self._stream, values, priority, steps_ago):
+                self._delivery.wait_until(partial(self._episodes.append, self._stream, values, priority, steps_ago))
 
     def abandon_episode(self) -> None:
         """Stop the current episode without closing it; later rows belong to the next one.
@@ -86,8 +96,8 @@ class WriterStream:
         Args:
             row: final values by column, as an alternative to keyword arguments.
             terminated: whether the final observation is a terminal state. False: the episode was truncated.
-            priorities: float64[n]: priorities of the steps whose windows this row completes, oldest first. With
-                `Transitions`, these are the last n steps, or all steps of a shorter episode. None: the largest live
+            priorities: float64[n]: priorities of the last n steps, oldest first, in place of those given before; at
+                most the rows of a window after its anchor. None: those given before or, without any, the largest live
                 priority.
             **columns: final values by column. With `Transitions`, the sources of `Next` and of stacks with
                 ``ahead=True`` are required. With `Sequences`, at least one column is required. Other columns are set to

@@ -20,7 +20,7 @@ from replay_proto.framing import Array
 from replay_proto.schema import Column
 
 from replay_client._rows.block import RowBlock
-from replay_client._rows.checks import checked_array, checked_flags, checked_rows, described
+from replay_client._rows.checks import checked_array, checked_flags, checked_priorities, checked_rows, described
 from replay_client._transport.call import time_limit
 from replay_client._transport.pending import PendingRequests
 from replay_client._writing.episodes import Episodes, Streams, check_not_terminated
@@ -61,6 +61,8 @@ class VectorRows:
     """int64[n]: the streams whose rows are appended."""
     priorities: Array | None
     """float64[streams]."""
+    steps_ago: int = 0
+    """How many steps before these rows the steps with the priorities are."""
     appended: int = 0
     """Number of streams in `which` whose rows were appended, in order."""
 
@@ -138,7 +140,7 @@ class Writing:
         return len(self._streams)
 
     def checked_rows(
-        self, columns: Mapping[str, Any], where: ArrayLike | None, priorities: ArrayLike | None
+        self, columns: Mapping[str, Any], where: ArrayLike | None, priorities: ArrayLike | None, steps_ago: int
     ) -> VectorRows:
         """Check the arguments of `Writer.append_all`."""
         checked = self._checked(columns, is_partial=False)
@@ -146,11 +148,13 @@ class Writing:
         if given is not None and given.shape != (len(self),):
             raise InvalidArgumentError.of_field("priorities", f"float64[{len(self)}]", described(given))
         which = np.arange(len(self)) if where is None else self._flags("where", where).nonzero()[0]
-        return VectorRows(checked, which, given)
+        if given is not None:
+            checked_priorities(given[which], len(which))  # others may be anything
+        return VectorRows(checked, which, given, steps_ago)
 
     def append_all(self, rows: VectorRows) -> bool:
         """Append as many rows as fit into a block. Return False if none fits because too many blocks are in flight."""
-        added = self.episodes.append_all(rows.columns, rows.which[rows.appended :], rows.priorities)
+        added = self.episodes.append_all(rows.columns, rows.which[rows.appended :], rows.priorities, rows.steps_ago)
         rows.appended += added
         return added > 0
 

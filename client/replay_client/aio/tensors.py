@@ -108,7 +108,8 @@ class TensorSampler:
         """Update priorities; see `replay_client.torch.TensorSampler.update_priorities`."""
         self._ahead.check()
         keys = self._sampler._keys_of(batch_or_keys)  # type: ignore[arg-type]  # it refuses keys of the other kind
-        self._ahead.set_priorities(keys, self._copies.taken(priorities, len(keys)))
+        values = self._sampler._combined(batch_or_keys, priorities)
+        self._ahead.set_priorities(keys, self._copies.taken(values, len(keys)))
 
     async def update(self, keys: ArrayLike, columns: Mapping[str, Any]) -> None:
         """Write mutable columns again; see `replay_client.torch.TensorSampler.update`."""

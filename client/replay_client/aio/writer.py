@@ -55,13 +55,19 @@ class WriterStream:
         return int(self._episodes.streams.episodes[self._stream])
 
     async def append(
-        self, row: Mapping[str, Any] | None = None, /, *, priority: float | None = None, **columns: Any
+        self,
+        row: Mapping[str, Any] | None = None,
+        /,
+        *,
+        priority: float | None = None,
+        steps_ago: int = 0,
+        **columns: Any,
     ) -> None:
         """Append a copy of a row to the current episode; see `replay_client.WriterStream.append`."""
         values = columns if row is None else merged(row, columns)
         await self._delivery.ready()
-        if not self._episodes.append(self._stream, values, priority):
-            await self._delivery.wait_until(partial(self._episodes.append, self._stream, values, priority))
+        if not self._episodes.append(self._stream, values, priority, steps_ago):
+            await self._delivery.wait_until(partial(self._episodes.append, self._stream, values, priority, steps_ago))
 
     async def abandon_episode(self) -> None:
         """Stop the current episode without closing it; see `replay_client.WriterStream.abandon_episode`."""
@@ -135,10 +141,16 @@ class Writer:
         raise TypeError("a writer cannot be pickled or copied; create a writer there")
 
     async def append(
-        self, row: Mapping[str, Any] | None = None, /, *, priority: float | None = None, **columns: Any
+        self,
+        row: Mapping[str, Any] | None = None,
+        /,
+        *,
+        priority: float | None = None,
+        steps_ago: int = 0,
+        **columns: Any,
     ) -> None:
         """Append a row to the only stream; see `WriterStream.append`."""
-        await self._only().append(row, priority=priority, **columns)
+        await self._only().append(row, priority=priority, steps_ago=steps_ago, **columns)
 
     async def end_episode(
         self,
@@ -163,10 +175,11 @@ class Writer:
         *,
         where: ArrayLike | None = None,
         priorities: ArrayLike | None = None,
+        steps_ago: int = 0,
         **columns: Any,
     ) -> None:
         """Append a copy of one row to each stream; see `replay_client.Writer.append_all`."""
-        checked = self._writing.checked_rows(merged(rows, columns), where, priorities)
+        checked = self._writing.checked_rows(merged(rows, columns), where, priorities, steps_ago)
         await self._delivery.ready()
         try:
             while checked.left:

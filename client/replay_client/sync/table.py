@@ -176,7 +176,9 @@ class Table(TableHandle):
         Args:
             batch_or_keys: a batch, or keys int64[n]. For duplicate keys, the last priority counts.
             priorities: finite absolute TD errors float64[n], as an array or a tensor. If a device is still computing
-                the tensor, the call waits.
+                the tensor, the call waits. With a batch of sequences, also TD errors of steps: of the first n positions
+                from the anchor on, ``[batch, n]``, or of all, ``[batch, burn_in + length]``. Those of each sequence are
+                combined as by `sequence_priorities`, with the table's `Sequences.eta`.
 
         Returns:
             Number of distinct rows updated, and of stale keys. If the update is split, a row counts once per call.

@@ -121,7 +121,8 @@ class TensorSampler:
             ReplayError: an earlier request was refused.
         """
         keys = self._sampler._keys_of(batch_or_keys)  # type: ignore[arg-type]  # it refuses keys of the other kind
-        self._ahead.set_priorities(keys, self._copies.taken(priorities, len(keys)))
+        values = self._sampler._combined(batch_or_keys, priorities)
+        self._ahead.set_priorities(keys, self._copies.taken(values, len(keys)))
 
     def update(self, keys: ArrayLike, columns: Mapping[str, Any]) -> None:
         """Write mutable columns again; see `Sampler.update`. Waits for values that a device is still computing.

@@ -142,7 +142,15 @@ class Writer:
     def __reduce__(self) -> NoReturn:
         raise TypeError("a writer cannot be pickled or copied; send the table and create a writer there")
 
-    def append(self, row: Mapping[str, Any] | None = None, /, *, priority: float | None = None, **columns: Any) -> None:
+    def append(
+        self,
+        row: Mapping[str, Any] | None = None,
+        /,
+        *,
+        priority: float | None = None,
+        steps_ago: int = 0,
+        **columns: Any,
+    ) -> None:
         """Append a row to the only stream; see `WriterStream.append`."""
         if self._only is None:
             self._refuse()
@@ -153,8 +161,8 @@ class Writer:
         self._connection.check_not_forked()
         with self._lock:
             self._outbox.check()
-            if not self._episodes.append(0, values, priority):
-                self._delivery.wait_until(partial(self._episodes.append, 0, values, priority))
+            if not self._episodes.append(0, values, priority, steps_ago):
+                self._delivery.wait_until(partial(self._episodes.append, 0, values, priority, steps_ago))
 
     def end_episode(
         self,
@@ -182,6 +190,7 @@ class Writer:
         *,
         where: ArrayLike | None = None,
         priorities: ArrayLike | None = None,
+        steps_ago: int = 0,
         **columns: Any,
     ) -> None:
         """Append one row to each stream; the values are copied.
@@ -189,8 +198,8 @@ class Writer:
         Args:
             rows: values by column, as an alternative to keyword arguments.
             where: bool[streams]: which streams get their row; None: all.
-            priorities: float64[streams]: as for `WriterStream.append`. Values are ignored for streams whose row
-                completes no window.
+            priorities: float64[streams]: as for `WriterStream.append`.
+            steps_ago: as for `WriterStream.append`.
             **columns: values ``[streams, *shape]`` by column. Optional columns may be missing; to give them for some of
                 the streams only, also give their masks.
 
@@ -199,7 +208,7 @@ class Writer:
             ReplayError: an earlier row could not be sent. No row was appended. If there are more streams than rows in a
                 block, rows of the first streams may have been appended; a note on the error says how many.
         """
-        checked = self._writing.checked_rows(merged(rows, columns), where, priorities)
+        checked = self._writing.checked_rows(merged(rows, columns), where, priorities, steps_ago)
         try:
             self._append_checked(checked)
         except ReplayError as error:

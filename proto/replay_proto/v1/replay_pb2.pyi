@@ -722,20 +722,26 @@ class Sequences(google.protobuf.message.Message):
     LENGTH_FIELD_NUMBER: builtins.int
     BURN_IN_FIELD_NUMBER: builtins.int
     PERIOD_FIELD_NUMBER: builtins.int
+    ETA_FIELD_NUMBER: builtins.int
     length: builtins.int
     """Number of rows from the anchor on, at least 1. At the end of an episode, a window has fewer."""
     burn_in: builtins.int
     """Number of rows before the anchor, at least 0. At the beginning of an episode, a window has fewer."""
     period: builtins.int
     """Steps from one anchor to the next, 1 to `length`."""
+    eta: builtins.float
+    """How clients combine priorities of steps into that of a sequence: eta * max + (1 - eta) * mean, over its steps from
+    the anchor on (Kapturowski et al. 2019, section 2.3); 0 to 1.
+    """
     def __init__(
         self,
         *,
         length: builtins.int = ...,
         burn_in: builtins.int = ...,
         period: builtins.int = ...,
+        eta: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["burn_in", b"burn_in", "length", b"length", "period", b"period"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["burn_in", b"burn_in", "eta", b"eta", "length", b"length", "period", b"period"]) -> None: ...
 
 global___Sequences = Sequences
 

@@ -71,6 +71,12 @@ from tests.client.tables.test_table import (
     test_rows_come_back_as_they_went,
     test_updates_count_distinct_live_rows,
 )
+from tests.client.tables.test_updated_rows import (
+    test_a_batch_asked_for_later_has_the_new_values,
+    test_a_row_has_the_values_that_were_written_last,
+    test_a_sampler_with_a_device_takes_tensors,
+    test_what_cannot_be_written_is_named_and_changes_nothing,
+)
 from tests.client.tables.test_writer import (
     test_a_row_does_not_wait_for_its_block_to_fill,
     test_a_writer_of_a_dropped_table_says_so_and_keeps_its_rows,

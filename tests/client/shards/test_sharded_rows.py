@@ -10,7 +10,19 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from replay_client import Column, Inspection, InvalidArgumentError, Next, ReplayClient, ShardedTable, Table, Transitions
+import torch
+from replay_client import (
+    Column,
+    Inspection,
+    InvalidArgumentError,
+    Next,
+    ReplayClient,
+    Sequences,
+    ShardedTable,
+    Table,
+    Transitions,
+    UpdateResult,
+)
 from replay_client._shards.keys import shard_ids
 
 from tests.client.shards.conftest import COLUMNS, shards_of
@@ -162,3 +174,32 @@ def assert_alike(found: Inspection, expected: Inspection) -> None:
     assert [(bar.at_least, bar.rows) for bar in found.times_sampled] == [
         (bar.at_least, bar.rows) for bar in expected.times_sampled
     ]
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_mutable_columns_are_written_in_the_shards_of_the_rows(
+    servers: list[ServerProcess], reach: Reach, device: str | None
+) -> None:
+    columns = {"obs": Column("int64"), "value": Column("int64", mutable=True)}
+    table = reach(servers).create_table("t", columns=columns, capacity=3000, steps=Sequences(length=3, burn_in=1))
+    with table.writer(streams=6) as writer:
+        for _ in range(4):
+            for step in range(5):
+                writer.append_all(obs=np.arange(6) * 10 + step, value=np.zeros(6, np.int64))
+            writer.end_episodes(np.ones(6, bool), obs=np.full(6, -1))
+    options: Any = {} if device is None else {"device": device}
+    with table.sampler(32, **options) as sampler:
+        keys = next(sampler).position_keys
+        assert len(set(shard_ids(keys[keys >= 0]).tolist())) == 3
+        for update in (table.update, sampler.update):
+            update(keys, {"value": np.where(keys < 0, 0, keys)})
+            sampler.flush()
+            rows = table.read(np.unique(keys[keys >= 0]))
+            np.testing.assert_array_equal(rows["value"], rows.row_keys)
+            table.update(rows.row_keys, {"value": np.zeros(len(rows.row_keys), np.int64)})
+        assert sampler.updated == len(rows.row_keys)
+        errors = np.ones((32, 3))
+        sampler.update_priorities(next(sampler), torch.ones(32, 3) if device else errors)
+        sampler.flush()
+    lost = np.array([*keys[0, 1:2], 7 << 48])
+    assert table.update(lost, {"value": [1, 2]}) == UpdateResult(updated=1, stale=1)

@@ -50,7 +50,10 @@ class Row:
     values: Values
     closing: bool = False
     terminal: bool = False
+    given: float | None = None
+    """The priority that was given to the step."""
     priority: float | None = None
+    """The priority of the item whose anchor the step is."""
 
 
 class StepsOracle:
@@ -67,11 +70,15 @@ class StepsOracle:
 
     # What a user calls
 
-    def append(self, stream: Hashable, values: Mapping[str, Any], priority: float | None = None) -> Row:
+    def append(
+        self, stream: Hashable, values: Mapping[str, Any], priority: float | None = None, steps_ago: int = 0
+    ) -> Row:
         episode = self._episodes.setdefault(stream, Episode())
         row = self._store(episode, values)
-        if priority is not None and row.index >= self.rows_after:
-            episode.rows[row.index - self.rows_after].priority = priority
+        if priority is not None:
+            episode.rows[row.index - steps_ago].given = priority
+        if row.index >= self.rows_after:
+            self._complete(episode.rows[row.index - self.rows_after])
         return row
 
     def end_episode(
@@ -80,9 +87,21 @@ class StepsOracle:
         episode = self._episodes.pop(stream)
         row = self._store(episode, values, closing=True, terminal=terminated)
         if priorities is not None:
-            for step, priority in zip(self.completed_by(episode), priorities, strict=True):
-                step.priority = priority
+            for step, priority in zip(episode.rows[-1 - len(priorities) : -1], priorities, strict=True):
+                step.given = priority
+        for step in self.completed_by(episode):
+            self._complete(step)
         return row
+
+    def _complete(self, anchor: Row) -> None:
+        """A transition has the priority of its first step; a sequence combines those of its steps."""
+        if isinstance(self.steps, Transitions):
+            anchor.priority = anchor.given
+            return
+        steps = anchor.episode.rows[anchor.index : anchor.index + self.steps.length]
+        known = [step.given for step in steps if step.given is not None]
+        if known:
+            anchor.priority = self.steps.eta * max(known) + (1 - self.steps.eta) * sum(known) / len(known)
 
     def abandon_episode(self, stream: Hashable) -> None:
         self._episodes.pop(stream, None)
@@ -91,15 +110,9 @@ class StepsOracle:
         """Whether a stream has begun an episode."""
         return stream in self._episodes
 
-    def completes_a_window(self, stream: Hashable) -> bool:
-        """Whether the next step of a stream is the last row of a window."""
-        anchor = len(self._episodes[stream].rows) - self.rows_after if stream in self._episodes else -1
-        return anchor >= 0 and self._is_anchor(self._episodes[stream].rows[anchor])
-
-    def completed_by_an_end(self, stream: Hashable) -> int:
-        """How many steps become drawable if the episode ends now."""
-        episode = self._episodes[stream]
-        return sum(self._is_anchor(row) and row.index + self.rows_after >= len(episode.rows) for row in episode.rows)
+    def steps_of(self, stream: Hashable) -> int:
+        """Steps of a stream's current episode so far."""
+        return len(self._episodes[stream].rows) if stream in self._episodes else 0
 
     def completed_by(self, closed: Episode) -> list[Row]:
         end = closed.rows[-1].index

@@ -98,6 +98,8 @@ class Story:
         )
         self.capacity *= 3 if is_sharded else 1
         self.has_priorities = self.backend != "uniform" and (is_sharded or bool(rng.random() < 0.7))
+        self.late = int(rng.integers(0, 1 + min(3, self.oracle.rows_after)))
+        """How many steps later the actors know the priority of a step."""
         self.table: Table = client.create_table(
             name, columns=self.columns, capacity=self.capacity, backend=self.backend, steps=self.item
         )
@@ -173,10 +175,10 @@ class Story:
     def _append(self, stream: int) -> None:
         assert self.writer is not None
         row, priority = self._row(), None
-        if self.has_priorities and self.oracle.completes_a_window(self._name(stream)):
+        if self.has_priorities and self.oracle.steps_of(self._name(stream)) >= self.late:
             priority = float(self.rng.choice([0.5, 1.0, 3.0]) * self.rng.random() + 0.01)
-        self.writer[stream].append(row, priority=priority)
-        self.oracle.append(self._name(stream), row, priority)
+        self.writer[stream].append(row, priority=priority, steps_ago=self.late)
+        self.oracle.append(self._name(stream), row, priority, self.late)
 
     def _end(self, stream: int) -> None:
         assert self.writer is not None
@@ -188,20 +190,27 @@ class Story:
             return
         row, priorities = self._row(closing=True), None
         if self.has_priorities:
-            priorities = self.rng.random(self.oracle.completed_by_an_end(name)) + 0.01
+            most = min(self.oracle.rows_after, self.oracle.steps_of(name))
+            priorities = self.rng.random(int(self.rng.integers(min(self.late, most), most + 1))) + 0.01
         self.writer[stream].end_episode(row, terminated=terminated, priorities=priorities)
         self.oracle.end_episode(name, row, terminated=terminated, priorities=priorities)
         self.counted["terminated" if terminated else "truncated"] += 1
 
     def _append_all(self) -> None:
         assert self.writer is not None
-        if self.has_priorities:
-            return
         where = self.rng.random(self.streams) < 0.7
-        rows = [self._row() for _ in range(self.streams)]
-        self.writer.append_all({name: np.stack([row[name] for row in rows]) for name in rows[0]}, where=where)
+        if self.has_priorities:
+            where &= [self.oracle.steps_of(self._name(stream)) >= self.late for stream in range(self.streams)]
+        rows, priorities = [self._row() for _ in range(self.streams)], self.rng.random(self.streams) + 0.01
+        self.writer.append_all(
+            {name: np.stack([row[name] for row in rows]) for name in rows[0]},
+            where=where,
+            priorities=priorities if self.has_priorities else None,
+            steps_ago=self.late,
+        )
         for stream in np.flatnonzero(where).tolist():
-            self.oracle.append(self._name(stream), rows[stream])
+            priority = float(priorities[stream]) if self.has_priorities else None
+            self.oracle.append(self._name(stream), rows[stream], priority, self.late)
 
     def _end_all(self) -> None:
         assert self.writer is not None

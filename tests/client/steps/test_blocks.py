@@ -112,64 +112,110 @@ items = st.one_of(
     st.integers(1, 5).flatmap(lambda length: st.builds(Sequences, st.just(length), period=st.integers(1, length))),
 )
 calls = st.tuples(
-    st.sampled_from(["append", "append", "append_all", "end"]), st.integers(0, 4), st.booleans(), st.booleans()
+    st.sampled_from(["append", "append", "append_all", "end"]),
+    st.integers(0, 4),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 5),
 )
+
+
+class Expected:
+    """What the methods of a writer say about rows and priorities, as slow and obvious code."""
+
+    def __init__(self, item: Item, streams: int) -> None:
+        self.window = Steps.of(STORED, item).window
+        self.rows: list[list[Row]] = [[] for _ in range(streams)]
+        self.of_windows: dict[tuple[int, int, int], float] = {}
+        """By anchor; negative: none."""
+        self.episode, self.step = [0] * streams, [0] * streams
+        self._item = item
+        self._of_steps: dict[tuple[int, int, int], float] = {}
+
+    def number(self, stream: int) -> int:
+        return number_of(stream, self.episode[stream], self.step[stream])
+
+    def give(self, stream: int, steps_ago: int, priority: float) -> None:
+        self._of_steps[stream, self.episode[stream], self.step[stream] - steps_ago] = priority
+
+    def note(self, stream: int, end: int) -> None:
+        """A row is appended; it completes windows."""
+        self.rows[stream].append(Row(stream, self.episode[stream], self.step[stream], end, self.number(stream)))
+        for anchor in completed(self.window, self.rows[stream][-1:]):
+            self.of_windows[anchor] = self.of_window(anchor)
+        self.step[stream] += 1
+
+    def of_window(self, anchor: tuple[int, int, int]) -> float:
+        """A transition has the priority of its first step; a sequence combines those of its steps."""
+        length = self._item.length if isinstance(self._item, Sequences) else 1
+        places = [(*anchor[:2], anchor[2] + place) for place in range(length)]
+        known = [self._of_steps[place] for place in places if place in self._of_steps]
+        if not known:
+            return -1.0
+        if isinstance(self._item, Transitions):
+            return known[0]
+        return self._item.eta * max(known) + (1 - self._item.eta) * float(np.mean(known))
+
+    def at_end(self, stream: int) -> list[float]:
+        """The priorities of the windows that a closing row would complete."""
+        closing = Row(stream, self.episode[stream], self.step[stream], TERMINATED, 0)
+        return [self.of_window(anchor) for anchor in completed(self.window, [closing])]
 
 
 @given(items, st.integers(1, 5), st.integers(5, 40), st.lists(calls, max_size=60))
 def test_every_row_arrives_once_in_its_place_with_its_priority(
-    item: Item, streams: int, capacity: int, made: list[tuple[str, int, bool, bool]]
+    item: Item, streams: int, capacity: int, made: list[tuple[str, int, bool, bool, int]]
 ) -> None:
-    written = Written(item, streams=streams, capacity=capacity)
-    expected: list[list[Row]] = [[] for _ in range(streams)]
-    priorities: dict[tuple[int, int, int], float] = {}
-    window = Steps.of(STORED, item).window
-    episode, step = [0] * streams, [0] * streams
-
-    def note(stream: int, end: int, *, with_priority: bool) -> list[float]:
-        number = number_of(stream, episode[stream], step[stream])
-        expected[stream].append(Row(stream, episode[stream], step[stream], end, number))
-        anchors = completed(window, expected[stream][-1:])
-        given_here = {anchor: float(number_of(*anchor)) for anchor in anchors}
-        priorities.update(given_here if with_priority else dict.fromkeys(anchors, -1.0))
-        step[stream] += 1
-        return list(given_here.values())
-
-    for kind, stream, with_priority, is_terminated in made:
+    written, expected = Written(item, streams=streams, capacity=capacity), Expected(item, streams)
+    numbers = iter(range(1, 10_000))
+    for kind, stream, with_priority, is_terminated, ago in made:
         stream %= streams
+        step = expected.step[stream]
         if kind == "append":
-            values = row(number_of(stream, episode[stream], step[stream]))
-            due = note(stream, GOES_ON, with_priority=with_priority)
-            written.episodes.append(stream, values, due[0] if due and with_priority else None)
+            steps_ago = min(ago, step, expected.window.forward)
+            priority = float(next(numbers)) if with_priority else None
+            if priority is not None:
+                expected.give(stream, steps_ago, priority)
+            written.episodes.append(stream, row(expected.number(stream)), priority, steps_ago)
+            expected.note(stream, GOES_ON)
         elif kind == "append_all":
-            numbers = np.array([number_of(each, episode[each], step[each]) for each in range(streams)])
             which = np.array([each for each in range(streams) if each != stream], np.intp)
-            given_here = np.full(streams, np.nan)
-            for each in which.tolist():
-                due = note(each, GOES_ON, with_priority=with_priority)
-                given_here[each] = due[0] if due else np.nan
             columns = {
-                "number": numbers,
-                "obs": np.repeat(numbers[:, None], 3, axis=1).astype(np.float32),
+                "number": (own := np.array([expected.number(each) for each in range(streams)])),
+                "obs": np.repeat(own[:, None], 3, axis=1).astype(np.float32),
                 "done": np.zeros(streams, bool),
             }
+            steps_ago = min([ago, expected.window.forward, *(expected.step[each] for each in which.tolist())])
+            given_here = np.array([float(next(numbers)) for _ in range(streams)]) if with_priority else None
+            for each in which.tolist():
+                if given_here is not None:
+                    expected.give(each, steps_ago, given_here[each])
+                expected.note(each, GOES_ON)
             while len(which):
-                which = which[written.episodes.append_all(columns, which, given_here if with_priority else None) :]
-        elif step[stream]:
-            values = row(number_of(stream, episode[stream], step[stream]))
-            due = note(stream, TERMINATED if is_terminated else TRUNCATED, with_priority=with_priority)
-            written.episodes.end(stream, values, is_terminated, due if with_priority else None)
-            episode[stream], step[stream] = episode[stream] + 1, 0
+                which = which[written.episodes.append_all(columns, which, given_here, steps_ago) :]
+        elif step:
+            count = min(ago, step, expected.window.forward) if with_priority else 0
+            last = [float(next(numbers)) for _ in range(count)]
+            for place, priority in enumerate(last):
+                expected.give(stream, count - place, priority)
+            values, due = row(expected.number(stream)), expected.at_end(stream)
+            if min(due) < 0 <= max(due):
+                with pytest.raises(InvalidArgumentError, match="priorities of all or none of the last"):
+                    written.episodes.end(stream, values, is_terminated, last or None)
+                continue
+            written.episodes.end(stream, values, is_terminated, last or None)
+            expected.note(stream, TERMINATED if is_terminated else TRUNCATED)
+            expected.episode[stream], expected.step[stream] = expected.episode[stream] + 1, 0
     messages = written.rows()
     arrived: list[list[Row]] = [[] for _ in range(streams)]
     for rows, message in zip(messages, written.messages(), strict=True):
         assert 1 <= len(rows) <= capacity
         for each in rows:
             arrived[each.stream].append(each)
-        anchors, given_there = completed(window, rows), np.frombuffer(message.insertion.priorities, "<f8").tolist()
-        assert given_there in ([], [priorities[anchor] for anchor in anchors])
-        assert given_there or all(priorities[anchor] == -1.0 for anchor in anchors)
-    assert arrived == expected
+        due = [expected.of_windows[anchor] for anchor in completed(expected.window, rows)]
+        found = np.frombuffer(message.insertion.priorities, "<f8").tolist()
+        assert found == pytest.approx(due) if found else all(each < 0 for each in due)
+    assert arrived == expected.rows
 
 
 @given(items, st.integers(0, 12))
@@ -180,7 +226,7 @@ def test_the_end_of_an_episode_completes_the_anchors_that_no_step_has(item: Item
     for _ in range(steps):
         completed_before += streams.completes(0)
         streams.next_steps[0] += 1
-    assert completed_before + streams.completed_by_end(0) == len(range(0, steps, window.period))
+    assert completed_before + len(streams.completed_by_end(0)) == len(range(0, steps, window.period))
 
 
 def test_a_refused_row_begins_no_run() -> None:
@@ -235,15 +281,41 @@ def test_the_final_observation_is_required_where_it_is_drawn() -> None:
         sequences.episodes.end(0, {}, is_terminated=False, priorities=None)
 
 
-def test_a_priority_without_a_completed_anchor_is_refused_and_nothing_is_stored() -> None:
+def test_priorities_of_steps_that_are_not_there_are_refused_and_nothing_is_stored() -> None:
     written = Written(Transitions(2), streams=1, capacity=10)
+    with pytest.raises(InvalidArgumentError, match="steps_ago: expected 0 to 0: a step of this episode"):
+        written.episodes.append(0, row(0), 1.0, 1)
     written.episodes.append(0, row(0), None)
-    with pytest.raises(InvalidArgumentError, match="priority: expected none at step 1"):
-        written.episodes.append(0, row(1), 1.0)
+    for strange in (2, -1, True, "1"):
+        with pytest.raises(InvalidArgumentError, match="steps_ago: expected 0 to 1: a step of this episode"):
+            written.episodes.append(0, row(1), 1.0, strange)  # type: ignore[arg-type]
     written.episodes.append(0, row(1), None)
-    written.episodes.append(0, row(2), 1.0)
-    with pytest.raises(InvalidArgumentError, match="float64\\[2\\]"):
-        written.episodes.end(0, row(3), is_terminated=True, priorities=[1.0])
+    written.episodes.append(0, row(2), 1.0, 2)
+    with pytest.raises(InvalidArgumentError, match="steps_ago: expected 0 to 2"):
+        written.episodes.append(0, row(3), 1.0, 3)  # its window is complete
+    with pytest.raises(InvalidArgumentError, match="priorities: expected at most 2"):
+        written.episodes.end(0, row(3), is_terminated=True, priorities=[1.0, 2.0, 3.0])
+    with pytest.raises(InvalidArgumentError, match="of all or none of the last 2 windows"):
+        written.episodes.end(0, row(3), is_terminated=True, priorities=[2.0])
     with pytest.raises(InvalidArgumentError, match="unknown: other"):
         written.episodes.end(0, {"other": 3}, is_terminated=True, priorities=[1.0, 2.0])
     assert [each.step for each in written.rows()[0]] == [0, 1, 2]
+
+
+def test_the_priority_of_a_refused_row_is_not_that_of_the_next() -> None:
+    written = Written(Transitions(1), streams=1, capacity=10)
+    with pytest.raises(InvalidArgumentError):
+        written.episodes.append(0, {**row(0), "obs": "?"}, 5.0)
+    written.episodes.append(0, row(0), None)
+    written.episodes.append(0, row(1), None)
+    (message,) = written.messages()
+    assert not message.insertion.priorities
+
+
+@pytest.mark.parametrize(("eta", "due"), [(1.0, 8.0), (0.0, 5.0), (0.9, 0.9 * 8 + 0.1 * 5)])
+def test_a_sequence_combines_the_priorities_of_its_steps(eta: float, due: float) -> None:
+    written = Written(Sequences(3, burn_in=1, period=3, eta=eta), streams=1, capacity=10)
+    for number, priority in enumerate([2.0, None, 8.0, 100.0]):
+        written.episodes.append(0, row(number), priority)
+    (message,) = written.messages()
+    assert np.frombuffer(message.insertion.priorities).tolist() == pytest.approx([due])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from replay_client import InvalidArgumentError, sequence_priorities
+from replay_client import Column, InvalidArgumentError, Mask, Sequences, Table, sequence_priorities
+
+from tests.client.numbered import rows
 
 TD = np.array([[1.0, -3.0, 2.0], [-4.0, 8.0, np.nan], [np.nan, np.nan, np.nan]])
 MASK = np.array([[True, True, True], [True, False, False], [False, False, False]])
@@ -46,3 +49,48 @@ def test_what_does_not_fit_is_refused(td: Any, mask: Any, eta: float, field: str
     with pytest.raises(InvalidArgumentError) as refused:
         sequence_priorities(td, mask, eta)
     assert refused.value.metadata["field"] == field
+
+
+@pytest.mark.parametrize("convert", [np.asarray, as_torch])
+@pytest.mark.parametrize("on_stream", [False, True])
+@pytest.mark.parametrize("positions", [2, 3, 5])
+def test_errors_of_steps_are_combined_for_each_sequence(
+    new_table: Callable[..., Table], convert: Any, on_stream: bool, positions: int
+) -> None:
+    """Of the first positions from the anchor on, or of all; the closing row and what comes after it do not count."""
+    item = Sequences(length=3, burn_in=2, eta=0.75)
+    table = new_table(columns={"step": Column("int64"), "mask": Mask()}, steps=item)
+    with table.writer() as writer:
+        for length in (1, 2, 3, 7):
+            for step in range(length):
+                writer.append(step=step)
+            writer.end_episode(step=-1)
+    with table.sampler(32) as sampler:
+        batch = next(sampler)
+        errors = np.random.default_rng(0).random((32, 5)) + 1
+        taken = errors if positions == 5 else errors[:, 2 : 2 + positions]
+        (sampler if on_stream else table).update_priorities(batch, convert(taken))
+        sampler.flush()
+    due = {}
+    for key, row, mask in zip(batch.row_keys.tolist(), errors[:, 2:], batch["mask"][:, 2:], strict=True):
+        known = row[:positions][mask[:positions]]
+        due[key] = 0.75 * known.max() + 0.25 * known.mean()  # the last of a repeated key
+    rows = table.read(list(due))
+    np.testing.assert_allclose(rows.priorities, list(due.values()))
+
+
+def test_errors_of_steps_need_a_batch_of_sequences(new_table: Callable[..., Table]) -> None:
+    table = new_table(columns={"step": Column("int64")}, steps=Sequences(length=3))
+    with table.writer() as writer:
+        for step in range(10):
+            writer.append(step=step)
+    batch = table.sample(4)
+    for priorities in (np.ones((4, 4)), np.ones((3, 3)), np.ones((4, 0))):
+        with pytest.raises(InvalidArgumentError, match="one for each of up to 3 positions from the anchor on"):
+            table.update_priorities(batch, priorities)
+    with pytest.raises(InvalidArgumentError, match="priorities of steps need a batch of sequences"):
+        table.update_priorities(batch.row_keys, np.ones((4, 3)))
+    plain = new_table()
+    plain.insert(rows(range(4)))
+    with pytest.raises(InvalidArgumentError, match="priorities of steps need a batch of sequences"):
+        plain.update_priorities(plain.sample(4), np.ones((4, 3)))

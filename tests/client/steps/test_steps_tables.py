@@ -108,14 +108,15 @@ def test_batches_of_long_sequences_are_requested_in_messages_that_the_server_all
             assert next(sampler)["x"].shape == (32, 80)
 
 
-def test_priorities_of_the_writer_belong_to_the_completed_steps(new_table: NewTable) -> None:
+@pytest.mark.parametrize("steps_ago", [0, 1, 2])
+def test_priorities_of_the_writer_belong_to_steps(new_table: NewTable, steps_ago: int) -> None:
     columns = {"x": Column("int64")}
     table = new_table(columns=columns, steps=Transitions(2), capacity=500)
     with table.writer(streams=2) as writer:
         for step in range(6):
             for stream in range(2):
-                priority = 10.0 * (stream + 1) + step - 2 if step >= 2 else None
-                writer[stream].append(x=step, priority=priority)
+                priority = 10.0 * (stream + 1) + step - steps_ago if step >= steps_ago else None
+                writer[stream].append(x=step, priority=priority, steps_ago=steps_ago)
         writer[0].end_episode(x=0, priorities=[14.0, 15.0])
     rows = table.read(np.arange(13))
     for stream, (first, steps) in enumerate([(10.0, 6), (20.0, 4)]):

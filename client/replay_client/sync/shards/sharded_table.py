@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from replay_client._learning.answers import joined_rows, selected_rows
+from replay_client._learning.combining import combined
 from replay_client._operations.reading import CHUNK_ROWS, EpisodePlan, RowOrder, RowPlan
 from replay_client._operations.server import describe, get_shards, inspect_table
 from replay_client._rows.buffers import Blank, ColumnBuffers
@@ -245,7 +246,7 @@ class ShardedTable(Table):
     def update_priorities(self, batch_or_keys: BatchOrKeys, priorities: ArrayLike) -> UpdateResult:
         """Update priorities in the shards of the rows; see `Table.update_priorities`."""
         keys = checked_keys(batch_or_keys)
-        values = checked_priorities(priorities, len(keys))
+        values = checked_priorities(combined(batch_or_keys, priorities, self.steps), len(keys))
         updated, left = 0, len(keys)
         stale = 0
         for member, places in self._split(keys):

@@ -19,7 +19,6 @@ from numpy.typing import ArrayLike, NDArray
 from replay_proto.framing import Array
 
 from replay_client._rows.checks import merged
-from replay_client._writing.episodes import Streams
 from replay_client._writing.writer_stream import WriterStream
 from replay_client._writing.writing import VectorRows, WriterOptions, Writing
 from replay_client.errors import ClosedError, ServerUnavailableError
@@ -118,9 +117,17 @@ class ShardedWriter(Writer):
         rows = f"{self.in_flight} rows in flight"
         return f"<ShardedWriter of table {self._table.name!r} on {len(self._writers)} servers: {rows}>"
 
-    def append(self, row: Mapping[str, Any] | None = None, /, *, priority: float | None = None, **columns: Any) -> None:
+    def append(
+        self,
+        row: Mapping[str, Any] | None = None,
+        /,
+        *,
+        priority: float | None = None,
+        steps_ago: int = 0,
+        **columns: Any,
+    ) -> None:
         """Append a row to the only stream; see `WriterStream.append`."""
-        self._single().append(row, priority=priority, **columns)
+        self._single().append(row, priority=priority, steps_ago=steps_ago, **columns)
 
     def end_episode(
         self,
@@ -145,6 +152,7 @@ class ShardedWriter(Writer):
         *,
         where: ArrayLike | None = None,
         priorities: ArrayLike | None = None,
+        steps_ago: int = 0,
         **columns: Any,
     ) -> None:
         """Append one row to each stream; see `Writer.append_all`.
@@ -155,7 +163,7 @@ class ShardedWriter(Writer):
         """
         self._check()
         values = merged(rows, columns)
-        checked = self._any().writing.checked_rows(values, where, priorities)
+        checked = self._any().writing.checked_rows(values, where, priorities, steps_ago)
         while checked.left:
             for stream in checked.which.tolist():
                 self._before_row(stream)
@@ -225,15 +233,15 @@ class ShardedWriter(Writer):
         """Return the stream that gets a stream's rows at present: the one of the same number in its shard's writer."""
         return self._writers[int(self._shard[stream])][stream]
 
-    def append_row(self, stream: int, values: Mapping[str, Any], priority: float | None) -> None:
+    def append_row(self, stream: int, values: Mapping[str, Any], priority: float | None, steps_ago: int) -> None:
         """Append a row to a stream. If the server goes away, switch the stream to another shard first."""
         self._check()
         while True:
             self._before_row(stream)
-            if priority is not None and self._is_moved[stream] and not self._due(stream):
-                priority = None  # its anchor is in another shard
+            if priority is not None and self._is_moved[stream] and steps_ago > self._rows[stream]:
+                priority = None  # its step is in another shard
             try:
-                self.current(stream).append(values, priority=priority)
+                self.current(stream).append(values, priority=priority, steps_ago=steps_ago)
             except ServerUnavailableError:
                 continue  # the server went away just now, with too many blocks in flight
             self._rows[stream] += 1
@@ -246,7 +254,8 @@ class ShardedWriter(Writer):
         shard_id = int(self._shard[stream])
         if shard_id in self._writers and not self._writers.is_away(shard_id):
             if priorities is not None and self._is_moved[stream]:
-                priorities = np.asarray(priorities)[len(np.asarray(priorities)) - self._due_at_end(stream) :]
+                given = np.asarray(priorities)
+                priorities = given[max(0, len(given) - int(self._rows[stream])) :]
             try:
                 self.current(stream).end_episode(values, terminated=terminated, priorities=priorities)
             except ServerUnavailableError:
@@ -288,17 +297,6 @@ class ShardedWriter(Writer):
         self._shard[stream] = self._writers.choose(int(self._shard[stream]), int(self._rows[stream]))
         self._rows[stream] = 0
 
-    def _due(self, stream: int) -> bool:
-        """Whether the next row of a stream completes a window, and so may have a priority."""
-        return self.steps is None or self._streams_of(stream).completes(stream)
-
-    def _due_at_end(self, stream: int) -> int:
-        """Number of windows that the end of a stream's episode completes."""
-        return self._streams_of(stream).completed_by_end(stream)
-
-    def _streams_of(self, stream: int) -> Streams:
-        return self._writers[int(self._shard[stream])].writing.episodes.streams
-
     def _any(self) -> Writer:
         return next(iter(self._writers))
 
@@ -329,9 +327,17 @@ class ShardedWriterStream(WriterStream):
         """Number of the current episode in the shard's stream, stored with every row."""
         return self._writer.current(self._stream).episode
 
-    def append(self, row: Mapping[str, Any] | None = None, /, *, priority: float | None = None, **columns: Any) -> None:
+    def append(
+        self,
+        row: Mapping[str, Any] | None = None,
+        /,
+        *,
+        priority: float | None = None,
+        steps_ago: int = 0,
+        **columns: Any,
+    ) -> None:
         """Append a copy of a row to the current episode; see `WriterStream.append`."""
-        self._writer.append_row(self._stream, columns if row is None else merged(row, columns), priority)
+        self._writer.append_row(self._stream, columns if row is None else merged(row, columns), priority, steps_ago)
 
     def abandon_episode(self) -> None:
         """Stop the current episode without closing it; see `WriterStream.abandon_episode`."""

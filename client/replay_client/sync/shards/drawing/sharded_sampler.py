@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from replay_proto.framing import Array
 from replay_proto.v1 import replay_pb2
 
 from replay_client._learning.learning import UPDATES_KEPT
@@ -100,7 +101,8 @@ class ShardedSampler(Sampler):
         self._roster = roster
         self._seen = roster.members
         self._connection = self._seen[0].session.connection
-        self._name = self._seen[0].table.name
+        self._table = self._seen[0].description
+        self._name = self._table.name
         self._members = {member.id: member for member in self._seen}
         self._open_stream = open_stream
         self._draw = draw
@@ -230,7 +232,8 @@ class ShardedSampler(Sampler):
         with self._one_caller:
             self._check_usable()
             keys = checked_keys(batch_or_keys)
-            self._kept.append((keys.copy(), checked_priorities(priorities, len(keys)).copy()))
+            values = self._combined(batch_or_keys, priorities)
+            self._kept.append((keys.copy(), checked_priorities(values, len(keys)).copy()))
             self._updates = True
             if len(self._kept) > _MOST_KEPT or len(keys) > UPDATES_KEPT:
                 self._distribute()
@@ -242,9 +245,13 @@ class ShardedSampler(Sampler):
             InvalidArgumentError: as for `Sampler.update`.
             ServerUnavailableError: the server of a shard is unreachable. Rows in other shards may have been updated.
         """
+        self._write(*self._checked_update(keys, columns))
+
+    def _write(self, keys: NDArray[np.int64], columns: Mapping[str, Array]) -> None:
+        """See `update`."""
         with self._one_caller:
             self._check_usable()
-            result = update_rows(self._members.values(), self._seen[0].table.schema, keys, columns)
+            result = update_rows(self._members.values(), self._table.schema, keys, columns)
             self._counted[0] += result.updated
             self._counted[1] += result.stale
 

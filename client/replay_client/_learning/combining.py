@@ -1,0 +1,43 @@
+"""Combines the priorities of steps into those of sequences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import ArrayLike
+from replay_proto.steps import Sequences, Steps
+
+from replay_client.errors import InvalidArgumentError
+from replay_client.sequences import sequence_priorities
+
+
+def combined(batch_or_keys: object, priorities: ArrayLike, steps: Steps | None) -> ArrayLike:
+    """Return the priorities of items, float64[batch].
+
+    Args:
+        batch_or_keys: what is updated.
+        priorities: those of items, or of steps: of the first n positions from the anchor on, ``[batch, n]``, or of all
+            positions, ``[batch, burn_in + length]``; an array or a tensor. Positions without a step, and the burn-in,
+            do not count.
+        steps: of the table.
+
+    Raises:
+        InvalidArgumentError: priorities of steps without a batch of sequences, or of another shape.
+    """
+    given: Any = priorities
+    if getattr(given, "ndim", 1) != 2:
+        return priorities
+    positions = getattr(batch_or_keys, "_positions", None)
+    if positions is None or steps is None or not isinstance(steps.item, Sequences):
+        expected = "float64[n]; priorities of steps need a batch of sequences"
+        raise InvalidArgumentError.of_field("priorities", expected, f"shape {list(given.shape)}")
+    learned, item = positions.learned(), steps.item
+    if given.shape[1] == item.burn_in + item.length:
+        given = given[:, item.burn_in :]
+    if len(given) != len(learned) or not 1 <= given.shape[1] <= item.length:
+        expected = f"float64[{len(learned)}], or one for each of up to {item.length} positions from the anchor on"
+        raise InvalidArgumentError.of_field("priorities", expected, f"shape {list(given.shape)}")
+    learned = learned[:, : given.shape[1]]
+    mask = given.new_tensor(learned) if hasattr(given, "new_tensor") else learned
+    of_items: ArrayLike = sequence_priorities(given, mask, item.eta)
+    return of_items
