@@ -27,13 +27,14 @@ import numpy as np
 from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.wrappers import AtariPreprocessing, Autoreset, MaxAndSkipObservation
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from replay_client._rows.checks import as_array
 from replay_client._writing.writer_stream import WriterStream
 from replay_client.errors import InvalidArgumentError
 from replay_client.sync.writer import Writer
 
+_NO_PRIORITY: Final = (None, 0)
 _RESET_NEEDED: Final = (
     "the episode is over, or none has begun, so the step would not be recorded; call reset() first, or wrap the "
     "environment in gymnasium.wrappers.Autoreset"
@@ -83,10 +84,20 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._info: Any = {}  # of the last step or reset
         self._is_lost = False  # whether recording of the current episode has failed
         self._others: dict[str, Any] = {}
+        self._priority: tuple[float | None, int] = _NO_PRIORITY
 
-    def with_next_step(self, **columns: Any) -> None:
-        """Set additional columns of the next step's row, such as the state of a recurrent network."""
+    def with_next_step(self, *, priority: float | None = None, steps_ago: int = 0, **columns: Any) -> None:
+        """Set additional columns of the next step's row, such as the state of a recurrent network.
+
+        Args:
+            priority: as for `WriterStream.append`. The TD error of a step is often known only in the next one, which
+                then has ``steps_ago=1``.
+            steps_ago: as for `WriterStream.append`.
+            **columns: values by column.
+        """
         self._others.update(columns)
+        if priority is not None:
+            self._priority = priority, steps_ago
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset the environment. This truncates a running episode."""
@@ -110,10 +121,11 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         obs, reward, terminated, truncated, info = self.env.step(action)
         row = self._recording.step(self._obs, given, reward, self._others)
         self._others, self._info, self._needs_reset = {}, info, bool(terminated or truncated)
+        (priority, steps_ago), self._priority = self._priority, _NO_PRIORITY
         if not self._is_lost:
             try:
                 self._obs = self._recording.stored(obs)
-                self._stream.append(row)
+                self._stream.append(row, priority=priority, steps_ago=steps_ago)
                 if self._needs_reset:
                     self._stream.end_episode(self._recording.end(self._obs, info), terminated=bool(terminated))
             except BaseException:
@@ -126,7 +138,7 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Make a step in which `Autoreset` ignores the action and resets."""
         self._truncate()  # if a wrapper around `Autoreset` has concealed the end
         obs, *others, info = self.env.step(action)
-        self._others = {}
+        self._others, self._priority = {}, _NO_PRIORITY
         self._begin(obs, info)
         return (obs, *others, info)
 
@@ -156,10 +168,20 @@ class RecordedVectorEnv(VectorWrapper):
         self._is_lost = np.zeros(self.num_envs, bool)  # whether recording of its current episode has failed
         self._infos: Any = {}  # of the last step or reset
         self._others: dict[str, Any] = {}
+        self._priorities: tuple[ArrayLike | None, int] = _NO_PRIORITY
 
-    def with_next_step(self, **columns: Any) -> None:
-        """Set additional columns of the next rows, ``[num_envs, *shape]`` by column."""
+    def with_next_step(self, *, priorities: ArrayLike | None = None, steps_ago: int = 0, **columns: Any) -> None:
+        """Set additional columns of the next rows, ``[num_envs, *shape]`` by column.
+
+        Args:
+            priorities: float64[num_envs], as for `Writer.append_all`: NaN where it is not known, such as in an episode
+                that has fewer than ``steps_ago`` steps.
+            steps_ago: as for `WriterStream.append`.
+            **columns: values by column.
+        """
         self._others.update(columns)
+        if priorities is not None:
+            self._priorities = priorities, steps_ago
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
@@ -193,6 +215,7 @@ class RecordedVectorEnv(VectorWrapper):
         is_recorded = ~self._resets_next & ~self._is_lost
         is_over = (is_terminated | _flags(truncated)) & ~self._resets_next
         self._others, self._infos = {}, infos
+        given_priorities, self._priorities = self._priorities, _NO_PRIORITY
         self._is_lost &= ~is_over
         if self._mode is AutoresetMode.NEXT_STEP:
             self._resets_next = is_over
@@ -201,7 +224,7 @@ class RecordedVectorEnv(VectorWrapper):
         before = self._obs
         try:
             self._obs = self._recording.stored(obs)
-            self._record(rows, is_recorded, is_over & is_recorded, is_terminated)
+            self._record(rows, given_priorities, is_recorded, is_over & is_recorded, is_terminated)
         except BaseException:
             for stream in is_recorded.nonzero()[0].tolist():
                 self._writer[stream].abandon_episode()
@@ -214,15 +237,16 @@ class RecordedVectorEnv(VectorWrapper):
     def _record(
         self,
         rows: dict[str, Any],
+        given: tuple[ArrayLike | None, int],
         where: NDArray[np.bool_],
         done: NDArray[np.bool_],
         terminated: NDArray[np.bool_],
     ) -> None:
         """Append rows, and end the episodes in ``done``."""
-        recording, infos = self._recording, self._infos
+        recording, infos, (priorities, steps_ago) = self._recording, self._infos, given
         ends = recording.end(self._obs, infos) if done.any() else {}
         if self._mode is not AutoresetMode.SAME_STEP:
-            self._writer.append_all(rows, where=where)
+            self._writer.append_all(rows, where=where, priorities=priorities, steps_ago=steps_ago)
             if done.any():
                 self._writer.end_episodes(done, ends, terminated=terminated)
             return
@@ -234,7 +258,7 @@ class RecordedVectorEnv(VectorWrapper):
             }
             for stream in done.nonzero()[0].tolist()
         }
-        self._writer.append_all(rows, where=where)
+        self._writer.append_all(rows, where=where, priorities=priorities, steps_ago=steps_ago)
         for stream, final in finals.items():
             self._writer[stream].end_episode(final, terminated=bool(terminated[stream]))
 

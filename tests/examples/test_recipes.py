@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 import torch
 from replay_client import ReplayClient
 
-from examples.recipes import evaluation, her, impala, qmix, rlpd
+from examples.recipes import evaluation, her, impala, muzero, qmix, rlpd
+from tests.support.deadlines import wait_until
 from tests.support.server_process import ServerProcess
 
 
@@ -65,6 +67,56 @@ def test_unrolls_are_learned_from(address: str) -> None:
     assert impala.main(address, updates=100, solved=0.0) > 9.0
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_model_learns_while_its_targets_are_searched_again(address: str) -> None:
+    assert muzero.main(address, steps=1_200) > 8.0
+    with ReplayClient(address) as client:
+        table = client.table(muzero.GAMES)
+        assert table.stats().stale == 0
+        model = muzero.Model()
+        client.publish(muzero.WEIGHTS, model)
+        again = threading.Thread(target=muzero.reanalyze, args=(address,), daemon=True)
+        again.start()
+        (rows,) = table.rows(chunk=10_000)
+        is_step = rows.ends == 0
+
+        def is_searched_again() -> bool:
+            found = table.read(rows.row_keys[is_step])
+            policy, value, _ = muzero.search(model, model.represent(torch.from_numpy(found["obs"])))
+            close = np.isclose(found["value"], value, atol=1e-5) & np.isclose(found["policy"], policy, atol=1e-5).all(1)
+            return bool(close.mean() > 0.95)  # those near the end of the last episode are in no sequence
+
+        wait_until(is_searched_again, "all steps have the values and policies of the newest model")
+        client.drop_table(muzero.GAMES)  # which ends the thread
+        again.join()
+
+
+def test_a_search_looks_at_all_sequences_of_actions() -> None:
+    """Against the same recursion for one state at a time."""
+    model = muzero.Model()
+
+    def searched(state: torch.Tensor, depth: int) -> tuple[list[float], float]:
+        log_policy, value, _ = model.predict(state[None])
+        if not depth:
+            return log_policy[0].exp().tolist(), float(value)
+        q = []
+        for action in range(2):
+            following = model.step(state[None], torch.tensor([action]))
+            reward = float(model.predict(following)[2])
+            q.append(reward + muzero.GAMMA * searched(following[0], depth - 1)[1])
+        weights = np.exp(log_policy[0].numpy() + np.array(q) / muzero.TEMPERATURE - max(q) / muzero.TEMPERATURE)
+        policy = weights / weights.sum()
+        return policy.tolist(), float(policy @ q)
+
+    with torch.no_grad():
+        states = model.represent(torch.randn(5, 4))
+        policies, values, _ = muzero.search(model, states)
+        for state, policy, value in zip(states, policies, values, strict=True):
+            due_policy, due_value = searched(state, muzero.DEPTH)
+            np.testing.assert_allclose(policy, due_policy, atol=1e-4)
+            assert float(value) == pytest.approx(due_value, abs=1e-4)
+
+
 def test_v_trace_is_what_the_paper_says() -> None:
     """Equation 1 of Espeholt et al. (2018), summed as it is written; episodes may end within an unroll."""
     rng = torch.Generator().manual_seed(0)
@@ -95,8 +147,9 @@ def test_recipes_reach_their_figures(address: str) -> None:
     assert rlpd.main(address) >= -200.0
     assert evaluation.main(address, evaluators=2) >= 475.0
     assert impala.main(address) >= 400.0
+    assert muzero.main(address) >= 350.0
 
 
-@pytest.mark.parametrize("recipe", [evaluation, her, impala, qmix, rlpd])
+@pytest.mark.parametrize("recipe", [evaluation, her, impala, muzero, qmix, rlpd])
 def test_a_recipe_has_at_most_120_lines(recipe: object) -> None:
     assert len(Path(recipe.__file__).read_text("utf-8").splitlines()) <= 120  # type: ignore[attr-defined]

@@ -14,6 +14,7 @@ are in flight, the caller waits and tries again.
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -147,7 +148,7 @@ class Episodes:
         Args:
             columns: the result of `checked_rows`, with a row for every stream.
             which: int64[n]: the streams whose rows are appended.
-            priorities: float64[streams], or None.
+            priorities: float64[streams], NaN where it is not known; or None.
             steps_ago: which steps the priorities belong to.
 
         Returns:
@@ -157,7 +158,8 @@ class Episodes:
         streams = self.streams
         which = which[: self._outbox.block.capacity]
         if priorities is not None:
-            self._give(which.tolist(), priorities[which].tolist(), steps_ago)
+            known_of = which[~np.isnan(priorities[which])]
+            self._give(known_of.tolist(), priorities[known_of].tolist(), steps_ago)
         completing = which[streams.which_complete(which)]
         known = self._known(completing.tolist(), priorities)
         is_given = bool(known) and known[0] is not None
@@ -184,8 +186,8 @@ class Episodes:
     def _known(self, completing: list[int], priorities: Array | None) -> list[float | None]:
         """Return the priorities of the windows that the next rows of these streams complete."""
         if self._priorities is None and priorities is not None:
-            given: list[float | None] = priorities[completing].tolist()
-            return given
+            given = priorities[completing].tolist()
+            return [None if math.isnan(each) else each for each in given]
         if self._priorities is None or not self._priorities.are_used:
             return [None] * len(completing)
         anchors = [self.streams.next_steps[stream] - self.streams.forward for stream in completing]
@@ -271,7 +273,7 @@ class Episodes:
         """Return the priorities of the windows that the closing row completes, after those of the last steps are known.
 
         Raises:
-            InvalidArgumentError: there are more priorities than steps, or some of the windows have none.
+            InvalidArgumentError: there are more priorities than steps.
         """
         assert self._priorities is not None
         end = self.streams.next_steps[stream]
@@ -284,10 +286,9 @@ class Episodes:
             for step, priority in enumerate(checked_priorities(priorities, len(last)).tolist(), end - len(last)):
                 self._priorities.give(stream, step, priority)
         due = [self._priorities.of_window(stream, anchor) for anchor in self.streams.completed_by_end(stream)]
-        if any(each is None for each in due) and not all(each is None for each in due):
-            expected = f"priorities of all or none of the last {len(due)} windows of an episode"
-            raise InvalidArgumentError.of_field("priorities", expected, f"{sum(each is not None for each in due)}")
-        return due
+        # A message has priorities of all windows that it completes, or of none.
+        largest = max((each for each in due if each is not None), default=None)
+        return [largest if each is None else each for each in due]
 
 
 def _needed_at_end(steps: Steps) -> frozenset[str]:

@@ -98,7 +98,7 @@ class WriterStream:
             terminated: whether the final observation is a terminal state. False: the episode was truncated.
             priorities: float64[n]: priorities of the last n steps, oldest first, in place of those given before; at
                 most the rows of a window after its anchor. None: those given before or, without any, the largest live
-                priority.
+                priority. A window without a priority gets the largest of those that end with it.
             **columns: final values by column. With `Transitions`, the sources of `Next` and of stacks with
                 ``ahead=True`` are required. With `Sequences`, at least one column is required. Other columns are set to
                 zero.

@@ -149,7 +149,8 @@ class Writing:
             raise InvalidArgumentError.of_field("priorities", f"float64[{len(self)}]", described(given))
         which = np.arange(len(self)) if where is None else self._flags("where", where).nonzero()[0]
         if given is not None:
-            checked_priorities(given[which], len(which))  # others may be anything
+            known = given[which][~np.isnan(given[which])]  # others may be anything
+            checked_priorities(known, len(known))
         return VectorRows(checked, which, given, steps_ago)
 
     def append_all(self, rows: VectorRows) -> bool:

@@ -198,7 +198,7 @@ class Writer:
         Args:
             rows: values by column, as an alternative to keyword arguments.
             where: bool[streams]: which streams get their row; None: all.
-            priorities: float64[streams]: as for `WriterStream.append`.
+            priorities: float64[streams]: as for `WriterStream.append`; NaN where it is not known.
             steps_ago: as for `WriterStream.append`.
             **columns: values ``[streams, *shape]`` by column. Optional columns may be missing; to give them for some of
                 the streams only, also give their masks.

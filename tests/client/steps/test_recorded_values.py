@@ -174,3 +174,69 @@ def test_a_transform_that_fails_loses_the_current_episodes_and_no_others(
 def test_what_cannot_be_used_is_refused(table: Table, options: dict[str, Any], message: str) -> None:
     with table.writer() as writer, pytest.raises(InvalidArgumentError, match=message):
         RecordSteps(NumberedEnv(1), writer, **options)
+
+
+def assert_priorities_are_numbers(table: Table, steps_ago: int) -> None:
+    """Check that a step has its observation as priority, unless its episode ended before that was known.
+
+    The last steps of an episode have the largest priority of those that became drawable with its end, or that of new
+    rows.
+    """
+    rows = rows_of(table)
+    assert rows.ends is not None
+    assert rows.steps is not None
+    known = 0
+    for place in np.flatnonzero((rows.ends == 0) & ~np.isnan(rows.priorities)).tolist():
+        stream, episode, step = rows.streams[place], rows.episodes[place], rows.steps[place]
+        mine = (rows.streams == stream) & (rows.episodes == episode) & (rows.ends == 0)
+        if step + steps_ago <= rows.steps[mine].max():
+            assert rows.priorities[place] == rows["obs"][place, 0]
+            known += 1
+    assert known > 5
+
+
+@pytest.mark.parametrize("steps_ago", [0, 1])
+def test_priorities_of_a_single_environment_are_recorded(new_table: NewTable, steps_ago: int) -> None:
+    table, env = new_table(columns=FLAT, steps=Transitions(n_step=2)), informed(1)
+    with table.writer() as writer:
+        recorded = RecordSteps(env, writer)
+        for _ in range(20):
+            obs, _ = recorded.reset()
+            before: list[float] = []
+            is_over = False
+            while not is_over:
+                before.append(float(obs[0]))
+                if len(before) > steps_ago:
+                    recorded.with_next_step(priority=before[-1 - steps_ago], steps_ago=steps_ago)
+                obs, _, terminated, truncated, _ = recorded.step(3)
+                is_over = terminated or truncated
+    assert_priorities_are_numbers(table, steps_ago)
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+@pytest.mark.parametrize("steps_ago", [0, 1])
+def test_priorities_of_vector_environments_are_recorded(
+    new_table: NewTable, mode: AutoresetMode, steps_ago: int
+) -> None:
+    table = new_table(columns=FLAT, steps=Transitions(n_step=2), capacity=1000)
+    envs = SyncVectorEnv([partial(informed, number) for number in range(ENVS)], autoreset_mode=mode)
+    with table.writer(streams=ENVS) as writer:
+        recorded = RecordSteps(envs, writer)
+        obs, _ = recorded.reset()
+        before = np.full(ENVS, np.nan)  # the observations of the last steps, in episodes that go on
+        for _ in range(40):
+            newest = obs[:, 0].astype(float)
+            recorded.with_next_step(priorities=before if steps_ago else newest, steps_ago=steps_ago)
+            obs, _, terminated, truncated, _ = recorded.step(np.full(ENVS, 3))
+            is_over = terminated | truncated
+            before = np.where(is_over, np.nan, newest)
+            if mode is AutoresetMode.NEXT_STEP:
+                resets = ~np.isnan(before) & np.isin(obs[:, 0], [each.made[-1].first for each in really(envs)])
+                before[resets] = np.nan
+            if mode is AutoresetMode.DISABLED and is_over.any():
+                obs, _ = recorded.reset(options={"reset_mask": is_over})
+    assert_priorities_are_numbers(table, steps_ago)
+
+
+def really(envs: SyncVectorEnv) -> list[NumberedEnv]:
+    return [env.unwrapped for env in envs.envs]  # type: ignore[misc]
