@@ -12,7 +12,7 @@ integers to 32 bits by default. So the leaf of the keys stores each key as two h
 JAX arrays, `row_keys` is a `Wide`, which `update_priorities` and `numpy.asarray` convert back.
 
 Values of the whole batch (`beta`, `table_size`, `inserted`, ...) are not leaves. Inside traced functions, and in their
-results, they are None. A `MixedBatch` loses its `parts`.
+results, they are None. A `MixedBatch` loses its `parts`, and a batch of a table of steps its `position_keys`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import jax
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from replay_client._rows.positions import LostPositions
 from replay_client.batch import Batch, MixedBatch, Rows
 
 _HALF: Final = np.dtype("<u4")
@@ -71,6 +72,8 @@ class _Kind:
     """Dtypes of the attributes with 64-bit integers, which are split into halves."""
     facts: tuple[str, ...] = ()
     """Attributes with one value per batch."""
+    positions: str = ""
+    """The attribute that describes the rows of windows, if there is one. It is lost, because it is not a leaf."""
 
 
 _KINDS: Final = (
@@ -79,12 +82,14 @@ _KINDS: Final = (
         plain=("probabilities", "weights"),
         wide={"row_keys": "<i8"},
         facts=("beta", "table_size", "drawable", "total_mass", "smallest_probability", "inserted", "row_info"),
+        positions="_positions",
     ),
     _Kind(
         MixedBatch,
         plain=("probabilities", "weights", "tables"),
         wide={"row_keys": "<i8"},
         facts=("beta", "table_size", "drawable", "total_mass", "smallest_probability", "inserted", "row_info"),
+        positions="_positions",
     ),
     _Kind(
         Rows,
@@ -101,9 +106,10 @@ class _Structure:
     of the whole batch.
     """
 
-    def __init__(self, names: tuple[str, ...], facts: Mapping[str, Any]) -> None:
+    def __init__(self, names: tuple[str, ...], facts: Mapping[str, Any], *, has_positions: bool) -> None:
         self.names = names
         self.facts = facts
+        self.has_positions = has_positions
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Structure) and self.names == other.names
@@ -115,7 +121,9 @@ class _Structure:
 def _taken_apart(kind: _Kind, rows: Any) -> tuple[list[Any], _Structure]:
     leaves = [*rows.values(), *(getattr(rows, name) for name in kind.plain)]
     leaves += [_halves(getattr(rows, name)) for name in kind.wide]
-    return leaves, _Structure(tuple(rows), {name: getattr(rows, name) for name in kind.facts})
+    facts = {name: getattr(rows, name) for name in kind.facts}
+    has_positions = bool(kind.positions) and getattr(rows, kind.positions) is not None
+    return leaves, _Structure(tuple(rows), facts, has_positions=has_positions)
 
 
 def _put_together(kind: _Kind, structure: _Structure, given: Iterable[Any]) -> Any:
@@ -127,6 +135,7 @@ def _put_together(kind: _Kind, structure: _Structure, given: Iterable[Any]) -> A
         **{name: next(rest) for name in kind.plain},
         **{name: _whole(next(rest), np.dtype(dtype)) for name, dtype in kind.wide.items()},
         **(dict.fromkeys(kind.facts) if is_traced else structure.facts),
+        **({kind.positions: LostPositions()} if structure.has_positions else {}),
     )
 
 

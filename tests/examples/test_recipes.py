@@ -6,12 +6,13 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 from replay_client import ReplayClient
 
-from examples.recipes import evaluation, her, impala, muzero, qmix, rlpd
+from examples.recipes import evaluation, her, impala, jax_dqn, muzero, qmix, rlpd
 from tests.support.deadlines import wait_until
 from tests.support.server_process import ServerProcess
 
@@ -117,6 +118,28 @@ def test_a_search_looks_at_all_sequences_of_actions() -> None:
             assert float(value) == pytest.approx(due_value, abs=1e-4)
 
 
+def test_scans_fill_a_table_and_learn_from_it(address: str) -> None:
+    assert jax_dqn.main(address, steps=8_192) > 8.0
+    with ReplayClient(address) as client:
+        stats = client.table("jax-dqn").stats()
+    assert stats.inserted == 8_192
+    assert stats.updated > 0
+
+
+def test_the_cartpole_of_jax_is_that_of_gymnasium() -> None:
+    env = gymnasium.make("CartPole-v1").unwrapped
+    obs, _ = env.reset(seed=0)
+    for step in range(200):
+        action = step % 3 // 2
+        found, is_out = jax_dqn.step_env(np.asarray(obs), np.asarray(action))
+        obs, _, terminated, _, _ = env.step(action)
+        np.testing.assert_allclose(found, obs, rtol=1e-4, atol=1e-5)
+        assert bool(is_out) == terminated
+        if terminated:
+            return
+    raise AssertionError("the pole did not fall")
+
+
 def test_v_trace_is_what_the_paper_says() -> None:
     """Equation 1 of Espeholt et al. (2018), summed as it is written; episodes may end within an unroll."""
     rng = torch.Generator().manual_seed(0)
@@ -148,8 +171,9 @@ def test_recipes_reach_their_figures(address: str) -> None:
     assert evaluation.main(address, evaluators=2) >= 475.0
     assert impala.main(address) >= 400.0
     assert muzero.main(address) >= 350.0
+    assert jax_dqn.main(address) >= 450.0
 
 
-@pytest.mark.parametrize("recipe", [evaluation, her, impala, muzero, qmix, rlpd])
+@pytest.mark.parametrize("recipe", [evaluation, her, impala, jax_dqn, muzero, qmix, rlpd])
 def test_a_recipe_has_at_most_120_lines(recipe: object) -> None:
     assert len(Path(recipe.__file__).read_text("utf-8").splitlines()) <= 120  # type: ignore[attr-defined]

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from replay_proto.steps import Item, Sequences
 from replay_proto.v1 import replay_pb2
 
+from replay_client.errors import InvalidArgumentError
+
 NO_ROW: Final = -1
 """Stands for the key of a position without a row: before or after the episode."""
 
@@ -71,6 +73,18 @@ class PartOfPositions:
     def learned(self) -> NDArray[np.bool_]:
         """See `Positions`."""
         return self.whole.learned()[self.rows]
+
+
+class LostPositions:
+    """Stands for positions that no longer belong to the rows of a batch, because these may be in another order."""
+
+    def keys(self) -> NDArray[np.int64]:
+        """Raise `InvalidArgumentError`."""
+        raise InvalidArgumentError.of_field("batch", "the batch as it was drawn", "one that JAX has put together")
+
+    def learned(self) -> NDArray[np.bool_]:
+        """Raise `InvalidArgumentError`."""
+        raise InvalidArgumentError.of_field("batch", "the batch as it was drawn", "one that JAX has put together")
 
 
 def part_of(positions: Positions | None, rows: slice | int) -> Positions | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from replay_client import Column, Discount, Mask, Sequences, Table
+from replay_client import Column, Discount, InvalidArgumentError, Mask, Sequences, Table
 
 jax = pytest.importorskip("jax")
 pytest.importorskip("replay_client.jax")
@@ -45,3 +45,14 @@ def test_rows_keep_their_steps(table: Table) -> None:
     np.testing.assert_array_equal(np.asarray(made.steps), np.arange(10))
     assert made.ends.tolist() == [0] * 9 + [2]
     assert np.asarray(made.streams).tolist() == rows.streams.tolist()
+
+
+def test_positions_that_jax_may_have_moved_are_refused(table: Table) -> None:
+    batch = table.sample(8)
+    made = jax.tree.map(lambda leaf: leaf[::-1], batch)
+    with pytest.raises(InvalidArgumentError, match="expected the batch as it was drawn"):
+        made.position_keys  # noqa: B018
+    with pytest.raises(InvalidArgumentError, match="expected the batch as it was drawn"):
+        table.update_priorities(made, np.ones((8, 4)))
+    table.update_priorities(batch, np.asarray(jnp.ones((8, 4))))
+    table.update_priorities(batch, jnp.ones((8, 4)))
