@@ -12,7 +12,7 @@ import pytest
 import torch
 from replay_client import ReplayClient
 
-from examples.recipes import evaluation, her, impala, jax_dqn, muzero, qmix, rlpd
+from examples.recipes import dreamer, evaluation, her, impala, jax_dqn, muzero, qmix, rlpd
 from tests.support.deadlines import wait_until
 from tests.support.server_process import ServerProcess
 
@@ -118,6 +118,34 @@ def test_a_search_looks_at_all_sequences_of_actions() -> None:
             assert float(value) == pytest.approx(due_value, abs=1e-4)
 
 
+def test_a_world_model_learns_from_a_stream_that_never_ends(address: str) -> None:
+    assert dreamer.main(address, steps=1_100) > 8.0
+    with ReplayClient(address) as client:
+        (rows,) = client.table("dreamer").rows(chunk=10_000)
+    assert rows.ends is not None
+    assert not rows.ends.any()
+    assert len(set(zip(rows.streams.tolist(), rows.episodes.tolist(), strict=True))) == dreamer.ENVS
+    for stream in set(rows.streams.tolist()):
+        mine = rows.streams == stream
+        assert rows["is_first"][mine][0]
+        before_first = np.roll(rows["is_first"][mine], -1)[:-1]
+        assert not rows["cont"][mine][:-1][before_first].any()  # random play always falls
+        assert rows["cont"][mine][:-1][~before_first].all()
+        assert not rows["reward"][mine][rows["is_first"][mine]].any()
+
+
+def test_a_latent_forgets_what_was_before_the_first_observation() -> None:
+    model, obs = dreamer.Dreamer(), torch.randn(2, 4)
+    pasts = [
+        (torch.randn(2, dreamer.LATENT), torch.tensor([0, 1])),
+        (torch.randn(2, dreamer.LATENT), torch.tensor([1, 0])),
+    ]
+    first = torch.tensor([True, False])
+    (one, _), (other, _) = (model.observe(latent, action, obs, first) for latent, action in pasts)
+    assert torch.equal(one[0], other[0])
+    assert not torch.allclose(one[1], other[1])
+
+
 def test_scans_fill_a_table_and_learn_from_it(address: str) -> None:
     assert jax_dqn.main(address, steps=8_192) > 8.0
     with ReplayClient(address) as client:
@@ -172,8 +200,9 @@ def test_recipes_reach_their_figures(address: str) -> None:
     assert impala.main(address) >= 400.0
     assert muzero.main(address) >= 350.0
     assert jax_dqn.main(address) >= 450.0
+    assert dreamer.main(address) >= 200.0
 
 
-@pytest.mark.parametrize("recipe", [evaluation, her, impala, jax_dqn, muzero, qmix, rlpd])
+@pytest.mark.parametrize("recipe", [dreamer, evaluation, her, impala, jax_dqn, muzero, qmix, rlpd])
 def test_a_recipe_has_at_most_120_lines(recipe: object) -> None:
     assert len(Path(recipe.__file__).read_text("utf-8").splitlines()) <= 120  # type: ignore[attr-defined]

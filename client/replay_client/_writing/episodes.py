@@ -161,7 +161,8 @@ class Episodes:
             known_of = which[~np.isnan(priorities[which])]
             self._give(known_of.tolist(), priorities[known_of].tolist(), steps_ago)
         completing = which[streams.which_complete(which)]
-        known = self._known(completing.tolist(), priorities)
+        has_none = priorities is None and (self._priorities is None or not self._priorities.are_used)
+        known = [] if has_none else self._known(completing.tolist(), priorities)
         is_given = bool(known) and known[0] is not None
         if known and any((each is not None) is not is_given for each in known):
             # Windows with priorities and others do not fit into one block.
@@ -169,7 +170,7 @@ class Episodes:
             which = which[: which.tolist().index(completing[alike])]
             completing, known = completing[:alike], known[:alike]
         block = self._outbox.block
-        if block.room < len(which) or (known and not block.accepts(priorities=is_given)):
+        if block.room < len(which) or (len(completing) and not block.accepts(priorities=is_given)):
             if not self._outbox.hand_over():
                 return 0
             block = self._outbox.block
@@ -179,17 +180,16 @@ class Episodes:
             block.begin_run(stream, row, *streams.place(stream))
         block.add_priorities(completing.tolist(), [each for each in known if each is not None] if is_given else None)
         streams.steps[which] += 1
-        self._forget(which.tolist())
+        if not has_none:
+            self._forget(which.tolist())
         self._outbox.added(len(which))
         return len(which)
 
     def _known(self, completing: list[int], priorities: Array | None) -> list[float | None]:
         """Return the priorities of the windows that the next rows of these streams complete."""
-        if self._priorities is None and priorities is not None:
-            given = priorities[completing].tolist()
+        if self._priorities is None:
+            given = [] if priorities is None else priorities[completing].tolist()
             return [None if math.isnan(each) else each for each in given]
-        if self._priorities is None or not self._priorities.are_used:
-            return [None] * len(completing)
         anchors = [self.streams.next_steps[stream] - self.streams.forward for stream in completing]
         return list(map(self._priorities.of_window, completing, anchors))
 
@@ -214,7 +214,7 @@ class Episodes:
 
     def _forget(self, streams: list[int]) -> None:
         """Forget priorities of steps that belong to no incomplete window."""
-        if self._priorities is not None and self._priorities.are_used:
+        if self._priorities is not None:
             for stream in streams:
                 self._priorities.forget(stream, self.streams.next_steps[stream] - self.streams.forward)
 

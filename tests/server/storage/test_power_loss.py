@@ -263,7 +263,7 @@ class LifeOfUpdates(Life):
     [
         *((Life, "sum_tree", 1500, share) for share in (0.0, 0.5, 0.95, 0.999, 1)),
         *((Life, "rank", 4000, 0.5), (Life, "uniform", 100, 0.95)),
-        *((LifeOfUpdates, "sum_tree", 1500, share) for share in (0.0, 0.5, 0.95)),
+        *((LifeOfUpdates, "sum_tree", 1500, share) for share in (0.5, 0.95)),
         *((LifeOfSteps, "sum_tree", 1000, 0.5), (LifeOfSteps, "rank", 1000, 0.95), (LifeOfSteps, "uniform", 300, 1)),
     ],
 )
