@@ -12,7 +12,7 @@ import pytest
 import torch
 from replay_client import ReplayClient
 
-from examples.recipes import dreamer, evaluation, her, impala, jax_dqn, muzero, qmix, rlpd
+from examples.recipes import dreamer, evaluation, her, impala, jax_dqn, muzero, offline, qmix, rlpd, sac
 from tests.support.deadlines import wait_until
 from tests.support.server_process import ServerProcess
 
@@ -146,6 +146,17 @@ def test_a_latent_forgets_what_was_before_the_first_observation() -> None:
     assert not torch.allclose(one[1], other[1])
 
 
+def test_stored_episodes_are_a_dataset(address: str) -> None:
+    assert offline.main(address, episodes=5, updates=200, workers=1) > 50.0
+
+
+def test_an_actor_and_critics_share_a_draw(address: str) -> None:
+    assert -2_000.0 < sac.main(address, steps=1_040) < 0.0
+    with ReplayClient(address) as client:
+        stats = client.table("sac").stats()
+    assert (stats.stale, stats.updated > 0) == (0, True)
+
+
 def test_scans_fill_a_table_and_learn_from_it(address: str) -> None:
     assert jax_dqn.main(address, steps=8_192) > 8.0
     with ReplayClient(address) as client:
@@ -201,8 +212,10 @@ def test_recipes_reach_their_figures(address: str) -> None:
     assert muzero.main(address) >= 350.0
     assert jax_dqn.main(address) >= 450.0
     assert dreamer.main(address) >= 200.0
+    assert offline.main(address) >= 475.0
+    assert sac.main(address) >= -250.0
 
 
-@pytest.mark.parametrize("recipe", [dreamer, evaluation, her, impala, jax_dqn, muzero, qmix, rlpd])
+@pytest.mark.parametrize("recipe", [dreamer, evaluation, her, impala, jax_dqn, muzero, offline, qmix, rlpd, sac])
 def test_a_recipe_has_at_most_120_lines(recipe: object) -> None:
     assert len(Path(recipe.__file__).read_text("utf-8").splitlines()) <= 120  # type: ignore[attr-defined]

@@ -217,6 +217,39 @@ def test_steps_of_a_lost_server_are_inserted_elsewhere_in_their_order(
     assert len(set(batch["obs"].tolist())) > 25
 
 
+@pytest.mark.parametrize("are_all", [False, True])
+def test_priorities_of_steps_that_went_to_a_lost_server_are_left_out(
+    servers: list[ServerProcess], reach: Reach, are_all: bool
+) -> None:
+    client = reach(servers[:2])
+    table = make(client, columns=STEPS, steps=Transitions(2))
+    with table.writer(block_rows=3) as writer:
+        assert isinstance(writer, ShardedWriter)
+        writer.append(obs=0)
+        writer.flush()
+        (owner,) = [number for number, shard in shards_of(table).items() if shard.size()]
+        servers[owner].kill()
+        for obs in range(1, 60):
+            if are_all:
+                writer.append_all(obs=np.array([obs]), priorities=np.array([float(obs)]), steps_ago=1)
+            else:
+                writer.append(obs=obs, priority=float(obs), steps_ago=1)
+        wait_until(lambda: writer.shards_away == [owner], "the writer notices")
+        for obs in range(60, 64):
+            if are_all:
+                writer.append_all(obs=np.array([obs]), priorities=np.array([float(obs)]), steps_ago=1)
+            else:
+                writer.append(obs=obs, priority=float(obs), steps_ago=1)
+        writer.end_episode(obs=64, priorities=[64.0, 65.0])
+        client.shards.mark(owner, state="lost")
+        writer.flush(timeout_s=20)
+    (left,) = shards_of(client.table("t")).values()
+    rows_left = left.read(np.arange(left.describe().inserted))
+    known = dict(zip(rows_left["obs"].tolist(), rows_left.priorities.tolist(), strict=True))
+    assert (known[60], known[61]) == (61.0, 62.0)
+    assert (known[62], known[63]) == (64.0, 65.0)
+
+
 @pytest.mark.parametrize("streams", [1, 4])
 def test_an_actor_that_waits_for_a_killed_server_goes_on_elsewhere(
     servers: list[ServerProcess], reach: Reach, streams: int

@@ -175,6 +175,9 @@ class ShardedWriter(Writer):
 
     def _append_part(self, shard_id: int, part: VectorRows) -> NDArray[np.intp]:
         """Append the rows of streams whose shard is ``shard_id``; return the streams whose rows were not appended."""
+        if part.priorities is not None and part.steps_ago:
+            is_elsewhere = self._is_moved & (self._rows < part.steps_ago)  # as in `append_row`
+            part = replace(part, priorities=np.where(is_elsewhere, np.nan, part.priorities))
         with suppress(ServerUnavailableError):  # the server went away just now, with too many blocks in flight
             self._writers[shard_id]._append_checked(part)
         done, left = part.which[: part.appended], part.which[part.appended :]
