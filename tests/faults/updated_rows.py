@@ -17,6 +17,7 @@ from contextlib import suppress
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier, Event
 from pathlib import Path
+from queue import Empty
 from typing import Any, Final
 
 import numpy as np
@@ -74,6 +75,7 @@ class Life:
         context = multiprocessing.get_context("spawn")
         self._stop: Event = context.Event()
         self._told: Queue[tuple[str, int, str]] = context.Queue()
+        self._ended: list[tuple[str, int, str]] = []
         work: list[Callable[..., None]] = [*[_write] * WRITERS, *[_read] * READERS, _checkpoint]
         ready = context.Barrier(len(work) + 1)
         self._processes = [
@@ -84,6 +86,16 @@ class Life:
             process.start()
         ready.wait(_PATIENCE_S)
 
+    def go_on(self, seconds: float) -> None:
+        """Let the processes work.
+
+        Raises:
+            AssertionError: a process has found a fault.
+        """
+        with suppress(Empty):
+            self._ended.append(self._told.get(timeout=seconds))
+            raise AssertionError(self._ended[-1][2])
+
     def end(self) -> dict[str, int]:
         """Stop all processes, and return what each kind of them has done.
 
@@ -91,7 +103,8 @@ class Life:
             AssertionError: a process has found a fault.
         """
         self._stop.set()
-        told = [self._told.get(timeout=_PATIENCE_S) for _ in self._processes]
+        left = self._processes[len(self._ended) :]
+        told = [*self._ended, *(self._told.get(timeout=_PATIENCE_S) for _ in left)]
         for process in self._processes:
             process.join()
         faults = [fault for _, _, fault in told if fault]
@@ -174,11 +187,11 @@ def live(server: ServerProcess, rows: int, kills: int, seed: int, note: Callable
     life = Life(server, rows)
     try:
         for kill in range(kills):
-            time.sleep(rng.uniform(0.1, 1.0))
+            life.go_on(rng.uniform(0.1, 1.0))
             server.kill()
             server.restart()
             note(kill)
-        time.sleep(0.5)
+        life.go_on(0.5)
     finally:
         done = life.end()
     return done
