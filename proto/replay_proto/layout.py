@@ -15,9 +15,12 @@ VERSIONS_FILE: Final = "versions.bin"
 VERSION_BYTES: Final = 8
 
 
-def column_file(index: int) -> str:
-    """File name of the column at this position in the schema; column names are only in the manifest."""
-    return f"column-{index:03d}.bin"
+def column_file(index: int, *, is_mutable: bool = False) -> str:
+    """File name of the column at this position in the schema; column names are only in the manifest.
+
+    A mutable column has another name, so that a client that does not know of versions does not find it.
+    """
+    return f"{'mutable' if is_mutable else 'column'}-{index:03d}.bin"
 
 
 MOST_ROWS_AT_ONCE: Final = 1 << 13

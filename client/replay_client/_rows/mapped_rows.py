@@ -59,7 +59,8 @@ class MappedRows:
         self._columns: dict[str, RowSource] = {}
         for index, (name, column) in enumerate(table.schema.items()):
             places = table.slots * (2 if column.mutable else 1)
-            data = _mapped(folder / column_file(index), places * column.row_bytes)
+            path = folder / column_file(index, is_mutable=column.mutable)
+            data = _mapped(path, places * column.row_bytes)
             values = in_long_rows(data.view(column.dtype).reshape(places, *column.shape))
             if column.mutable and self._versions is not None:
                 self._columns[name] = CurrentValues(values, self._versions)

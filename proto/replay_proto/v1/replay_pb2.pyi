@@ -991,9 +991,9 @@ class SameHost(google.protobuf.message.Message):
     id and `overtaken` set, and the reply has the rows. This relies on the memory order of x86-64 and is used only there.
 
     A table with mutable columns has a version of each slot, int64[slots] in `versions.bin`, which counts how often its
-    row was updated. The files of mutable columns have two places for each slot: the current values of slot s are in place
-    2 * s + version % 2, and an update writes to the other place before it increments the version. A copy of such a row
-    is intact if its version is also the same before and after.
+    row was updated. The files of mutable columns, `mutable-NNN.bin`, have two places for each slot: the current values of
+    slot s are in place 2 * s + version % 2, and an update writes to the other place before it increments the version. A
+    copy of such a row is intact if its version is also the same before and after.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor

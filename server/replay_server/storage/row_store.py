@@ -37,7 +37,7 @@ class RowStore:
         self._versions = Versions(folder, slots, create=create) if schema.mutable else None
         self._rings: dict[str, AnyRing] = {}
         for index, (name, column) in enumerate({**schema.columns, LINK_COLUMN: link}.items()):
-            path = folder / column_file(index)
+            path = folder / column_file(index, is_mutable=column.mutable)
             if column.mutable and self._versions is not None:
                 self._rings[name] = MutableRing(path, column, self._versions, slots, create=create)
             else:

@@ -6,6 +6,7 @@
         manifest.json               format version, uid, config
         header.bin                  write_horizon and the table's state
         column-000.bin ...          the columns in the schema's order, then the links (stream, episode, step)
+        mutable-002.bin ...         instead, for mutable columns: two places for each slot
         versions.bin                int64[slots]: the version of each slot; only with mutable columns
         priorities.bin              float64[slots]
         writers.bin                 recent inserts of every writer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ from replay_client import (
     TableReplacedError,
     Transitions,
 )
+from replay_client._rows.mapped_rows import MappedRows
+from replay_proto.schema import Schema
 
 ALL_DATA_PATHS = True
 
@@ -270,3 +273,12 @@ def test_an_update_of_many_rows_is_split(new_table: NewTable) -> None:
     assert (result.updated, result.stale) == (200, 0)
     batch: Batch = table.sample(100)
     assert (batch["image"] == batch.row_keys[:, None]).all()
+
+
+def test_a_client_that_does_not_know_of_versions_finds_no_files(new_table: NewTable) -> None:
+    """It would copy values from the wrong places; without the files, it asks for rows in replies."""
+    described = filled(new_table).describe()
+    MappedRows(described)
+    plain = Schema({name: Column(column.dtype, column.shape) for name, column in described.schema.items()})
+    with pytest.raises(FileNotFoundError):
+        MappedRows(replace(described, schema=plain))
