@@ -58,7 +58,7 @@ class RowStore:
         self.checksums = RowChecksums(folder, values, create=create)
         if self._versions is not None:
             rings = [ring for ring in self._rings.values() if isinstance(ring, MutableRing)]
-            self.place_checksums = PlaceChecksums(folder, rings, self._versions, self.slots, create=create)
+            self.place_checksums = PlaceChecksums(folder, rings, self._versions, self.checksums, create=create)
         self._reserved_rows = 0
 
     @property
@@ -129,7 +129,9 @@ class RowStore:
         """Return which rows are whole after a power loss, bool[count], and make their intact values current."""
         assert self.checksums is not None
         is_whole = self.checksums.whole(first_key, count)
-        return is_whole if self.place_checksums is None else is_whole & self.place_checksums.settle(first_key, count)
+        if self.place_checksums is not None:
+            is_whole[is_whole] = self.place_checksums.settle(first_key + np.flatnonzero(is_whole))
+        return is_whole
 
     def gather(self, keys: NDArray[np.int64], out: Mapping[str, Array]) -> None:
         """Copy the rows with these keys, int64[n], into ``out``, which has an array ``dtype[n, *shape]`` per column."""

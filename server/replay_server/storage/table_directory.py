@@ -277,6 +277,8 @@ class TableDirectory:
                     file.sync()
             for file in self._other_files:
                 file.sync()
+            if self.rows.place_checksums is not None and self._rows_synced_to != rows_stored:
+                self.rows.place_checksums.forget_older(period)
             self._sync_points.store(point)
         except BaseException:
             self._rows_synced_to = None

@@ -40,11 +40,6 @@ def begin(words: NDArray[np.uint64], first: int, first_key: int, count: int) -> 
     return sums
 
 
-def sums_of(words: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Return new checksums, uint64[n], which cover one word each. words: int64[n]."""
-    return with_words(np.full(len(words), _GOLDEN), words)
-
-
 def with_words(sums: NDArray[np.uint64], words: NDArray[np.int64]) -> NDArray[np.uint64]:
     """Return checksums, uint64[n], which also cover one more word each. words: int64[n]."""
     added = (sums ^ words.view(np.uint64)) * _PRIME

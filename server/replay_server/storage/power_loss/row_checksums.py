@@ -97,7 +97,7 @@ class RowChecksums:
             create: whether to create the file.
         """
         compile_checksums()
-        slots = len(columns[0])
+        slots = self.slots = len(columns[0])
         self.file = MappedFile(folder / CHECKSUMS_FILE, slots * CHECKSUM_BYTES, create=create)
         self._words: NDArray[np.uint64] = self.file.view(np.dtype("<u8"), (slots, 2))  # type: ignore[assignment]
         self._columns = [as_words(column) for column in columns]
@@ -114,6 +114,10 @@ class RowChecksums:
         """Return bool[count]: whether each row's checksum matches its key and content."""
         stored: NDArray[np.uint64] = np.take(self._words[:, 1], np.arange(first_key, first_key + count), mode="wrap")
         return np.equal(stored, self._checksums(first_key, count))
+
+    def of(self, keys: NDArray[np.int64]) -> NDArray[np.uint64]:
+        """Return the stored checksums of these rows, uint64[n]."""
+        return np.take(self._words[:, 1], keys % self.slots)
 
     def origins(self, first_key: int, count: int) -> NDArray[np.uint64]:
         """Return uint64[count]: the origin words of the rows, see `inserts_in`."""
