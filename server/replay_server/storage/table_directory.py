@@ -278,7 +278,7 @@ class TableDirectory:
             for file in self._other_files:
                 file.sync()
             if self.rows.place_checksums is not None and self._rows_synced_to != rows_stored:
-                self.rows.place_checksums.forget_older(period)
+                self.rows.place_checksums.forget_older(period, point.state.inserted)
             self._sync_points.store(point)
         except BaseException:
             self._rows_synced_to = None

@@ -18,7 +18,7 @@ from replay_proto.steps import Next, Stack, Steps, Transitions
 from replay_server.backends.index import DEAD_PRIORITY
 from replay_server.errors import RequestError, StoppedError
 from replay_server.storage.power_loss.row_checksums import RowChecksums
-from replay_server.storage.rings import Ring
+from replay_server.storage.rings import MutableRing, Ring
 from replay_server.storage.runs import GOES_ON, TERMINATED, Runs, ends_of, steps_of
 from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import DamagedTableError, TableDirectory
@@ -279,6 +279,26 @@ def test_what_comes_back_is_whole_and_has_happened(
         life.use(life.random.randrange(max(1, most // 4)))
         life.lose_power(newest_share)
     assert life.next_value > capacity
+
+
+@pytest.mark.parametrize("is_opened_again", [False, True])
+def test_a_sync_invalidates_the_values_before_an_update(tmp_path: Path, is_opened_again: bool) -> None:
+    """Also if the server that made the update was killed; a later row may overwrite the newer values."""
+    life = LifeOfUpdates(tmp_path, seed=1)
+    life.insert()
+    life.sync()
+    numbers = np.arange(life.table.inserted) + 1000
+    life.table.update_rows(np.arange(life.table.inserted), life.mutable_values(numbers))
+    if is_opened_again:
+        life.table.close()
+        life.table = Table(TableDirectory.open(tmp_path / "table"))
+    life.sync()
+    places = life.table.directory.rows.rings()[3]
+    assert isinstance(places, MutableRing)
+    places.places[1 : 2 * len(numbers) : 2] = 0  # version 1 of each row
+    life.table.close()
+    life.table = Table(TableDirectory.open(tmp_path / "table", may_be_torn=True))
+    assert life.table.size == 0
 
 
 @pytest.fixture

@@ -87,12 +87,16 @@ class PlaceChecksums:
         places = self._places(keys, versions)
         self._words[places] = with_words(self._sums(keys, places), versions)
 
-    def forget_older(self, period: int) -> None:
+    def forget_older(self, period: int, inserted: int) -> None:
         """Invalidate the values before the updates of a period, whose values are on disk now, and sync that.
 
         Otherwise, a row whose newest values are overwritten by those of a later row would get its older ones.
+
+        Args:
+            period: as `Periods.begin_sync` returned it.
+            inserted: number of rows ever inserted; the space of slots without rows is not reserved.
         """
-        slots = self.periods.updated_in(period, self.file.reserved // PLACE_CHECKSUM_BYTES)
+        slots = self.periods.updated_in(period, min(inserted, self._slots))
         self._words[self._versions.current(slots) ^ 1] = 0
         self.file.sync()
 
