@@ -1,4 +1,4 @@
-"""Compares learner steps of this checkout with those of another, such as an earlier version.
+"""Compares learner steps, inserts and starts of this checkout with those of another, such as an earlier version.
 
     git worktree add --detach ../before v0.1.0
     python -m benchmarks.paired ../before cartpole
@@ -120,9 +120,9 @@ def measure(before: Path, workload: str, restarts: int = RESTARTS) -> Section:
         for number in track(range(restarts), description=f"{workload}, starts")
     ]
     return Section(
-        title=f"Learner step of this checkout over {before.name}, {workload}, {_CAPACITIES[workload]} rows",
+        title=f"This checkout over {before.name}, {workload}, {_CAPACITIES[workload]} rows",
         command=f"python -m benchmarks.paired {before} {workload} --restarts {restarts}",
-        header=["contestant", "us per step", f"us, {before.name}", "ratio"],
+        header=["contestant", "us per step, insert, row or start", f"us, {before.name}", "ratio"],
         rows=[[name, *compared([start[name] for start in starts])] for name in starts[0]],
         notes=["Medians; the ratio is the geometric mean over all starts, with its standard error."],
     )

@@ -17,7 +17,9 @@ def test_a_checkout_is_measured_in_every_way_of_stepping(monkeypatch: pytest.Mon
     monkeypatch.setattr(paired, "WINDOW_S", 0.02)
     medians = paired.one_start([HERE], [0], "cartpole")
     prefetches = [f"sampler, prefetch {prefetch}" for prefetch in (1, 3, 16)]
-    assert list(medians) == [*prefetches, "single calls", "sampler, prefetch 3, over gRPC"]
+    inserts = ["insert of 256 rows", "insert of 256 rows, over gRPC", "writer, row by row"]
+    steps = [*prefetches, "single calls", "sampler, prefetch 3, over gRPC"]
+    assert list(medians) == [*steps, *inserts, "start of a server with the table"]
     assert all(len(times) == 1 and times[0] > 0 for times in medians.values())
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from replay_client import ReplayClient
 
-from examples.recipes import dreamer, evaluation, her, impala, jax_dqn, muzero, offline, qmix, rlpd, sac
+from examples.recipes import dreamer, evaluation, her, impala, jax_dqn, muzero, offline, ppo, qmix, rlpd, sac
 from tests.support.deadlines import wait_until
 from tests.support.server_process import ServerProcess
 
@@ -50,6 +50,28 @@ def test_the_goals_in_hindsight_are_reached_later_in_the_episode(address: str) -
     assert torch.equal(reward == 0.0, is_reached)
     assert torch.equal(discount == 0.0, is_reached)
     assert is_reached.float().mean() > 0.1
+
+
+def test_a_policy_that_is_optimized_in_lockstep_runs(address: str) -> None:
+    assert ppo.main(address, updates=20, solved=0.0) > 9.0
+
+
+def test_generalized_advantages_are_sums_of_later_errors() -> None:
+    """Equation 16 of Schulman et al. (2016): a sum of (gamma * lambda) ** l * delta, up to the end of the episode."""
+    random = torch.Generator().manual_seed(0)
+    values, rewards = torch.randn(3, 9, generator=random), torch.randn(3, 8, generator=random)
+    goes_on = (torch.rand(3, 8, generator=random) > 0.3).float()
+    advantages = ppo.advantages_of(values, rewards, goes_on)
+    for row in range(3):
+        for first in range(8):
+            expected, factor = 0.0, 1.0
+            for step in range(first, 8):
+                following = float(values[row, step + 1]) if goes_on[row, step] else 0.0
+                expected += factor * (float(rewards[row, step]) + ppo.GAMMA * following - float(values[row, step]))
+                factor *= ppo.GAMMA * ppo.LAMBDA
+                if not goes_on[row, step]:
+                    break
+            assert float(advantages[row, first]) == pytest.approx(expected, abs=1e-5)
 
 
 def test_agents_that_mix_their_values_run(address: str) -> None:
@@ -209,6 +231,7 @@ def test_recipes_reach_their_figures(address: str) -> None:
     assert rlpd.main(address) >= -200.0
     assert evaluation.main(address, evaluators=2) >= 475.0
     assert impala.main(address) >= 400.0
+    assert ppo.main(address) >= 450.0
     assert muzero.main(address) >= 350.0
     assert jax_dqn.main(address) >= 450.0
     assert dreamer.main(address) >= 200.0
@@ -216,6 +239,6 @@ def test_recipes_reach_their_figures(address: str) -> None:
     assert sac.main(address) >= -250.0
 
 
-@pytest.mark.parametrize("recipe", [dreamer, evaluation, her, impala, jax_dqn, muzero, offline, qmix, rlpd, sac])
+@pytest.mark.parametrize("recipe", [dreamer, evaluation, her, impala, jax_dqn, muzero, offline, ppo, qmix, rlpd, sac])
 def test_a_recipe_has_at_most_120_lines(recipe: object) -> None:
     assert len(Path(recipe.__file__).read_text("utf-8").splitlines()) <= 120  # type: ignore[attr-defined]
