@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from replay_proto.v1 import replay_pb2
 
 from replay_client._rows.columns import Columns, MixedRows, T_co
-from replay_client._rows.positions import Positions, part_of
+from replay_client._rows.positions import NO_ROW, Positions, offsets_of, part_of
 from replay_client.errors import InvalidArgumentError
 
 
@@ -39,7 +39,8 @@ class Drawn(Columns[T_co]):
     tensors, because updates are sent from the CPU."""
     columns: Mapping[str, T_co]
     """Arrays by column name, in the order of the schema: ``dtype[batch, *shape]``. A table of steps has sampled and
-    derived columns; for sequences, they are ``dtype[batch, burn_in + length, *shape]``."""
+    derived columns; for sequences, they are ``dtype[batch, burn_in + length, *shape]`` or, without padding,
+    ``dtype[total, *shape]``; see `offsets`."""
     probabilities: T_co
     """float64[batch]: the mass of each row, divided by the total mass."""
     weights: T_co
@@ -66,14 +67,32 @@ class Drawn(Columns[T_co]):
 
         - in a plain table, int64[batch]: `row_keys`
         - of transitions, int64[batch, n_step + 1]: the steps from the anchor to the one of the next observation
-        - of sequences, int64[batch, burn_in + length]: all positions. A stack has the key of its newest row.
+        - of sequences, int64[batch, burn_in + length]: all positions. A stack has the key of its newest row. Without
+          padding, int64[total].
 
         Raises:
             InvalidArgumentError: the batch has rows of several tables; use its parts then.
         """
         if isinstance(self, MixedRows):
             raise InvalidArgumentError.of_field("position_keys", "a batch of one table", type(self).__name__)
-        return self.row_keys if self._positions is None else self._positions.keys()
+        if self._positions is None:
+            return self.row_keys
+        keys = self._positions.keys()
+        return keys[keys != NO_ROW] if self._positions.is_ragged else keys
+
+    @property
+    def offsets(self) -> NDArray[np.int64]:
+        """Where each sequence without padding begins: int64[batch + 1], a NumPy array.
+
+        Sequence i has the positions ``column[offsets[i] : offsets[i + 1]]`` of each column with a value per step. They
+        are its steps, and the final observation if the episode ends there.
+
+        Raises:
+            InvalidArgumentError: the batch has no ``Sequences(..., padded=False)``.
+        """
+        if self._positions is None or not self._positions.is_ragged:
+            raise InvalidArgumentError.of_field("offsets", "a batch of Sequences(..., padded=False)", repr(self))
+        return offsets_of(self._positions)
 
     def split(self, count: int) -> list[Self]:
         """Split the batch into smaller ones of equal size, for several gradient steps with rows of one draw.
@@ -98,11 +117,17 @@ class Drawn(Columns[T_co]):
         return [self._part(slice(first, first + rows)) for first in range(0, self.batch_size, rows)]
 
     def _part(self, rows: slice) -> Self:
-        info = self.row_info
+        info, positions = self.row_info, rows
+        if self._positions is not None and self._positions.is_ragged:
+            offsets = self.offsets
+            positions = slice(int(offsets[rows.start]), int(offsets[rows.stop]))
         return replace(
             self,
             row_keys=self.row_keys[rows],
-            columns={name: column[rows] for name, column in self.columns.items()},  # type: ignore[index]
+            columns={
+                name: column[rows if len(column) == self.batch_size else positions]  # type: ignore[arg-type,index]
+                for name, column in self.columns.items()
+            },
             probabilities=self.probabilities[rows],  # type: ignore[index]
             weights=self.weights[rows],  # type: ignore[index]
             row_info=None if info is None else RowInfo(info.times_sampled[rows], info.ages_s[rows]),

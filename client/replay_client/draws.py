@@ -16,9 +16,9 @@ V = TypeVar("V")
 
 WeightNorm = Literal["batch", "table"]
 """Divide importance-sampling weights by the largest weight in the batch, or in the whole table."""
-DrawMode = Literal["stratified", "independent", "without_replacement"]
-"""One draw from each of `batch_size` equal segments of the mass (Schaul et al. 2016, 3.3), independent draws, or
-different rows: each draw from the mass of the rows that are not in the batch yet."""
+DrawMode = Literal["stratified", "independent", "without_replacement", "newest_first"]
+"""One draw from each of `batch_size` equal segments of the mass (Schaul et al. 2016, 3.3); independent draws;
+different rows, each from the mass of the rows that are not in the batch yet; or new rows before the first ones."""
 
 DEFAULT_BETA: Final = 0.4
 """Initial exponent of the weights for proportional priorities (Schaul et al. 2016, section 4)."""
@@ -48,6 +48,7 @@ _DRAW_MODES: Final[Mapping[str, replay_pb2.DrawMode.ValueType]] = {
     "stratified": replay_pb2.DRAW_MODE_STRATIFIED,
     "independent": replay_pb2.DRAW_MODE_INDEPENDENT,
     "without_replacement": replay_pb2.DRAW_MODE_WITHOUT_REPLACEMENT,
+    "newest_first": replay_pb2.DRAW_MODE_NEWEST_FIRST,
 }
 
 _LARGEST: Final = 2**63 - 1

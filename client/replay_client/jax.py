@@ -2,9 +2,12 @@
 
     import replay_client.jax
 
-    batch = jax.tree.map(jnp.asarray, next(sampler))      # a Batch of JAX arrays
+    batch = to_jax(next(sampler), device)                 # a Batch of JAX arrays
     td_errors = step(params, batch)                       # jitted functions accept batches, and are compiled once
     sampler.update_priorities(batch, abs(td_errors))
+
+`to_jax` does not wait for the copy, so it overlaps with what the device computes. The keys of its batches are NumPy
+arrays. Any other function of JAX that makes batches, such as `jax.tree.map`, treats the keys like the other leaves.
 
 The leaves are the arrays with one value per row: columns, keys, probabilities and weights. So an operation on all
 leaves (a slice, a permutation, stacking batches) also applies to the keys. Keys have 64 bits, but JAX truncates
@@ -18,7 +21,7 @@ results, they are None. A `MixedBatch` loses its `parts`, and a batch of a table
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -116,6 +119,25 @@ class _Structure:
 
     def __hash__(self) -> int:
         return hash(self.names)
+
+
+def to_jax(batch: Batch, device: jax.Device | jax.sharding.Sharding | None = None) -> Batch:
+    """Copy a batch to a device.
+
+    Args:
+        batch: a batch of arrays.
+        device: the device, or a sharding of the rows over several devices; None: JAX's default.
+
+    Returns:
+        The batch with JAX arrays as columns, probabilities and weights. JAX converts 64-bit values to 32 bits unless
+        ``jax_enable_x64`` is set. Keys stay as they are.
+    """
+    moved: dict[str, Any] = jax.device_put(
+        {"columns": dict(batch.columns), "probabilities": batch.probabilities, "weights": batch.weights}, device
+    )
+    if isinstance(batch, MixedBatch):
+        return replace(batch, **moved, parts={name: to_jax(part, device) for name, part in batch.parts.items()})
+    return replace(batch, **moved)
 
 
 def _taken_apart(kind: _Kind, rows: Any) -> tuple[list[Any], _Structure]:

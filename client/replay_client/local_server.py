@@ -37,6 +37,7 @@ NEEDED: Final = (
     "cyclopts",
     "grpc_health",
     "grpc_reflection",
+    "ml_dtypes",
     "numba",
     "prometheus_client",
     "psutil",

@@ -6,6 +6,7 @@ says which rows have a `goal`. Rows without a value have zeros.
 
 from __future__ import annotations
 
+import importlib
 import math
 import operator
 import re
@@ -32,8 +33,9 @@ DTYPES: Mapping[str, replay_pb2.DataType.ValueType] = {
     "float16": replay_pb2.DATA_TYPE_FLOAT16,
     "float32": replay_pb2.DATA_TYPE_FLOAT32,
     "float64": replay_pb2.DATA_TYPE_FLOAT64,
+    "bfloat16": replay_pb2.DATA_TYPE_BFLOAT16,
 }
-"""The dtypes a column can have, by NumPy name."""
+"""The dtypes a column can have, by NumPy name. NumPy knows bfloat16 only if the package ml_dtypes is imported."""
 
 SEPARATOR = "/"
 """Joins the parts of a nested observation in the name of a column: ``obs/camera``."""
@@ -54,7 +56,7 @@ class Column:
     """One named field of every row: a dtype and a shape."""
 
     dtype: np.dtype[np.generic]
-    """bool, int8 to int64, uint8 to uint64 or float16 to float64; little-endian."""
+    """bool, int8 to int64, uint8 to uint64, float16 to float64, or bfloat16; little-endian."""
     shape: tuple[int, ...] = ()
     """Sizes of its dimensions, each at least 1; ``()`` for a scalar."""
     sampled: bool = True
@@ -81,6 +83,7 @@ class Column:
         Args:
             dtype: one of `DTYPES`, in any form that NumPy accepts: ``"float32"``, ``np.float32``, ``float``
                 (float64); or torch's: ``torch.float32``. Byte order does not matter: rows are sent little-endian.
+                ``"bfloat16"`` needs the package ml_dtypes, whose arrays NumPy handles like its own.
             shape: sizes of the dimensions of one row's value; ``4`` is short for ``(4,)``.
             sampled: whether batches contain the column. It can be False only in a table of steps, where other columns
                 may be derived from it.
@@ -280,6 +283,13 @@ def _outer_names(name: str) -> Iterator[str]:
 def _checked_dtype(given: Any) -> np.dtype[np.generic]:
     is_torch = type(given).__module__ == "torch"  # which is not imported here
     understood = str(given).removeprefix("torch.") if is_torch else given
+    if isinstance(understood, str) and understood == "bfloat16":
+        try:
+            bfloat16: np.dtype[np.generic] = np.dtype(importlib.import_module("ml_dtypes").bfloat16)
+        except ImportError:
+            expected = "another one, or the package ml_dtypes: pip install 'replay-service[bfloat16]'"
+            raise FieldError("dtype", expected, repr(given)) from None
+        return bfloat16
     try:
         name = "none" if given is None else np.dtype(understood).name  # NumPy would interpret None as float64
     except (TypeError, ValueError, SyntaxError):  # NumPy raises any of these

@@ -105,6 +105,9 @@ class Sequences:
     an episode are zero. So are those after its end, except that the first one contains the final observation.
     ``Sequences(length=L, period=L)`` draws whole episodes of up to L - 1 steps with their final observation, and slices
     of longer ones.
+
+    With ``padded=False``, positions without a row are left out: columns have the shape ``[total, *shape]``, and
+    `Batch.offsets` says where each sequence begins.
     """
 
     length: int
@@ -118,6 +121,8 @@ class Sequences:
     eta: float = 0.9
     """How priorities of steps become that of a sequence: ``eta * max + (1 - eta) * mean`` over its steps from the
     anchor on (Kapturowski et al. 2019, section 2.3). 1 is the largest, 0 the mean."""
+    padded: bool = True
+    """Whether all sequences of a batch have the same number of positions. False: only on one server."""
 
     def __post_init__(self) -> None:
         """Check the numbers.
@@ -128,6 +133,8 @@ class Sequences:
         _check_numbers(self)
         if not _is_fraction(self.eta):
             raise FieldError("steps.eta", "a number from 0 to 1", repr(self.eta))
+        if not _is_flag(self.padded):
+            raise FieldError("steps.padded", "True or False", repr(self.padded))
 
 
 Item: TypeAlias = Transitions | Sequences
@@ -196,6 +203,11 @@ class Steps:
         """Whether the table draws sequences."""
         return isinstance(self.item, Sequences)
 
+    @property
+    def is_ragged(self) -> bool:
+        """Whether the table draws sequences without padding."""
+        return isinstance(self.item, Sequences) and not self.item.padded
+
     @cached_property
     def window(self) -> WindowShape:
         """The shape of its windows."""
@@ -223,8 +235,9 @@ class Steps:
 
     @cached_property
     def sampled(self) -> Mapping[str, Column]:
-        """The columns of a batch by name, each with its dtype and the shape of one item's value."""
-        along = () if isinstance(self.item, Transitions) else (self.item.burn_in + self.item.length,)
+        """The columns of a batch by name, each with its dtype and shape: of one item or, without padding, position."""
+        item = self.item
+        along = () if isinstance(item, Transitions) or not item.padded else (item.burn_in + item.length,)
         columns = {
             name: Column(
                 column.dtype, (*(along if column.at == "step" else ()), *column.shape), optional=column.optional
@@ -288,7 +301,11 @@ class Steps:
         if isinstance(self.item, Transitions):
             return replay_pb2.Steps(gamma=self.item.gamma, transitions=replay_pb2.Transitions(n_step=self.item.n_step))
         sequences = replay_pb2.Sequences(
-            length=self.item.length, burn_in=self.item.burn_in, period=self.item.period, eta=self.item.eta
+            length=self.item.length,
+            burn_in=self.item.burn_in,
+            period=self.item.period,
+            eta=self.item.eta,
+            unpadded=not self.item.padded,
         )
         return replay_pb2.Steps(gamma=self.item.gamma, sequences=sequences)
 
@@ -399,7 +416,7 @@ def _item_from_proto(steps: replay_pb2.Steps) -> Item:
             return Transitions(steps.transitions.n_step, steps.gamma)
         case "sequences":
             item = steps.sequences
-            return Sequences(item.length, item.burn_in, item.period, steps.gamma, item.eta)
+            return Sequences(item.length, item.burn_in, item.period, steps.gamma, item.eta, not item.unpadded)
         case _:
             raise FieldError("steps.item", "transitions or sequences", "a kind unknown to this version")
 

@@ -78,7 +78,7 @@ REFUSED_DTYPES = [
         np.longdouble,
         np.generic,
         torch.complex64,
-        torch.bfloat16,
+        torch.float8_e5m2,
         torch.strided,
         {"names": ["a"]},
         [("a", "f4")],

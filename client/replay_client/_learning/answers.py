@@ -188,6 +188,7 @@ class _WindowReader:
         self.item = steps.item
         """What the table draws."""
         self._shape = steps.window
+        self._columns = columns
         self._carried = carried
         self._blank = blank
         self._expansion = Expansion(steps, columns)
@@ -207,7 +208,7 @@ class _WindowReader:
         _check_size(rows, row_count, self.row_bytes(message))
         windows = Windows(message, np.arange(row_count), self._shape, starts_apart=True)
         views = column_views(self._carried.columns, rows, row_count, windows=len(windows))
-        columns = self._blank(len(windows))
+        columns = self._blank_of(windows)
         self._expansion.write(windows, {name: as_bytes(view) for name, view in views.items()}, columns)
         return columns
 
@@ -215,9 +216,15 @@ class _WindowReader:
         """Build the columns from the mapped files. Return None if inserts overwrote rows during the copy."""
         keys = np.frombuffer(message.window_keys, "<i8")
         windows = Windows(message, mapped.slots_of(keys), self._shape)
-        columns = self._blank(len(windows))
+        columns = self._blank_of(windows)
         is_whole = mapped.copied(keys, lambda: self._expansion.write(windows, mapped.as_bytes, columns))
         return columns if is_whole else None
+
+    def _blank_of(self, windows: Windows) -> dict[str, Array]:
+        counts = self._expansion.row_counts(windows, self._columns)
+        if counts is None:
+            return self._blank(len(windows))
+        return {name: np.empty((counts[name], *each.shape), each.dtype) for name, each in self._columns.items()}
 
 
 def _split(of: type[M], answer: Content, mapped: MappedRows | None) -> tuple[M, memoryview]:

@@ -48,7 +48,8 @@ class TensorBatch(Drawn[torch.Tensor], MutableMapping[str, torch.Tensor]):
         Raises:
             InvalidArgumentError: the column does not have one value per row.
         """
-        if len(column) != self.batch_size:
+        is_ragged = self._positions is not None and self._positions.is_ragged
+        if len(column) != self.batch_size and not (is_ragged and len(column) == self.offsets[-1]):
             expected = f"a tensor with {self.batch_size} rows; a DataLoader of batches needs batch_size=None"
             raise InvalidArgumentError.of_field(name, expected, f"{list(column.shape)}")
         self.columns[name] = column
@@ -107,8 +108,15 @@ def to_torch(batch: Batch | TensorBatch, device: Device = "cpu") -> TensorBatch:
     return MixedTensorBatch(**{**vars(batch), **moved, "parts": parts})
 
 
+def _tensor_of(values: NDArray[Any]) -> torch.Tensor:
+    """Return a tensor that shares the array's memory."""
+    if values.dtype.name == "bfloat16":  # torch does not know NumPy's
+        return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(values)
+
+
 def _on_device(values: NDArray[Any] | torch.Tensor, device: torch.device) -> torch.Tensor:
-    tensor = values if isinstance(values, torch.Tensor) else torch.from_numpy(np.require(values, requirements="W"))
+    tensor = values if isinstance(values, torch.Tensor) else _tensor_of(np.require(values, requirements="W"))
     if device.type == "mps" and tensor.dtype is torch.float64:
         tensor = tensor.float()  # Apple's GPUs have no float64
     if device.type == "cpu":

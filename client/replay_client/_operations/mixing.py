@@ -39,6 +39,9 @@ class Mixture:
         Raises:
             InvalidArgumentError: a name is unknown, or a column is not the same in all tables.
         """
+        for name, table in tables.items():
+            if table.steps is not None and table.steps.is_ragged:
+                raise InvalidArgumentError.of_field("steps.padded", "True in mixed batches", f"False in table {name!r}")
         common = _common_columns({name: table.batch_columns for name, table in tables.items()}, tables, columns)
         self.names: Final = None if columns is None else tuple(common)
         """Names of the columns to draw; None: all."""

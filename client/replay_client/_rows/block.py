@@ -32,7 +32,7 @@ from replay_client.errors import InvalidArgumentError
 
 _PRIORITY: Final = Column("float64")
 _NO_RUN: Final = -1
-_SLOW_DTYPES: Final = ("float16",)
+_SLOW_DTYPES: Final = ("float16", "bfloat16")
 """Dtypes whose values cannot be assigned through a memoryview."""
 _LARGEST: Final = float(np.finfo(np.float32).max)
 _LOWEST: Final = -_LARGEST
@@ -40,9 +40,7 @@ _LONG_BYTES: Final = 256
 """Values of at least this size are copied through a memoryview, which holds the GIL. NumPy would release the GIL,
 and then have to wait until the writer's threads release it again."""
 _BOOLEANS: Final[frozenset[type]] = frozenset({bool, np.bool_})
-_INTEGERS: Final[frozenset[type]] = frozenset(
-    {int, bool, *(dtype.type for dtype in map(np.dtype, DTYPES) if dtype.kind in "iu")}
-)
+_INTEGERS: Final[frozenset[type]] = frozenset({int, bool, *(np.dtype(name).type for name in DTYPES if "int" in name)})
 _REALS: Final[frozenset[type]] = frozenset({float, np.float16, np.float32, np.float64}) | _INTEGERS | _BOOLEANS
 _TYPES: Final[Mapping[str, frozenset[type]]] = {"b": _BOOLEANS, "i": _INTEGERS, "u": _INTEGERS, "f": _REALS}
 """Types that the fast path accepts, by kind of dtype. memoryview would accept any object with ``__float__``."""
@@ -89,7 +87,7 @@ class RowBlock:
             self._absent |= {name: zeros if zeros.ndim else zeros.item(), mask: False}
         for name, target in self._columns.items():
             dtype = np.dtype(target.dtype.name)  # the object that most arrays have, which is compared faster
-            if target.nbytes >= _LONG_BYTES * capacity:
+            if target.nbytes >= _LONG_BYTES * capacity and dtype.name not in _SLOW_DTYPES:
                 as_bytes = target.reshape(-1).view(np.uint8).data
                 self._long_arrays.append((name, as_bytes, len(as_bytes) // capacity, dtype, target.shape[1:]))
             elif target.ndim > 1 or target.dtype.name in _SLOW_DTYPES:

@@ -41,10 +41,14 @@ MOST_KEYS_AT_ONCE: Final = 1 << 13
 _PRIORITY: Final = Column("float64")
 _KEY: Final = Column("int64")
 _FLAG: Final = Column("bool")
-_LARGEST: Final = {np.dtype(name).itemsize: float(np.finfo(name).max) for name in ("float16", "float32", "float64")}
-"""Largest number of a floating-point dtype, by its size."""
-_KINDS: Final[Mapping[str, str]] = {"i": "iub", "u": "iub", "f": "fiub"}
-"""Kinds of dtypes whose values a column may hold, by kind of its own dtype; bool columns are checked otherwise."""
+_LARGEST: Final = {
+    **{name: float(np.finfo(name).max) for name in ("float16", "float32", "float64")},
+    "bfloat16": float.fromhex("0x1.fep127"),
+}
+"""Largest number of a floating-point dtype."""
+_KINDS: Final[Mapping[str, str]] = {"i": "iub", "u": "iub", "f": "fiub", "V": "fiub"}
+"""Kinds of dtypes whose values a column may hold, by kind of its own dtype; bool columns are checked otherwise. The
+kind of bfloat16 is V."""
 
 
 def checked_rows(schema: Schema, given: Mapping[str, Any], *, is_partial: bool = False) -> tuple[dict[str, Array], int]:
@@ -114,6 +118,8 @@ def checked_array(field: str, column: Column, value: Any) -> Array:
         InvalidArgumentError: for a dtype of another kind, a number out of range, or values other than 0 and 1 for a
             bool column.
     """
+    if isinstance(value, np.ndarray) and value.dtype == column.dtype:
+        return value
     try:
         array = as_array(value)
     except (ValueError, TypeError, RuntimeError) as error:
@@ -127,7 +133,7 @@ def checked_array(field: str, column: Column, value: Any) -> Array:
         array = _large_integers(value, array)
     if array.dtype.kind not in _KINDS[kind]:
         raise InvalidArgumentError.of_field(field, str(column), described(array))
-    return _of_floats(field, column, array) if kind == "f" else _of_integers(field, column, array)
+    return _of_floats(field, column, array) if kind in "fV" else _of_integers(field, column, array)
 
 
 def as_array(value: Any) -> Array:
@@ -423,16 +429,16 @@ def _of_integers(field: str, column: Column, array: Array) -> Array:
 
 def _of_floats(field: str, column: Column, array: Array) -> Array:
     """Refuse finite numbers that a cast to the column's precision would make infinite."""
-    largest = _LARGEST[column.dtype.itemsize]
+    largest = _LARGEST[column.dtype.name]
     if -largest <= array.item(array.argmin()) and array.item(array.argmax()) <= largest:  # not if there is a NaN
         return array
-    try:
-        with np.errstate(over="raise"):
-            return array.astype(column.dtype)
-    except FloatingPointError:
-        finite = array[np.isfinite(array)]
-        worst = finite[np.abs(finite).argmax()]
-        raise _out_of_range(field, column, f"{-largest:g}", f"{largest:g}", worst, array) from None
+    with np.errstate(over="ignore", invalid="ignore"):
+        cast: Array = array.astype(column.dtype)
+    if not (np.isinf(cast) & np.isfinite(array)).any():
+        return cast
+    finite = array[np.isfinite(array)]
+    worst = finite[np.abs(finite).argmax()]
+    raise _out_of_range(field, column, f"{-largest:g}", f"{largest:g}", worst, array)
 
 
 def _out_of_range(

@@ -10,7 +10,7 @@ aligned. Columns with the same layout share the indices of their rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple, TypeAlias, TypeGuard
 
 import numpy as np
@@ -46,6 +46,9 @@ class Expansion:
             if copy.name in names:
                 self._copies.setdefault(layout, []).append(copy)
         self._recipes: Final = {name: recipe for name, recipe in _recipes(steps) if name in names}
+        self._around: Final = _around(steps.item)
+        self._is_ragged: Final = steps.is_ragged
+        self._starts: Final = {name for name, column in steps.schema.items() if column.at == "start"}
 
     def write(self, windows: Windows, carried: Mapping[str, RowSource], columns: Mapping[str, Array]) -> None:
         """Write the columns.
@@ -53,17 +56,32 @@ class Expansion:
         Args:
             windows: the windows of the batch.
             carried: stored columns by name; at least those in `Steps.carried_for`.
-            columns: output arrays by name, C-contiguous ``dtype[b, *shape]``.
+            columns: output arrays by name, C-contiguous ``dtype[b, *shape]``; see `row_counts`.
         """
+        has_row = windows.has_row(self._around.before, self._around.after).ravel() if self._is_ragged else None
         for layout, copies in self._copies.items():
             places = windows.places(layout)
+            if has_row is not None:
+                places = places.at(has_row)
             for name, source, row_bytes in copies:
                 into: RowBytes = np.ndarray((len(places.rows), row_bytes), np.uint8, columns[name])
                 copy_rows(carried[source], places.rows, into)
                 if places.padded is not None:
                     into[places.padded] = 0
         for name, recipe in self._recipes.items():
-            recipe(windows, carried, columns[name])
+            if has_row is None or name in self._starts:
+                recipe(windows, carried, columns[name])
+                continue
+            padded = np.empty((len(windows), len(has_row) // len(windows)), columns[name].dtype)
+            recipe(windows, carried, padded)
+            padded.ravel().compress(has_row, out=columns[name])
+
+    def row_counts(self, windows: Windows, names: Iterable[str]) -> dict[str, int] | None:
+        """Return the length of each column if there is no padding. None: all have one element per window."""
+        if not self._is_ragged:
+            return None
+        positions = int(windows.has_row(self._around.before, self._around.after).sum())
+        return {name: len(windows) if name in self._starts else positions for name in names}
 
 
 def as_bytes(column: Array) -> RowBytes:

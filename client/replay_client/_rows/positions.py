@@ -22,6 +22,10 @@ NO_ROW: Final = -1
 class Positions(Protocol):
     """The positions of the windows of a batch."""
 
+    @property
+    def is_ragged(self) -> bool:
+        """Whether the columns of the batch have only the positions with a row."""
+
     def keys(self) -> NDArray[np.int64]:
         """Return int64[batch, positions]: the key of each position, or `NO_ROW`."""
 
@@ -35,6 +39,11 @@ class WindowPositions:
 
     message: replay_pb2.Batch
     item: Item
+
+    @property
+    def is_ragged(self) -> bool:
+        """See `Positions`."""
+        return isinstance(self.item, Sequences) and not self.item.padded
 
     def keys(self) -> NDArray[np.int64]:
         """See `Positions`."""
@@ -66,6 +75,11 @@ class PartOfPositions:
     whole: Positions
     rows: slice | int
 
+    @property
+    def is_ragged(self) -> bool:
+        """See `Positions`."""
+        return self.whole.is_ragged
+
     def keys(self) -> NDArray[np.int64]:
         """See `Positions`."""
         return self.whole.keys()[self.rows]
@@ -78,6 +92,8 @@ class PartOfPositions:
 class LostPositions:
     """Stands for positions that no longer belong to the rows of a batch, because these may be in another order."""
 
+    is_ragged = False
+
     def keys(self) -> NDArray[np.int64]:
         """Raise `InvalidArgumentError`."""
         raise InvalidArgumentError.of_field("batch", "the batch as it was drawn", "one that JAX has put together")
@@ -85,6 +101,12 @@ class LostPositions:
     def learned(self) -> NDArray[np.bool_]:
         """Raise `InvalidArgumentError`."""
         raise InvalidArgumentError.of_field("batch", "the batch as it was drawn", "one that JAX has put together")
+
+
+def offsets_of(positions: Positions) -> NDArray[np.int64]:
+    """Return int64[batch + 1]: where the positions of each sequence begin and end, if only those with a row count."""
+    counts = (positions.keys() != NO_ROW).sum(axis=1)
+    return np.concatenate([[0], np.cumsum(counts)])
 
 
 def part_of(positions: Positions | None, rows: slice | int) -> Positions | None:

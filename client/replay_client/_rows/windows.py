@@ -54,6 +54,12 @@ class Places(NamedTuple):
     padded: NDArray[np.bool_] | None
     """bool, of the same shape: which entries have no row. None: all have one."""
 
+    def at(self, has_row: NDArray[np.bool_]) -> Places:
+        """Return the rows of those positions, bool[windows * positions], that have one."""
+        rows = self.rows.reshape(len(has_row), -1)[has_row].reshape(-1)
+        padded = None if self.padded is None else self.padded.reshape(len(has_row), -1)[has_row].reshape(-1)
+        return Places(rows, padded)
+
 
 class Windows:
     """The windows of one batch of b items."""
@@ -126,6 +132,12 @@ class Windows:
     def is_any_terminated(self) -> bool:
         """Whether `is_terminated` is True for any window."""
         return replay_pb2.EPISODE_END_TERMINATED in self._ends
+
+    def has_row(self, before: int, after: int) -> NDArray[np.bool_]:
+        """Return which positions around each anchor have a row: bool[b, before + 1 + after]."""
+        positions = np.arange(-before, after + 1)
+        has_row: NDArray[np.bool_] = (positions >= -self.before[:, None]) & (positions <= self.after[:, None])
+        return has_row
 
     def first_rows(self, before: int) -> Indices:
         """Return the indices, int64[b], of the rows from which columns with ``at="start"`` take their values.

@@ -60,15 +60,32 @@ NOT_DIVIDED: Final[Mapping[str, str]] = {
 """Why tables with these backends cannot be on several servers."""
 
 
-def check_backend(backend: str, what: str) -> None:
-    """Check the backend of a table on several servers; ``what`` names the table and the servers in the error.
+def check_kind(backend: str, parameters: Mapping[str, float], what: str, *, is_ragged: bool) -> None:
+    """Check what a table on several servers draws; ``what`` names the table and the servers in the error.
+
+    Args:
+        backend: its backend.
+        parameters: those of the backend.
+        what: names the table and the servers in the error.
+        is_ragged: see `Steps.is_ragged`.
 
     Raises:
-        InvalidArgumentError: it draws in an order that several servers do not have.
+        InvalidArgumentError: several servers cannot draw so.
     """
     if backend in NOT_DIVIDED:
         expected = f"another one than {backend!r} for a table on several servers: {NOT_DIVIDED[backend]}"
         raise InvalidArgumentError.of_field("backend", expected, f"{backend!r} {what}")
+    if times := parameters.get("max_times_sampled"):
+        expected = "none for a table on several servers: no sampler knows how many draws the rows of each have left"
+        raise InvalidArgumentError.of_field("max_times_sampled", expected, f"{times:g} {what}")
+    if is_ragged:
+        raise InvalidArgumentError.of_field("steps.padded", "True for a table on several servers", f"False {what}")
+
+
+def check_table(table: TableDescription, what: str) -> None:
+    """Check what an existing table draws; see `check_kind`."""
+    is_ragged = table.steps is not None and table.steps.is_ragged
+    check_kind(table.backend, table.parameters, what, is_ragged=is_ragged)
 
 
 def check_divisible(table: TableDescription, address: str) -> None:
@@ -77,7 +94,7 @@ def check_divisible(table: TableDescription, address: str) -> None:
     Raises:
         InvalidArgumentError: its backend works on one server only, or its rate limiter was created for one server only.
     """
-    check_backend(table.backend, f"of table {table.name!r} on {address}; drop it, or use other servers")
+    check_table(table, f"of table {table.name!r} on {address}; drop it, or use other servers")
     if table.rate_limit is not None and not table.whole_capacity:
         raise InvalidArgumentError.of_field(
             "rate_limiter",

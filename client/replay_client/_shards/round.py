@@ -116,6 +116,7 @@ class _JoinedPositions:
     parts: Sequence[tuple[int, slice, Positions | None]]
     """The shard of each part, its place in the round, and its positions."""
     places: NDArray[np.intp]
+    is_ragged = False
 
     def keys(self) -> NDArray[np.int64]:
         """Return int64[batches, batch_size, positions]."""

@@ -67,6 +67,11 @@ class TableDescription:
     if an older version created the table."""
 
     @property
+    def may_lack_priorities(self) -> bool:
+        """Whether some live rows have no priority, because they cannot be drawn."""
+        return self.steps is not None or "max_times_sampled" in self.parameters
+
+    @property
     def rows_per_insert(self) -> int:
         """Maximum rows per insert request.
 

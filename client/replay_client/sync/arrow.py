@@ -86,7 +86,8 @@ def schema_of(table: TableDescription, names: Collection[str] | None = None) -> 
         for name, column in chosen.items()
         if name not in implied
     ]
-    fields += [pa.field(_KEY, pa.int64(), nullable=False), pa.field(_PRIORITY, pa.float64(), nullable=of_steps)]
+    lack = table.may_lack_priorities
+    fields += [pa.field(_KEY, pa.int64(), nullable=False), pa.field(_PRIORITY, pa.float64(), nullable=lack)]
     fields += [pa.field(name, pa.uint64(), nullable=False) for name in _LINKS]
     if of_steps:
         fields.append(pa.field(_STEP, pa.int64(), nullable=False))
@@ -179,7 +180,8 @@ class ParquetRows:
         self._check_columns(table, priorities=priorities, keys=keys)
         of_steps, next_key = table.steps is not None, table.inserted
         for rows in self._rows(table, _KEY if keys else None, _PRIORITY if priorities else None):
-            check_loadable(table.schema, rows, of_steps=of_steps, priorities=priorities)
+            lack = table.may_lack_priorities
+            check_loadable(table.schema, rows, of_steps=of_steps, priorities=priorities, may_lack=lack)
             if keys:
                 _check_keys(rows.row_keys, next_key)
                 next_key += rows.batch_size
@@ -241,7 +243,8 @@ class ParquetRows:
 
 
 def _type_of(column: Column) -> pa.DataType:
-    value = pa.from_numpy_dtype(column.dtype)
+    is_bfloat16 = column.dtype.name == "bfloat16"  # which Arrow does not have; a float32 has the same values, and more
+    value = pa.float32() if is_bfloat16 else pa.from_numpy_dtype(column.dtype)
     if not column.shape:
         return value
     element = pa.field("element", value, nullable=False)
@@ -252,6 +255,8 @@ def _type_of(column: Column) -> pa.DataType:
 
 def _array_of(values: Array, kind: pa.DataType, is_present: Array | None) -> pa.Array:
     """Convert a column. In an optional column, rows for which ``is_present`` is False become null."""
+    if values.dtype.name == "bfloat16":
+        values = values.astype(np.float32)
     if values.ndim == 1:
         return _flat_array(values, is_valid=is_present)
     if is_present is not None:

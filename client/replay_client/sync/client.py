@@ -162,7 +162,9 @@ class ReplayClient:
             alpha: priority exponent of ``"sum_tree"`` or ``"rank"``; None: 0.6.
             epsilon: added to each priority in a ``"sum_tree"``; None: 1e-6.
             max_priority: limit of the priorities of a ``"sum_tree"``, with `epsilon`; None: no limit.
-            max_times_sampled: how often a ``"fifo"`` queue delivers each row; None: once.
+            max_times_sampled: how often each row can be drawn; None: once from a ``"fifo"`` queue, or else any number
+                of times. With another backend, a row that had its last draw stays in the table until newer rows replace
+                it, and `read` still finds it.
 
         Raises:
             TableExistsError: the table exists with another config, or it exists and `if_exists` is ``"error"``.

@@ -74,7 +74,11 @@ class RowLoader:
                 then unusable.
         """
         columns = check_loadable(
-            self._table.schema, rows, of_steps=self._links is not None, priorities=self._has_priorities
+            self._table.schema,
+            rows,
+            of_steps=self._links is not None,
+            priorities=self._has_priorities,
+            may_lack=self._table.may_lack_priorities,
         )
         links = links_of_rows(rows) if self._links is None else self._links.of(rows)
         priorities = self._known(links.priorities) if self._has_priorities else None
@@ -112,7 +116,9 @@ class RowLoader:
         return np.where(is_known, priorities, self._largest or _FIRST_PRIORITY)
 
 
-def check_loadable(schema: Schema, rows: Rows, *, of_steps: bool, priorities: bool) -> dict[str, Array]:
+def check_loadable(
+    schema: Schema, rows: Rows, *, of_steps: bool, priorities: bool, may_lack: bool = False
+) -> dict[str, Array]:
     """Check that rows can be loaded into a table.
 
     Args:
@@ -120,6 +126,7 @@ def check_loadable(schema: Schema, rows: Rows, *, of_steps: bool, priorities: bo
         rows: the rows.
         of_steps: whether the table is a table of steps.
         priorities: whether the priorities are loaded, too.
+        may_lack: whether rows may lack a priority, because rows of this table may; see `_known`.
 
     Returns:
         Arrays in the order of the schema, not yet cast to the columns' dtypes.
@@ -136,8 +143,7 @@ def check_loadable(schema: Schema, rows: Rows, *, of_steps: bool, priorities: bo
     if rows.steps is not None and not (rows.steps.min() >= 0 and rows.steps.max() <= MAX_STEP):
         raise InvalidArgumentError.of_field("steps", f"0 to {MAX_STEP}", f"{rows.steps.min()} to {rows.steps.max()}")
     if priorities:
-        may_be_unknown = of_steps  # rows that cannot be drawn have no priority
-        checked_priorities(np.where(np.isnan(rows.priorities) & may_be_unknown, 0.0, rows.priorities), row_count)
+        checked_priorities(np.where(np.isnan(rows.priorities) & may_lack, 0.0, rows.priorities), row_count)
     return columns
 
 

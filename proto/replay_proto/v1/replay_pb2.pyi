@@ -253,6 +253,8 @@ class _DataTypeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     """IEEE 754, 4 bytes."""
     DATA_TYPE_FLOAT64: _DataType.ValueType  # 12
     """IEEE 754, 8 bytes."""
+    DATA_TYPE_BFLOAT16: _DataType.ValueType  # 13
+    """The upper half of a float32."""
 
 class DataType(_DataType, metaclass=_DataTypeEnumTypeWrapper):
     """Element type of a column."""
@@ -283,6 +285,8 @@ DATA_TYPE_FLOAT32: DataType.ValueType  # 11
 """IEEE 754, 4 bytes."""
 DATA_TYPE_FLOAT64: DataType.ValueType  # 12
 """IEEE 754, 8 bytes."""
+DATA_TYPE_BFLOAT16: DataType.ValueType  # 13
+"""The upper half of a float32."""
 global___DataType = DataType
 
 class _EpisodeEnd:
@@ -326,8 +330,15 @@ class _DrawModeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     DRAW_MODE_WITHOUT_REPLACEMENT: _DrawMode.ValueType  # 3
     """All rows of a batch are different: one after another, each is drawn in proportion to the mass of the rows that are
     not in the batch yet. `Batch.probabilities` and weights are those of a single draw. A draw waits until it can draw
-    `batch_size` rows. INVALID_FIELD: from a queue that delivers rows several times; if fewer rows have mass; or if few
-    rows have almost all of the mass, and the table has more than 32,768 rows.
+    `batch_size` rows. INVALID_FIELD: with `max_times_sampled` above 1; if fewer rows have mass; or if few rows have
+    almost all of the mass, and the table has more than 32,768 rows.
+    """
+    DRAW_MODE_NEWEST_FIRST: _DrawMode.ValueType  # 4
+    """As stratified, but new rows take the first places of the batch, the newest first: rows that were inserted after the
+    first such draw, and that no such draw has returned yet (at most the last 65,536). Each is returned so once, to one
+    of the callers. Of sequences, only those that begin at a multiple of their length, so that they do not overlap.
+    `Batch.probabilities` and weights are those of a draw by priority. INVALID_FIELD: from a queue, by rank, or with
+    `max_times_sampled`.
     """
 
 class DrawMode(_DrawMode, metaclass=_DrawModeEnumTypeWrapper):
@@ -346,8 +357,15 @@ DRAW_MODE_INDEPENDENT: DrawMode.ValueType  # 2
 DRAW_MODE_WITHOUT_REPLACEMENT: DrawMode.ValueType  # 3
 """All rows of a batch are different: one after another, each is drawn in proportion to the mass of the rows that are
 not in the batch yet. `Batch.probabilities` and weights are those of a single draw. A draw waits until it can draw
-`batch_size` rows. INVALID_FIELD: from a queue that delivers rows several times; if fewer rows have mass; or if few
-rows have almost all of the mass, and the table has more than 32,768 rows.
+`batch_size` rows. INVALID_FIELD: with `max_times_sampled` above 1; if fewer rows have mass; or if few rows have
+almost all of the mass, and the table has more than 32,768 rows.
+"""
+DRAW_MODE_NEWEST_FIRST: DrawMode.ValueType  # 4
+"""As stratified, but new rows take the first places of the batch, the newest first: rows that were inserted after the
+first such draw, and that no such draw has returned yet (at most the last 65,536). Each is returned so once, to one
+of the callers. Of sequences, only those that begin at a multiple of their length, so that they do not overlap.
+`Batch.probabilities` and weights are those of a draw by priority. INVALID_FIELD: from a queue, by rank, or with
+`max_times_sampled`.
 """
 global___DrawMode = DrawMode
 
@@ -723,6 +741,7 @@ class Sequences(google.protobuf.message.Message):
     BURN_IN_FIELD_NUMBER: builtins.int
     PERIOD_FIELD_NUMBER: builtins.int
     ETA_FIELD_NUMBER: builtins.int
+    UNPADDED_FIELD_NUMBER: builtins.int
     length: builtins.int
     """Number of rows from the anchor on, at least 1. At the end of an episode, a window has fewer."""
     burn_in: builtins.int
@@ -733,6 +752,8 @@ class Sequences(google.protobuf.message.Message):
     """How clients combine priorities of steps into that of a sequence: eta * max + (1 - eta) * mean, over its steps from
     the anchor on (Kapturowski et al. 2019, section 2.3); 0 to 1.
     """
+    unpadded: builtins.bool
+    """Whether clients leave out positions without a row, instead of filling them with zeros."""
     def __init__(
         self,
         *,
@@ -740,8 +761,9 @@ class Sequences(google.protobuf.message.Message):
         burn_in: builtins.int = ...,
         period: builtins.int = ...,
         eta: builtins.float = ...,
+        unpadded: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["burn_in", b"burn_in", "eta", b"eta", "length", b"length", "period", b"period"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["burn_in", b"burn_in", "eta", b"eta", "length", b"length", "period", b"period", "unpadded", b"unpadded"]) -> None: ...
 
 global___Sequences = Sequences
 
@@ -777,13 +799,17 @@ class Backend(google.protobuf.message.Message):
     often, but it is lost if the reply is lost. From a table of steps, a queue delivers windows, in the order in which
     their last rows were inserted. Rows of windows that are not complete do not keep inserts waiting: such a window is
     lost when as many rows as the capacity were inserted after its first one.
+    With another backend, `max_times_sampled` limits how often each row or window is drawn. They are drawn one after
+    another; one that had its last draw is out of the draws that follow, as if it had been evicted, although it stays
+    in the ring, can be read, and counts for the capacity. A draw waits until there are as many draws left as it needs.
+    Clients cannot copy the rows from files.
     """
     @property
     def parameters(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
         """Parameters by name; omitted ones have defaults. "sum_tree": `alpha` (at least 0, default 0.6), `epsilon`
         (added to a priority, at least 0, default 1e-6), `max_priority` (cap on priority + epsilon before the exponent,
-        above 0, default none). "rank": `alpha`. "uniform": none. "fifo": `max_times_sampled` (1 to 10000, default 1;
-        repeated deliveries of a row are consecutive).
+        above 0, default none). "rank": `alpha`. All: `max_times_sampled` (1 to 10000; default 1 with
+        "fifo", where repeated deliveries of a row are consecutive, otherwise none).
         """
 
     def __init__(

@@ -68,6 +68,8 @@ class PriorityIndex(ABC):
     """Largest capacity of a table with this backend."""
     most_bytes_per_slot: ClassVar[float]
     """Upper bound on memory per slot in bytes, excluding the priority array."""
+    is_ranked: ClassVar[bool] = False
+    """Whether the mass of a row depends on the other rows."""
     Parameters: ClassVar[type[Any]]
     """A frozen dataclass of numbers that checks its fields."""
     priority_limit: float = math.inf

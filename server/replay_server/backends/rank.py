@@ -118,6 +118,7 @@ class RankIndex(PriorityIndex):
     """Draws rows by rank, using a counted B+ tree."""
 
     name = "rank"
+    is_ranked = True
     most_rows = MOST_RANKED
     most_bytes_per_slot = 57.4
     """Prefix sums and their guide take 8.2 bytes per slot, leaves 43.3 (520 bytes per 12 rows), and inner nodes 5.9

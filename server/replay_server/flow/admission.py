@@ -150,9 +150,10 @@ class Admission:
             raise errors.limited(table.name, Lack("rows", table.drawable, least))
         if gate is not None:
             granted = 0 if _has_waiting(self._draws) else gate.grant(rows)
+            lack = gate.draw_lacks(rows, granted)
             gate.give_back(granted)
             if granted < rows:
-                raise errors.limited(table.name, gate.draw_lacks(rows, granted))
+                raise errors.limited(table.name, lack)
 
     async def draw(self, caller: Caller, rows: int, wait_s: float, least: int = 1) -> None:
         """Wait until ``rows`` rows may be drawn and at least ``least`` are drawable, and count them as drawn.

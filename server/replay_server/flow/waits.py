@@ -39,7 +39,7 @@ class Wait(NamedTuple):
 def _progress_per_s(table: Table, waited_for: WaitedFor) -> float:
     """Return how fast `Lack.have` grows per second, at the recent rates of inserts and draws."""
     figures, limit = table.figures, table.config.rate_limit
-    times = table.config.max_times or 1
+    times = table.config.max_times or table.config.most_draws or 1
     if waited_for in ("windows", "turn"):
         return 0.0
     if waited_for == "rows":

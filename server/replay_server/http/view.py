@@ -151,9 +151,9 @@ class View:
 
 def _may_wait_for(table: Table) -> Sequence[WaitedFor]:
     always: tuple[WaitedFor, ...] = ("turn", "rows") if table.config.steps is None else ("turn", "rows", "windows")
-    if table.gate is None:
-        return always
-    return (*always, "samples", "inserts") if isinstance(table.gate, LimiterGate) else (*always, "room")
+    if table.config.is_queue:
+        return (*always, "room")
+    return always if table.config.rate_limit is None else (*always, "samples", "inserts")
 
 
 def _read(table: Table, waits: Sequence[Wait]) -> TableView:
@@ -173,7 +173,7 @@ def _read(table: Table, waits: Sequence[Wait]) -> TableView:
         figures=table.figures.now(),
         steps=table.step_counts,
         limiter=Limiter(gate.difference, gate.limit.min_diff, gate.limit.max_diff)
-        if isinstance(gate, LimiterGate)
+        if table.config.rate_limit is not None and isinstance(gate, LimiterGate)
         else None,
         clients=tuple(table.figures.clients),
     )

@@ -57,7 +57,7 @@ FIELDS: Final[Mapping[str, Mapping[str, Needed | None]]] = {
     "RateLimiter": _no_more("min_size samples_per_insert min_diff max_diff"),
     "Steps": _no_more("gamma transitions sequences"),
     "Transitions": _no_more("n_step"),
-    "Sequences": _no_more("length burn_in period eta"),
+    "Sequences": _no_more("length burn_in period eta unpadded"),
     "DropTableRequest": _no_more("table table_uid"),
     "ListTablesRequest": {},
     "DescribeTableRequest": _no_more("table"),

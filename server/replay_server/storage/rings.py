@@ -207,6 +207,6 @@ def parts_of(values: Array, places: Slots, row_bytes: int) -> list[memoryview]:
     Long values are not copied, so inserts and updates may overwrite the returned parts later.
     """
     if row_bytes < _LONG_ROW_BYTES:
-        return [np.take(values, places, axis=0).data]
+        return [np.take(values, places, axis=0).reshape(-1).view(np.uint8).data]
     column = values.reshape(-1).view(np.uint8).data
     return [column[start : start + row_bytes] for start in (places * row_bytes).tolist()]

@@ -28,6 +28,8 @@ from replay_server.storage.row_store import LINK, STEP_LINK
 DEFAULT_BACKEND = "sum_tree"
 QUEUE = "fifo"
 """The protocol's backend name for a queue, which draws oldest rows first."""
+TIMES_SAMPLED = "max_times_sampled"
+"""Name of a parameter that each backend has."""
 MAX_TIMES_SAMPLED = 10_000
 """Small enough that its product with a 48-bit key fits easily into 64 bits."""
 _MOST_NUMBERS = 1 << 14
@@ -46,17 +48,7 @@ def is_table_name(name: str) -> bool:
 
 @dataclass(frozen=True)
 class QueueParameters:
-    """Parameters of a queue."""
-
-    max_times_sampled: float = 1.0
-    """How often each row is delivered: a whole number from 1 to `MAX_TIMES_SAMPLED`."""
-
-    def __post_init__(self) -> None:
-        """Raise `FieldError` if the number is invalid."""
-        if not (1 <= self.max_times_sampled <= MAX_TIMES_SAMPLED and float(self.max_times_sampled).is_integer()):
-            raise FieldError(
-                "max_times_sampled", f"a whole number of 1 to {MAX_TIMES_SAMPLED}", repr(self.max_times_sampled)
-            )
+    """A queue has no parameters but `TIMES_SAMPLED`."""
 
 
 @dataclass(frozen=True)
@@ -121,18 +113,26 @@ class TableConfig:
                 raise FieldError("min_size", f"at most the capacity, {self.capacity}", str(self.rate_limit.min_size))
         self._check_steps()
         kind = QueueParameters if self.is_queue else BACKENDS[self.backend].Parameters
-        resolved = asdict(read_parameters(kind, self.backend, self.parameters))
+        given = {name: value for name, value in self.parameters.items() if name != TIMES_SAMPLED}
+        resolved = asdict(read_parameters(kind, self.backend, given)) | self._times_sampled()
         object.__setattr__(
             self, "parameters", {name: float(value) for name, value in resolved.items() if value is not None}
         )
         if self.numbers_per_row > _MOST_NUMBERS:
             most = _MOST_NUMBERS // (self.numbers_per_row // self.max_times)
             got = f"{self.max_times}"
-            raise FieldError("max_times_sampled", f"at most {most:,} with windows of this length", got)
-        if self.steps is not None and self.backend == SumTree.name and not SumTreeParameters(**resolved).mass(0.0):
-            raise FieldError(
-                "epsilon", "epsilon ** alpha above 0 in a table of steps", repr(self.parameters["epsilon"])
-            )
+            raise FieldError(TIMES_SAMPLED, f"at most {most:,} with windows of this length", got)
+        if not self._draws_any_row and self.backend == SumTree.name and not self._index_settings.mass(0.0):
+            expected = f"epsilon ** alpha above 0 in a table of steps, and with {TIMES_SAMPLED}"
+            raise FieldError("epsilon", expected, repr(self.parameters["epsilon"]))
+
+    def _times_sampled(self) -> dict[str, float]:
+        times = self.parameters.get(TIMES_SAMPLED, 1.0 if self.is_queue else None)
+        if times is None:
+            return {}
+        if not (1 <= times <= MAX_TIMES_SAMPLED and float(times).is_integer()):
+            raise FieldError(TIMES_SAMPLED, f"a whole number of 1 to {MAX_TIMES_SAMPLED}", repr(times))
+        return {TIMES_SAMPLED: times}
 
     def _check_steps(self) -> None:
         if self.steps is None:
@@ -174,19 +174,30 @@ class TableConfig:
     def index_backend(self) -> str:
         """The backend that stores the priorities.
 
-        A queue stores priorities, but its draws ignore them. A table of steps with the uniform backend uses a sum tree,
-        because only some of its rows can be drawn.
+        A queue stores priorities, but its draws ignore them. With the uniform backend, a table uses a sum tree if only
+        some of its rows can be drawn.
         """
         if self.is_queue:
             return UniformIndex.name
-        return SumTree.name if self.backend == UniformIndex.name and self.steps is not None else self.backend
+        return SumTree.name if self.backend == UniformIndex.name and not self._draws_any_row else self.backend
 
     @property
     def index_parameters(self) -> Mapping[str, float]:
         """The parameters of `index_backend`."""
         if self.is_queue:
             return {}
-        return {"alpha": 0.0} if self.index_backend != self.backend else self.parameters
+        if self.index_backend != self.backend:
+            return {"alpha": 0.0}
+        return {name: value for name, value in self.parameters.items() if name != TIMES_SAMPLED}
+
+    @property
+    def _index_settings(self) -> SumTreeParameters:
+        return SumTreeParameters(**self.index_parameters)
+
+    @property
+    def _draws_any_row(self) -> bool:
+        """Whether each live row can be drawn. Of a table of steps, only some are anchors of complete windows."""
+        return self.steps is None and not self.most_draws
 
     @cached_property
     def stored(self) -> Carried:
@@ -206,7 +217,12 @@ class TableConfig:
     @property
     def max_times(self) -> int:
         """Deliveries of each row or window of a queue; 0 if the table is not a queue."""
-        return int(self.parameters["max_times_sampled"]) if self.is_queue else 0
+        return int(self.parameters[TIMES_SAMPLED]) if self.is_queue else 0
+
+    @property
+    def most_draws(self) -> int:
+        """How often each row or window may be drawn; 0 if that is not limited, or if the table is a queue."""
+        return 0 if self.is_queue else int(self.parameters.get(TIMES_SAMPLED, 0))
 
     @property
     def times(self) -> int:

@@ -22,6 +22,8 @@ class DrawMode(Enum):
     """Each point is chosen from the whole mass, independently of the others."""
     WITHOUT_REPLACEMENT = "without_replacement"
     """Each row is drawn from the mass of the rows that are not in the batch yet."""
+    NEWEST_FIRST = "newest_first"
+    """As `STRATIFIED`, but rows that no such draw has returned yet take the first places; see `NewRowsFirst`."""
 
 
 class WeightNorm(Enum):
@@ -49,6 +51,15 @@ class Draw(NamedTuple):
     def least_drawable(self) -> int:
         """Number of rows that the table must be able to draw."""
         return self.batch_size if self.mode is DrawMode.WITHOUT_REPLACEMENT else 1
+
+
+class Points(NamedTuple):
+    """What a draw chooses at random, or because it is new. The same points draw the same rows of the same table."""
+
+    fractions: NDArray[np.float64]
+    """float64[batches * batch_size] in [0, 1), batch after batch: fractions of the total mass."""
+    newest: NDArray[np.int64] = NO_KEYS
+    """int64[n]: keys of the rows in the first places."""
 
 
 class DrawnBatch(NamedTuple):

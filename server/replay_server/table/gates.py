@@ -151,8 +151,9 @@ class LimiterGate(Gate):
         """Continue from the state in ``header``; ``items`` counts drawable rows."""
         super().__init__(header)
         self.limit = limit
-        self._capacity = config.capacity
+        self._config = config
         self._items = items
+        self._reserved = 0  # draws of items, from the grant until they are handed out
 
     @property
     def counters(self) -> Counters:
@@ -175,20 +176,31 @@ class LimiterGate(Gate):
         Samples are granted one by one, so the draw would succeed eventually, but it would block the draws behind it.
         """
         limit = self.limit
+        if self._config.most_draws:
+            most = self._config.capacity * self._config.most_draws
+            if rows > most:
+                raise errors.too_large("rows of one draw", most, rows, "capacity * max_times_sampled of the table")
         if limit.samples_per_insert is None:
             return
         span = limit.max_diff - limit.min_diff if math.isfinite(limit.max_diff - limit.min_diff) else 0.0
-        most = max(1, math.floor(self._capacity * limit.samples_per_insert + span))
+        most = max(1, math.floor(self._config.capacity * limit.samples_per_insert + span))
         if rows > most and samples_allowed(limit, self.counters, rows) < rows:
             raise errors.too_large(
                 "rows of one draw", most, rows, "capacity * samples_per_insert + error_buffer of the table"
             )
 
     def grant(self, rows: int) -> int:
-        """Grant as many samples as the counters allow."""
-        granted = samples_allowed(self.limit, self.counters, rows)
+        """Grant as many samples as the counters, and the draws that the items have left, allow."""
+        left = self._items.draws_left - self._reserved
+        granted = samples_allowed(self.limit, self.counters, rows if left >= rows else max(0, int(left)))
         self._granted += granted
+        self._reserved += granted
         return granted
+
+    def give_back(self, rows: int) -> None:
+        """Take back granted samples that will not be drawn."""
+        super().give_back(rows)
+        self._reserved -= rows
 
     def count_drawn(self, rows: int) -> None:
         """Add the samples to the count in the table's state."""
@@ -196,7 +208,12 @@ class LimiterGate(Gate):
         self._count(rows)
 
     def count_failed(self, rows: int) -> None:
-        """Do nothing: the samples stay counted."""
+        """Let other draws have the items; the samples stay counted."""
+        self._reserved -= rows
+
+    def count_handed_out(self, rows: int) -> None:
+        """Count draws that the items no longer have left."""
+        self._reserved -= rows
 
     def charge(self, samples: int) -> int:
         """Count samples of a distributed table as drawn, but no more than the bounds allow.
@@ -226,12 +243,15 @@ class LimiterGate(Gate):
         """Forget all grants, and count drawable rows in ``items``."""
         super().begin_anew(items)
         self._items = items
+        self._reserved = 0
 
     def draw_lacks(self, rows: int, granted: int) -> Lack:
-        """Return what the draw lacks: ``"rows"`` if the table is below ``min_size``, otherwise ``"samples"``."""
+        """Return what the draw lacks: rows, if there are too few or they have too few draws left, or else samples."""
         size = self.counters.size
         if size < self.limit.min_size:
             return Lack("rows", size, self.limit.min_size)
+        if self._items.draws_left - self._reserved < rows - granted:
+            return Lack("rows", granted, rows)
         return Lack("samples", granted, rows)
 
     def check_insert(self, rows: int) -> None:

@@ -13,8 +13,9 @@ from replay_server.backends.index import Drawn, LiveRows, PriorityIndex
 from replay_server.errors import Lack
 from replay_server.storage.header import Header
 from replay_server.storage.table_config import TableConfig
-from replay_server.table.draws import NO_KEYS, Draw
+from replay_server.table.draws import NO_KEYS, Draw, Points
 from replay_server.table.gates import Gate
+from replay_server.table.items.items import Items
 
 
 class Queue(Gate):
@@ -37,7 +38,7 @@ class Queue(Gate):
         """This object, which is its own gate."""
         return self
 
-    def replace_index(self, index: PriorityIndex) -> None:
+    def replace_contents(self, index: PriorityIndex, items: Items) -> None:
         """Do nothing: draws are in order of age."""
 
     def count_drawn(self, rows: int) -> None:
@@ -47,17 +48,24 @@ class Queue(Gate):
         """Make the rows available to other draws."""
         self.give_back(rows)
 
-    def choose_points(self, draw: Draw, count: int) -> NDArray[np.float64]:
+    def arrived(self, keys: NDArray[np.int64]) -> None:
+        """Take notice of rows or windows that can now be drawn. keys: int64[n]."""
+
+    def choose_points(self, draw: Draw, count: int) -> Points:
         """Return zeros: draws are in order of age, not by points."""
-        return np.zeros(count * draw.batch_size)
+        return Points(np.zeros(count * draw.batch_size))
 
     @abstractmethod
-    def draw(self, draw: Draw, points: NDArray[np.float64], live: LiveRows) -> Drawn:
+    def draw(self, draw: Draw, points: Points, live: LiveRows) -> Drawn:
         """Return what is to be delivered next, for each point. This changes no state; see `hand_out`."""
 
     @abstractmethod
-    def hand_out(self, rows: int) -> NDArray[np.int64]:
+    def hand_out(self, rows: int, live_keys: NDArray[np.int64]) -> NDArray[np.int64]:
         """Count deliveries that were granted.
+
+        Args:
+            rows: number of deliveries.
+            live_keys: int64[n]: keys of the delivered rows that are live, which are all.
 
         Returns:
             int64[n]: keys of live rows that can no longer be drawn.
@@ -126,11 +134,12 @@ class OldestFirst(Queue):
         self._granted += granted
         return granted
 
-    def draw(self, draw: Draw, points: NDArray[np.float64], live: LiveRows) -> Drawn:
+    def draw(self, draw: Draw, points: Points, live: LiveRows) -> Drawn:
         """Return the next rows to deliver, oldest first."""
-        return Drawn(np.arange(self._next, self._next + len(points)) // self._times, np.ones(len(points)))
+        count = len(points.fractions)
+        return Drawn(np.arange(self._next, self._next + count) // self._times, np.ones(count))
 
-    def hand_out(self, rows: int) -> NDArray[np.int64]:
+    def hand_out(self, rows: int, live_keys: NDArray[np.int64]) -> NDArray[np.int64]:
         """Count deliveries of granted rows. Rows without remaining deliveries are no longer live."""
         self._granted -= rows
         self._header.store("delivered", self._next + rows)

@@ -28,9 +28,10 @@ from replay_server.storage.ranges import KEYS
 from replay_server.storage.runs import Runs
 from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import DamagedTableError, TableDirectory
-from replay_server.table.draws import Draw, DrawnBatch, WeightNorm, importance_weights, least_of_batches
+from replay_server.table.draws import Draw, DrawnBatch, Points, WeightNorm, importance_weights, least_of_batches
 from replay_server.table.gates import Gate
 from replay_server.table.items.items import Items, SingleRows, StepCounts
+from replay_server.table.items.limited import LEFT_BYTES, LimitedItems
 from replay_server.table.items.link_kernels import BYTES_PER_SLOT
 from replay_server.table.items.step_windows import StepWindows
 from replay_server.table.oldest_first import OldestFirst, Queue
@@ -71,10 +72,12 @@ class NewRows:
 def memory_bytes(config: TableConfig) -> int:
     """Return an upper bound on a table's memory in bytes, excluding its files.
 
-    This covers the index, a count of draws per slot and, in a table of steps, the links of each slot.
+    This covers the index, a count of draws per slot, the links of each slot in a table of steps, and the number of
+    draws that each slot has left if that is limited.
     """
     links = 0 if config.steps is None else BYTES_PER_SLOT
-    return index_bytes(config.index_backend, config.slots) + (COUNT_BYTES + links) * config.slots
+    left = LEFT_BYTES if config.most_draws else 0
+    return index_bytes(config.index_backend, config.slots) + (COUNT_BYTES + links + left) * config.slots
 
 
 @dataclass(frozen=True)
@@ -109,16 +112,18 @@ class Table:
         self._header = directory.header
         self._checksums = directory.rows.checksums
         self._index = make_index(self.config.index_backend, self.config.index_parameters, directory.priorities)
-        steps = self.config.steps
-        self._items: Items = SingleRows() if steps is None else StepWindows(self.config.slots, steps.window)
+        steps, slots = self.config.steps, self.config.slots
+        items = SingleRows() if steps is None else StepWindows(slots, steps.window)
+        most_draws = self.config.most_draws
+        self._items: Items = LimitedItems(items, most_draws, slots) if most_draws else items
         self._windows: WindowQueue | None = None
-        if self.config.is_queue and isinstance(self._items, StepWindows):
-            self._windows = WindowQueue(self.config, self._header, self._items)
+        if self.config.is_queue and isinstance(items, StepWindows):
+            self._windows = WindowQueue(self.config, self._header, items)
         self._load()
         self.draws: Queue | PriorityDraws = self._windows or (
             OldestFirst(self.config, self._header)
             if self.config.is_queue
-            else PriorityDraws(self.config, self._header, self._index, self._items, directory.priorities)
+            else PriorityDraws(directory, self._index, self._items)
         )
         """Chooses which rows are drawn: by priority, or oldest first."""
         self.gate: Gate | None = self.draws.gate
@@ -164,6 +169,10 @@ class Table:
     def drawable(self) -> int:
         """Number of drawable rows: all live rows or, in a table of steps, only those with a complete window."""
         return self._items.count(self.size)
+
+    def has_left(self, rows: int) -> bool:
+        """Whether as many rows as a granted draw needs can be drawn: rows with draws left may have been evicted."""
+        return self._items.draws_left >= rows
 
     def draw_lacks(self, rows: int, granted: int, least: int = 1) -> Lack:
         """Return what a draw of ``rows`` rows lacks.
@@ -324,24 +333,23 @@ class Table:
         if stamp is not None:
             self.directory.writers.store(stamp.writer_id, stamp.sequence, first, rows.count)
         self._header.store("inserted", first + rows.count)
-        if self._windows is not None:
-            self._windows.arrived(keys)
+        self.draws.arrived(keys)
         self.figures.inserted(rows.count, self.inserted)
         self._forget(oldest, self.oldest)
         return range(first, first + rows.count)
 
-    def draw_at(self, draw: Draw, points: NDArray[np.float64]) -> list[DrawnBatch]:
-        """Draw batches at these fractions of the current mass. The `gate` must already have granted their rows.
+    def draw_at(self, draw: Draw, points: Points) -> list[DrawnBatch]:
+        """Draw batches at these points of the current mass. The `gate` must already have granted their rows.
 
         If inserts overwrite drawn rows before these are copied, the caller draws again at the same points. This keeps
         seeded draws reproducible. New points would also bias draws against old rows, which are overwritten first.
 
         Args:
             draw: parameters of each batch.
-            points: the points of all batches as fractions of the mass, from ``self.draws.choose_points``.
+            points: the points of all batches, from ``self.draws.choose_points``.
 
         Raises:
-            RequestError: TABLE_EMPTY; LIMITED if a draw without replacement needs more rows.
+            RequestError: TABLE_EMPTY; LIMITED if a draw needs more rows.
             FieldError: the mode of the draw is not possible.
         """
         live = self.live
@@ -350,6 +358,8 @@ class Table:
             raise errors.table_empty(self.name, self.draw_lacks(1, 0))
         if drawable < draw.least_drawable:
             raise errors.limited(self.name, Lack("rows", drawable, draw.least_drawable))
+        if not self.has_left(len(points.fractions)):
+            raise errors.limited(self.name, Lack("rows", int(self._items.draws_left), len(points.fractions)))
         drawn = self.draws.draw(draw, points, live)
         total_mass, smallest, inserted = self.total_mass, self.draws.smallest_probability(live), self.inserted
         is_by_batch = draw.weight_norm is WeightNorm.BATCH
@@ -385,10 +395,11 @@ class Table:
         # Rows may have been evicted while the batches were copied in a worker thread.
         oldest = self.oldest
         are_live = batches[0].inserted - batches[0].size == oldest
+        live_keys = keys if are_live else self.live_keys(keys)
         if not is_counted:
             self.figures.handed_out(len(keys))
-            self.figures.drawn(keys if are_live else self.live_keys(keys))
-        gone = self.draws.hand_out(len(keys))
+            self.figures.drawn(live_keys)
+        gone = self.draws.hand_out(len(keys), live_keys)
         if len(gone):
             self._index.clear(gone)
         self._forget(oldest, self.oldest)
@@ -481,7 +492,7 @@ class Table:
         self.resets += 1
         before = Contents(self._index, self._items, self.figures.replace_times_sampled(blank.times_sampled))
         self._index, self._items = blank.index, blank.items
-        self.draws.replace_index(blank.index)
+        self.draws.replace_contents(blank.index, blank.items)
         self._forget_others()
         if self.gate is not None:
             self.gate.begin_anew(blank.items)
@@ -512,9 +523,10 @@ class Table:
         """Index the stored rows that can be drawn."""
         live = self.live
         drawable: NDArray[np.bool_] | None = None
-        if self.config.steps is not None:
+        if self.config.steps is not None or self.config.most_draws:
             keys = np.arange(live.oldest, live.oldest + live.size, dtype=np.int64)
-            drawable = self._items.rebuild(live, self.directory.rows.links(keys))
+            is_dead = self.directory.priorities[live_slots(live)] == DEAD_PRIORITY
+            drawable = self._items.rebuild(live, self.directory.rows.links(keys), is_dead)
             if self._windows is not None and drawable is not None:
                 self._windows.load(live, drawable)
         _check_priorities(self.directory, live, drawable, self._index.priority_limit)

@@ -23,7 +23,7 @@ from replay_server import errors
 from replay_server.backends.index import Drawn, LiveRows
 from replay_server.storage.header import Header
 from replay_server.storage.table_config import TableConfig
-from replay_server.table.draws import Draw
+from replay_server.table.draws import Draw, Points
 from replay_server.table.items.items import Items
 from replay_server.table.items.step_windows import StepWindows
 from replay_server.table.oldest_first import Queue
@@ -110,13 +110,14 @@ class WindowQueue(Queue):
         self._granted += granted
         return granted
 
-    def draw(self, draw: Draw, points: NDArray[np.float64], live: LiveRows) -> Drawn:
+    def draw(self, draw: Draw, points: Points, live: LiveRows) -> Drawn:
         """Return the anchors of the next windows to deliver."""
-        places = (self._offset + np.arange(len(points))) // self._times
+        count = len(points.fractions)
+        places = (self._offset + np.arange(count)) // self._times
         anchors = np.array([each.anchor for each in islice(self._waiting, int(places[-1]) + 1)], np.int64)
-        return Drawn(anchors[places], np.ones(len(points)))
+        return Drawn(anchors[places], np.ones(count))
 
-    def hand_out(self, rows: int) -> NDArray[np.int64]:
+    def hand_out(self, rows: int, live_keys: NDArray[np.int64]) -> NDArray[np.int64]:
         """Count deliveries of granted windows, and return the anchors of those without deliveries left."""
         self._granted -= rows
         windows, self._offset = divmod(self._offset + rows, self._times)

@@ -258,12 +258,13 @@ def test_a_shard_that_cannot_be_opened_is_tried_again(
         assert sampler.shards_away == []
 
 
-def test_no_draw_without_replacement_is_possible_over_several_servers(
+def test_other_draws_than_by_priority_are_refused_over_several_servers(
     servers: list[ServerProcess], reach: Callable[..., ReplayClient]
 ) -> None:
     table = reach(servers).create_table("t", columns=COLUMNS, capacity=300)
     table.insert(rows(np.arange(30)))
-    with pytest.raises(InvalidArgumentError, match="draw_mode: expected another mode, because no server knows"):
-        table.sample(4, draw_mode="without_replacement")
-    with pytest.raises(InvalidArgumentError, match="draw_mode: expected another mode"):
-        table.sampler(4, draw_mode="without_replacement")
+    for mode in ("without_replacement", "newest_first"):
+        with pytest.raises(InvalidArgumentError, match="draw_mode: expected another mode for a table on several"):
+            table.sample(4, draw_mode=mode)
+        with pytest.raises(InvalidArgumentError, match="draw_mode: expected another mode"):
+            table.sampler(4, draw_mode=mode)

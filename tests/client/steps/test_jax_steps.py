@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
-from replay_client import Column, Discount, InvalidArgumentError, Mask, Sequences, Table
+from replay_client import Column, Discount, InvalidArgumentError, Mask, ReplayClient, Sequences, Table
 
 jax = pytest.importorskip("jax")
 pytest.importorskip("replay_client.jax")
@@ -56,3 +57,33 @@ def test_positions_that_jax_may_have_moved_are_refused(table: Table) -> None:
         table.update_priorities(made, np.ones((8, 4)))
     table.update_priorities(batch, np.asarray(jnp.ones((8, 4))))
     table.update_priorities(batch, jnp.ones((8, 4)))
+
+
+def test_a_batch_on_a_device_keeps_its_keys_and_positions(table: Table) -> None:
+    from replay_client.jax import to_jax
+
+    (device, *_) = jax.devices()
+    batch = table.sample(8)
+    values = {name: column.copy() for name, column in batch.items()}
+    made: Any = to_jax(batch, device)
+    assert {array.devices().pop() for array in made.values()} == {device}
+    table.update_priorities(made, jnp.abs(made.weights))
+    np.testing.assert_array_equal(made.position_keys, batch.position_keys)
+    table.update_priorities(made, jnp.ones((8, 4)))
+    assert set(table.read(made.row_keys).priorities.tolist()) == {1.0}
+    del batch
+    with table.sampler(8, prefetch=2) as sampler:  # whose batches take the memory of those that were freed
+        for later, _ in zip(sampler, range(20), strict=False):
+            assert to_jax(later)["x"].shape == (8, 6, 2)
+    for name, array in made.items():
+        np.testing.assert_array_equal(array, values[name])
+
+
+def test_a_mixed_batch_on_a_device_has_its_parts(table: Table, client: ReplayClient) -> None:
+    from replay_client.jax import to_jax
+
+    with client.mixed_sampler({table.name: 4}) as sampler:
+        batch = next(sampler)
+        made: Any = to_jax(batch)
+        np.testing.assert_array_equal(made.parts[table.name]["x"], batch["x"])
+        sampler.update_priorities(made, jnp.ones(4))

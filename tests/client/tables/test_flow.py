@@ -60,7 +60,7 @@ def test_a_table_says_what_its_limit_is(client: ReplayClient, new_table: NewTabl
         ({"samples_per_insert": 1.0}, "error_buffer"),
         ({"samples_per_insert": 1.0, "error_buffer": 0.5}, "error_buffer"),
         ({"error_buffer": 0.5}, "error_buffer"),
-        ({"max_times_sampled": 1}, "max_times_sampled"),
+        ({"max_times_sampled": 0}, "max_times_sampled"),
     ],
 )
 def test_what_cannot_be_is_refused(new_table: NewTable, given: dict[str, object], field: str) -> None:

@@ -48,9 +48,6 @@ def test_what_is_not_given_has_its_default() -> None:
         ("rank", "alpha", "much", "number"),
         ("rank", "epsilon", 0.1, "a parameter of rank (alpha)"),
         ("uniform", "alpha", 0.6, "it has none"),
-        ("sum_tree", "max_times_sampled", 1.0, "alpha, epsilon, max_priority"),
-        ("rank", "max_times_sampled", 1.0, "alpha"),
-        ("uniform", "max_times_sampled", 1.0, "it has none"),
     ],
 )
 def test_a_wrong_parameter_is_named_with_what_was_expected_and_what_came(

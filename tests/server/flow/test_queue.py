@@ -254,9 +254,3 @@ def test_a_client_on_the_same_host_is_sent_the_rows(start_server: StartServer, c
 def test_it_takes_no_rate_limiter(caller: Caller) -> None:
     with refused("INVALID_FIELD", field="rate_limiter"):
         caller.create(backend="fifo", rate_limiter=rate_limiter(5))
-
-
-@pytest.mark.parametrize("backend", ["sum_tree", "rank", "uniform"])
-def test_no_other_backend_limits_how_often_a_row_is_drawn(caller: Caller, backend: str) -> None:
-    with refused("INVALID_FIELD", field="max_times_sampled"):
-        caller.create(backend=backend, parameters={"max_times_sampled": 1.0})

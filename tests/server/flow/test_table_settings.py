@@ -64,7 +64,7 @@ def test_a_queue_is_set(start_server: StartServer, call: Call, tmp_path: Path) -
     [
         ("min_size = 1001", "min_size"),
         ("samples_per_insert = 4", "error_buffer"),
-        ('backend = "rank"\nparameters = { max_times_sampled = 2 }', "max_times_sampled"),
+        ('backend = "rank"\nparameters = { max_times_sampled = 0 }', "max_times_sampled"),
     ],
 )
 def test_what_cannot_be_keeps_the_server_from_starting(tmp_path: Path, more: str, named: str) -> None:

@@ -22,7 +22,7 @@ class Steps(RuleBasedStateMachine):
     """Writers of several streams, eviction, resets and restarts."""
 
     @initialize(
-        forward=st.integers(0, 6), backward=st.integers(0, 5), period=st.integers(1, 3), capacity=st.integers(8, 40)
+        forward=st.integers(1, 6), backward=st.integers(0, 5), period=st.integers(1, 3), capacity=st.integers(8, 40)
     )
     def begin(self, forward: int, backward: int, period: int, capacity: int) -> None:
         """Create a table."""
@@ -88,7 +88,7 @@ class Steps(RuleBasedStateMachine):
         """Link the stored rows again."""
         self.items = StepWindows(SLOTS, self.shape)
         keys = np.arange(self.live.oldest, self.live.oldest + self.live.size)
-        drawable = self.items.rebuild(self.live, self.links[keys % SLOTS])
+        drawable = self.items.rebuild(self.live, self.links[keys % SLOTS], np.zeros(len(keys), np.bool_))
         assert set(keys[drawable].tolist()) == self.oracle.drawable
 
     def _evict(self, count: int) -> None:

@@ -60,6 +60,7 @@ class TableMachine(RuleBasedStateMachine):
         self.next_value = 0
         self.sequences = dict.fromkeys(WRITERS, 0)
         self.answers: dict[tuple[bytes, int], range] = {}
+        self.new: set[int] | None = None
 
     @initialize(
         capacity=st.sampled_from([1, 2, 3, 7, 64, 65, 100]),
@@ -146,8 +147,12 @@ class TableMachine(RuleBasedStateMachine):
         if not self.rows:
             with pytest.raises(RequestError, match="no rows"):
                 draw_batch(self.table, Draw(size, beta, norm, mode))
+            if mode is DrawMode.NEWEST_FIRST:
+                self.new = set()
             return
         exact = self._exact()
+        if mode is DrawMode.NEWEST_FIRST and self.backend == "rank":
+            return  # refused by the call
         if mode is DrawMode.WITHOUT_REPLACEMENT and size > np.count_nonzero(exact):
             with pytest.raises((RequestError, FieldError), match=r"too few rows|only as many rows have mass"):
                 draw_batch(self.table, Draw(size, beta, norm, mode))
@@ -156,6 +161,10 @@ class TableMachine(RuleBasedStateMachine):
         assert len(batch.keys) == size
         assert mode is not DrawMode.WITHOUT_REPLACEMENT or len(set(batch.keys.tolist())) == size
         assert set(batch.keys.tolist()) <= set(self.rows)
+        if mode is DrawMode.NEWEST_FIRST:
+            new = [key for key in sorted(self.new or (), reverse=True) if exact[key - min(self.rows)] > 0][:size]
+            assert batch.keys[: len(new)].tolist() == new
+            self.new = {key for key in self.new or () if new and key < new[-1]} if len(new) == size else set()
         chosen = exact[batch.keys - min(self.rows)]
         assert (chosen > 0).all(), "a row of no mass was drawn"
         np.testing.assert_allclose(batch.probabilities, chosen, rtol=1e-12)
@@ -172,6 +181,7 @@ class TableMachine(RuleBasedStateMachine):
     def reset(self) -> None:
         assert self.table.reset() == len(self.rows)
         self.rows.clear()
+        self.new = None
 
     @rule()
     def come_back(self) -> None:
@@ -180,6 +190,7 @@ class TableMachine(RuleBasedStateMachine):
         self.table.close()
         self.table = Table(TableDirectory.open(folder))
         assert self.table.uid == uid
+        self.new = None
 
     # Invariants after each operation.
 
@@ -228,9 +239,13 @@ class TableMachine(RuleBasedStateMachine):
         for index, value in enumerate(rows.columns["value"].tolist()):
             priority = default if rows.priorities is None else float(rows.priorities[index])
             self.rows[self.inserted] = ModelRow(value, priority, tuple(links[index]))
+            if self.new is not None:
+                self.new.add(self.inserted)
             self.inserted += 1
         for key in [key for key in self.rows if key < self.inserted - self.config.capacity]:
             del self.rows[key]
+        if self.new is not None:
+            self.new &= self.rows.keys()
 
     def _exact(self) -> formulas.Floats:
         priorities = np.array([self.rows[key].priority for key in sorted(self.rows)])

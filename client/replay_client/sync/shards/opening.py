@@ -8,7 +8,7 @@ from replay_proto.v1 import replay_pb2
 
 from replay_client._operations import server as operations
 from replay_client._operations.server import IfExists
-from replay_client._shards.checks import NOT_DIVIDED, check_backend
+from replay_client._shards.checks import NOT_DIVIDED, check_kind
 from replay_client.errors import InvalidArgumentError
 from replay_client.results.shards import ShardMap
 from replay_client.sync.shards.servers.fleet import Fleet
@@ -34,7 +34,8 @@ def create_sharded(fleet: Fleet, config: replay_pb2.TableConfig, if_exists: IfEx
         InvalidArgumentError: the config is not possible on several servers, or they have different tables of this name.
         ReplayError: as for `ReplayClient.create_table`.
     """
-    if config.backend.name in NOT_DIVIDED or config.HasField("rate_limiter"):
+    is_usual = config.backend.name not in NOT_DIVIDED and not config.backend.parameters
+    if not is_usual or config.steps.sequences.unpadded or config.HasField("rate_limiter"):
         _check(map_of(fleet), config)  # first, so that a refused config does not create a map
     shards = fleet.find()
     of_shard = replay_pb2.TableConfig()
@@ -72,7 +73,8 @@ def open_sharded(fleet: Fleet, shards: ShardMap, name: str) -> ShardedTable:
 
 def _check(shards: ShardMap, config: replay_pb2.TableConfig) -> None:
     addresses = [shard.address for shard in shards.in_use]
-    check_backend(config.backend.name, f"on {len(addresses)} servers, {', '.join(addresses)}")
+    what = f"on {len(addresses)} servers, {', '.join(addresses)}"
+    check_kind(config.backend.name, config.backend.parameters, what, is_ragged=config.steps.sequences.unpadded)
     limiter = replay_pb2.RateLimiter()
     limiter.CopyFrom(config.rate_limiter)
     if config.HasField("rate_limiter"):

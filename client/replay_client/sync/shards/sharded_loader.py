@@ -56,7 +56,13 @@ class ShardedLoader(RowLoader):
     def insert(self, rows: Rows) -> None:
         """Insert rows exactly once; see `RowLoader.insert`."""
         steps = self._first.steps
-        check_loadable(self._first.schema, rows, of_steps=steps is not None, priorities=self._has_priorities)
+        check_loadable(
+            self._first.schema,
+            rows,
+            of_steps=steps is not None,
+            priorities=self._has_priorities,
+            may_lack=steps is not None,
+        )
         where = self._by_part(rows.batch_size) if steps is None else self._by_episode(rows)
         for place in np.unique(where).tolist():
             self._insert_into(place, selected_rows(rows, np.flatnonzero(where == place)))

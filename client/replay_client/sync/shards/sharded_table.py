@@ -374,9 +374,9 @@ class ShardedTable(Table):
         **draw: Any,
     ) -> ShardedSampler:
         """Create a sampler; see `Table._part_sampler`."""
-        if draw.get("draw_mode") == "without_replacement":
-            expected = "another mode, because no server knows the rows that others have drawn"
-            raise InvalidArgumentError.of_field("draw_mode", expected, "'without_replacement'")
+        if (mode := draw.get("draw_mode")) in ("without_replacement", "newest_first"):
+            expected = "another mode for a table on several servers, which draws only by priority"
+            raise InvalidArgumentError.of_field("draw_mode", expected, repr(mode))
         everywhere = self.batch_columns
         chosen = {name: column for name, column in everywhere.items() if names is None or name in names}
 

@@ -25,6 +25,7 @@ _DRAW_MODES = {
     replay_pb2.DRAW_MODE_STRATIFIED: DrawMode.STRATIFIED,
     replay_pb2.DRAW_MODE_INDEPENDENT: DrawMode.INDEPENDENT,
     replay_pb2.DRAW_MODE_WITHOUT_REPLACEMENT: DrawMode.WITHOUT_REPLACEMENT,
+    replay_pb2.DRAW_MODE_NEWEST_FIRST: DrawMode.NEWEST_FIRST,
 }
 _WEIGHT_NORMS = {
     replay_pb2.WEIGHT_NORM_UNSPECIFIED: WeightNorm.BATCH,
@@ -189,9 +190,8 @@ def draw(value: replay_pb2.Draw) -> Draw:
         raise FieldError("beta", "a finite number of at least 0", str(value.beta))
     mode = _DRAW_MODES.get(value.draw_mode)
     if mode is None:
-        raise FieldError(
-            "draw_mode", "STRATIFIED (1), INDEPENDENT (2) or WITHOUT_REPLACEMENT (3)", str(value.draw_mode)
-        )
+        expected = "STRATIFIED (1), INDEPENDENT (2), WITHOUT_REPLACEMENT (3) or NEWEST_FIRST (4)"
+        raise FieldError("draw_mode", expected, str(value.draw_mode))
     norm = _WEIGHT_NORMS.get(value.weight_norm)
     if norm is None:
         raise FieldError("weight_norm", "BATCH (1) or TABLE (2)", str(value.weight_norm))

@@ -12,6 +12,7 @@ from replay_proto.errors import FieldError
 from replay_proto.framing import Carried, Framed
 from replay_proto.v1 import replay_pb2
 
+from replay_server.backends.rank import RankIndex
 from replay_server.catalog import Catalog
 from replay_server.flow.admission import Admission
 from replay_server.flow.leases import Lease
@@ -79,8 +80,7 @@ class SamplingHandlers:
             batch = replay_pb2.Batch(**_fields(table, drawn[0], wanted))
             return replay_pb2.SampleResponse(batch=batch, table_uid=table.uid)
 
-        admission = await self._admitted(call, lease, wanted)
-        return await self._drawn(call, admission, wanted, reply)
+        return await self._drawn(call, lease, wanted, reply)
 
     async def read(self, request: Framed[replay_pb2.ReadRequest], call: Call) -> bytes:
         """Return rows by key."""
@@ -160,8 +160,7 @@ class SamplingHandlers:
             return response
 
         try:
-            admission = await self._admitted(call, lease, wanted)
-            answer = await self._drawn(call, admission, wanted, reply)
+            answer = await self._drawn(call, lease, wanted, reply)
         except BaseException:
             if response.charged and lease.is_unchanged:  # the caller does not learn what was charged
                 _charge(lease.admission, max(-response.charged, 0), max(response.charged, 0))
@@ -176,11 +175,13 @@ class SamplingHandlers:
         rows = wanted.rows * window_rows(table)
         check_reply_size(wanted.carried(table), rows, bounds.max_rows_bytes, wanted.batches)
         bounds.check_rows(rows)
-        if not wanted.is_gated and table.config.is_queue:
-            raise FieldError("draw", "no charged_apart in a queue", "charged_apart")
+        if not wanted.is_gated and table.config.max_times + table.config.most_draws:
+            raise FieldError("draw", "no charged_apart in a queue or with max_times_sampled", "charged_apart")
         if wanted.draw.mode is DrawMode.WITHOUT_REPLACEMENT:
             fields.up_to("batches", fields.MAX_DISTINCT_BATCHES, wanted.batches)
             _check_distinct(table, wanted.draw)
+        if wanted.draw.mode is DrawMode.NEWEST_FIRST:
+            _check_newest_first(table)
 
     def _state(self, table: Table) -> replay_pb2.TableState:
         drawable = table.drawable
@@ -221,8 +222,9 @@ class SamplingHandlers:
             await admission.draw(call.caller, wanted.rows, wanted.wait_s, least)
         return lease.admission
 
-    async def _drawn(self, call: Call, admission: Admission, wanted: _Wanted, reply: Reply) -> bytes:
-        """Draw admitted batches and build the reply; refuse if the table was dropped or reset meanwhile."""
+    async def _drawn(self, call: Call, named: Lease, wanted: _Wanted, reply: Reply) -> bytes:
+        """Draw batches when they are allowed, and build the reply; refuse if the table is dropped or reset then."""
+        admission = await self._admitted(call, named, wanted)
         table, lease = admission.table, Lease(admission)
         copies = not wanted.is_overtaken and self._may_copy(table, wanted)
         rows = wanted.rows * window_rows(table)
@@ -230,11 +232,16 @@ class SamplingHandlers:
         try:
             await hold_reply(call, self._catalog, reply_bytes(rows, carried, wanted.batches), rows)
             async with table.draws.turn:
-                answer = await self._handed_out(lease, wanted, reply, carried)
+                has_left = lease.unchanged.has_left(wanted.rows)
+                if has_left:
+                    answer = await self._handed_out(lease, wanted, reply, carried)
         except BaseException:
             if wanted.is_gated:
                 admission.leave(wanted.rows, lease.resets)
             raise
+        if not has_left:
+            admission.leave(wanted.rows, lease.resets)
+            return await self._drawn(call, named, wanted, reply)
         # There may now be room for waiting inserts.
         admission.changed()
         return answer
@@ -270,13 +277,23 @@ class SamplingHandlers:
 def _check_distinct(table: Table, draw: Draw) -> None:
     """Check that a table can serve a draw without replacement."""
     config, limit = table.config, table.config.rate_limit
-    if config.is_queue and config.max_times > 1:
-        expected = "another mode, because a queue with max_times_sampled above 1 repeats rows"
-        raise FieldError("draw_mode", expected, "WITHOUT_REPLACEMENT")
+    if config.max_times > 1 or config.most_draws > 1:
+        raise FieldError("draw_mode", "another mode with max_times_sampled above 1", "WITHOUT_REPLACEMENT")
     if limit is not None and limit.samples_per_insert is not None and draw.batch_size > limit.min_size:
         # Otherwise, the draw could wait for inserts, and these for the draw.
         expected = f"at most {limit.min_size:,} without replacement, the min_size of the rate limiter"
         raise FieldError("batch_size", expected, f"{draw.batch_size:,}")
+
+
+def _check_newest_first(table: Table) -> None:
+    """Check that a table can serve draws of new rows."""
+    config, got = table.config, "NEWEST_FIRST"
+    if config.is_queue:
+        raise FieldError("draw_mode", "another mode, because a queue delivers the oldest row first", got)
+    if config.backend == RankIndex.name:
+        raise FieldError("draw_mode", "another mode, because rank does not know the rank of a given row", got)
+    if config.most_draws:
+        raise FieldError("draw_mode", "another mode with max_times_sampled", got)
 
 
 def _check_charge(table: Table, message: replay_pb2.LearnRequest) -> None:

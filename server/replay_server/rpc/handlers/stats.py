@@ -136,7 +136,7 @@ def _steps(table: Table) -> replay_pb2.StepStats | None:
 
 
 def _limiter(table: Table) -> replay_pb2.LimiterStats | None:
-    if not isinstance(table.gate, LimiterGate):
+    if table.config.rate_limit is None or not isinstance(table.gate, LimiterGate):
         return None
     counters = table.gate.counters
     return replay_pb2.LimiterStats(

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from replay_proto.layout import HEADER_FILE, HEADER_WORDS, WRITE_HORIZON
 from replay_proto.rate_limit import RateLimit
 
-from replay_server.backends.index import FIRST_PRIORITY, LiveRows, live_slots
+from replay_server.backends.index import DEAD_PRIORITY, FIRST_PRIORITY, LiveRows, live_slots
 from replay_server.files.durable_files import overwrite_file
 from replay_server.files.long_work import LongWork
 from replay_server.files.mapped_file import MappedFile
@@ -276,9 +276,10 @@ def _apply(folder: Path, config: TableConfig, point: SyncPoint) -> None:
     rows = point.state.live(config.most_live, config.times)
     slots = live_slots(LiveRows(rows.start, len(rows), config.slots))
     live = priorities[slots]
-    # A row that a lost insert had evicted has no priority any more. Give it the priority of new rows.
+    # A row that a lost insert had evicted has no priority any more. Give it the priority of new rows, unless draws are
+    # limited: it may also have had its last one.
     known = np.isfinite(live) & (live >= 0)
     largest = float(live[known].max()) if known.any() else 0.0
-    priorities[slots[~known]] = largest or FIRST_PRIORITY
+    priorities[slots[~known]] = DEAD_PRIORITY if config.most_draws else largest or FIRST_PRIORITY
     file.sync()
     file.close()

@@ -7,6 +7,7 @@ can no longer be drawn.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import NamedTuple, Self
 
@@ -114,12 +115,15 @@ class Items(ABC):
         """Return the items of the same kind of table, without rows. May run in any thread."""
 
     @abstractmethod
-    def rebuild(self, live: LiveRows, links: NDArray[np.uint64]) -> NDArray[np.bool_] | None:
+    def rebuild(
+        self, live: LiveRows, links: NDArray[np.uint64], is_dead: NDArray[np.bool_]
+    ) -> NDArray[np.bool_] | None:
         """Find the items among the live rows of a stored table, when the table is opened.
 
         Args:
             live: the live rows.
             links: uint64[size, words]: the links of these rows, oldest first; see `Runs.links`.
+            is_dead: bool[size]: which of these rows have no priority.
 
         Returns:
             bool[size]: which live rows have a drawable item, oldest first; None if all have one.
@@ -128,6 +132,11 @@ class Items(ABC):
     @abstractmethod
     def windows(self, keys: NDArray[np.int64]) -> Windows | None:
         """Return the windows of drawn items; None if each item is a single row. keys: int64[batch]."""
+
+    @property
+    def draws_left(self) -> float:
+        """Number of draws that all items have left together; infinite unless the table limits them."""
+        return math.inf
 
     @property
     @abstractmethod
@@ -167,7 +176,10 @@ class SingleRows(Items):
         """Return this object, which has no state."""
         return self
 
-    def rebuild(self, live: LiveRows, links: NDArray[np.uint64]) -> None:
+    def retire(self, keys: NDArray[np.int64]) -> None:
+        """Do nothing."""
+
+    def rebuild(self, live: LiveRows, links: NDArray[np.uint64], is_dead: NDArray[np.bool_]) -> None:
         """Return None: all live rows are items."""
 
     def windows(self, keys: NDArray[np.int64]) -> None:

@@ -109,7 +109,7 @@ class StepWindows(Items):
         return gone
 
     def retire(self, keys: NDArray[np.int64]) -> None:
-        """Let drawable anchors be anchors no longer, because a queue has delivered their windows. keys: distinct."""
+        """Let drawable anchors be anchors no longer, because their windows had their last draw. keys: distinct."""
         self._links.flags[keys % self._slots] &= np.uint8(~(ANCHOR | DRAWABLE) & 0xFF)
         self._links.counts[[link_kernels.ANCHORS, link_kernels.DRAWABLES]] -= len(keys)
 
@@ -125,7 +125,7 @@ class StepWindows(Items):
         """Return the windows of anchors that can be drawn. The argument is their keys, int64[batch]."""
         return Windows(*link_kernels.windows_of(self._links, anchors, self._shape.forward, self._shape.backward))
 
-    def rebuild(self, live: LiveRows, links: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    def rebuild(self, live: LiveRows, links: NDArray[np.uint64], is_dead: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Link the live rows of a stored table, and return which of them are drawable."""
         for array in self._links:
             array[:] = 0
@@ -224,4 +224,4 @@ def warm_up_windows() -> None:
     items = StepWindows(8, WindowShape(1, 1))
     items.windows(np.asarray(items.arrive(0, 4, runs, 0).keys))
     items.leave(0, 1)
-    items.rebuild(LiveRows(1, 3, 8), runs.links()[1:])
+    items.rebuild(LiveRows(1, 3, 8), runs.links()[1:], np.zeros(3, np.bool_))

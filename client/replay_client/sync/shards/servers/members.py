@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from replay_proto.v1 import replay_pb2
 
 from replay_client._operations import server as operations
-from replay_client._shards.checks import check_backend, check_divisible
+from replay_client._shards.checks import check_divisible, check_table
 from replay_client._transport.call import Operation
 from replay_client._transport.session import Session
 from replay_client.errors import (
@@ -118,7 +118,7 @@ def opened(fleet: Fleet, shards: ShardMap, name: str, known: Mapping[int, Member
     members = {shard: known.get(shard.id) or member_of(fleet, shard, table) for shard, table in found.items()}
     for shard, table in found.items():
         where = f"{shard.address}, one of {len(shards.in_use)} servers"
-        check_backend(table.backend, f"of table {name!r} at {where}; drop it, and use one server")
+        check_table(table, f"of table {name!r} at {where}; drop it, and use one server")
         if lacking:
             check_divisible(table, shard.address)
     config = config_of_shard(list(members.values()), list(lacking))
