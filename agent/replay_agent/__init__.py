@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from replay_agent.acting.environments import describe_environment, make_environment
     from replay_agent.acting.evaluation import EvaluationResult, evaluate
     from replay_agent.dqn.double_dqn import DoubleDQN, TransitionBatch
-    from replay_agent.dqn.learner import DoubleDQNConfig, UpdateResult
+    from replay_agent.dqn.learner import DoubleDQNConfig, LossResult, UpdateResult
     from replay_agent.dqn.n_step import NStep, Transition
     from replay_agent.dqn.networks import NetworkSpec, QNetwork, build_network
     from replay_agent.r2d2 import R2D2, R2D2Config, RecurrentQNetwork, SequenceBatch, build_recurrent_network
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         transition_batch,
         transition_columns,
     )
+    from replay_agent.trainer import Trainer
     from replay_agent.training.schedules import LinearSchedule
 
 __version__ = version("replay-service")
@@ -32,7 +33,7 @@ _MODULES = {
     "acting.environments": ["describe_environment", "make_environment"],
     "acting.evaluation": ["EvaluationResult", "evaluate"],
     "dqn.double_dqn": ["DoubleDQN", "TransitionBatch"],
-    "dqn.learner": ["DoubleDQNConfig", "UpdateResult"],
+    "dqn.learner": ["DoubleDQNConfig", "LossResult", "UpdateResult"],
     "dqn.n_step": ["NStep", "Transition"],
     "dqn.networks": ["NetworkSpec", "QNetwork", "build_network"],
     "r2d2": ["R2D2", "R2D2Config", "RecurrentQNetwork", "SequenceBatch", "build_recurrent_network"],
@@ -43,6 +44,7 @@ _MODULES = {
         "transition_batch",
         "transition_columns",
     ],
+    "trainer": ["Trainer"],
     "training.schedules": ["LinearSchedule"],
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
@@ -54,12 +56,14 @@ __all__ = [
     "EpsilonGreedyPolicy",
     "EvaluationResult",
     "LinearSchedule",
+    "LossResult",
     "NStep",
     "NetworkSpec",
     "QNetwork",
     "R2D2Config",
     "RecurrentQNetwork",
     "SequenceBatch",
+    "Trainer",
     "Transition",
     "TransitionBatch",
     "UpdateResult",

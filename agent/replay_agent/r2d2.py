@@ -167,6 +167,8 @@ class SequenceBatch:
 class R2D2(Learner[RecurrentQNetwork, SequenceBatch]):
     """Learns by R2D2. Values and TD errors are rescaled."""
 
+    algorithm = "r2d2"
+    Config = R2D2Config
     _config: R2D2Config
 
     def __init__(self, spec: NetworkSpec, config: R2D2Config, device: torch.device) -> None:

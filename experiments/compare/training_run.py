@@ -17,7 +17,7 @@ from typing import Any
 from replay_agent.processes.signals import StopRequest
 from replay_agent.settings.train_settings import TrainSettings
 from replay_agent.training.run import train
-from replay_agent.training.trainer import Ending
+from replay_agent.training.training_loop import Ending
 from replay_client.security import TLS_PREFIX, TOKEN_VARIABLE
 from rich.console import Console
 

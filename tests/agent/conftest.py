@@ -19,7 +19,7 @@ from replay_agent.ray import keeper
 from replay_agent.reporting.tensorboard import MetricsLog
 from replay_agent.settings.train_settings import TrainSettings
 from replay_agent.training.run_directory import open_run_directory
-from replay_agent.training.trainer import Trainer
+from replay_agent.training.training_loop import TrainingLoop
 from replay_client import ReplayClient, local_server
 
 from tests.agent.short_runs import RECONNECT_TIMEOUT_S, SHORT_RUN, Trained, flags_of
@@ -54,17 +54,19 @@ def settings_of(tmp_path: Path) -> Callable[..., TrainSettings]:
 
 
 @pytest.fixture
-def make_trainer(server: ServerProcess, settings_of: Callable[..., TrainSettings]) -> Iterator[Callable[..., Trainer]]:
+def make_trainer(
+    server: ServerProcess, settings_of: Callable[..., TrainSettings]
+) -> Iterator[Callable[..., TrainingLoop]]:
     """Creates trainers that use the shared server or a given address, and closes them at the end."""
     with ExitStack() as stack:
 
-        def make(stop: StopRequest | None = None, metrics: MetricsLog | None = None, **given: Any) -> Trainer:
+        def make(stop: StopRequest | None = None, metrics: MetricsLog | None = None, **given: Any) -> TrainingLoop:
             settings = settings_of(**{"server": server.address, **given})
             client = stack.enter_context(ReplayClient(settings.server or ""))
             guide_client = stack.enter_context(ReplayClient(settings.server or "", timeout_s=CALL_S))
             run = open_run_directory(settings)
             run.begin(settings)
-            trainer = Trainer(
+            trainer = TrainingLoop(
                 settings,
                 run,
                 inspect_environment(settings.env),

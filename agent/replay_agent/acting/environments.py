@@ -71,19 +71,41 @@ class EnvironmentInfo:
         return self.observation_shape if self.stack == 1 else self.observation_shape[1:]
 
 
-def make_environment(env_id: str) -> Environment:
+def make_environment(env_id: str, render_mode: str | None = None) -> Environment:
     """Create an environment. Atari games, whose ids begin with ``ALE/``, get their usual preprocessing.
 
+    Args:
+        env_id: id for `gymnasium.make`, or ``module:function`` for a function that makes an environment.
+        render_mode: passed to either of them, unless it is None.
+
     Raises:
-        UnsupportedEnvironmentError: Gymnasium does not know the environment, or a dependency is missing.
+        UnsupportedEnvironmentError: Gymnasium does not know the environment, a dependency is missing, or the function
+            fails.
     """
+    module, _, name = env_id.partition(":")
+    options: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
     try:
-        return _make_atari(env_id) if env_id.startswith(ATARI_PREFIX) else gymnasium.make(env_id)
+        make = getattr(import_module(module), name, None) if name else None
+        if make is not None:
+            return _made_by(make, env_id, options)
+        return _make_atari(env_id, options) if env_id.startswith(ATARI_PREFIX) else gymnasium.make(env_id, **options)
     except (gymnasium.error.Error, ImportError) as error:
         raise UnsupportedEnvironmentError(
             f"Gymnasium could not make the environment {env_id!r}: {error}. Check --env, and install the package that "
             "registers it (as module:EnvId, if it must be imported first), for Atari games 'replay-service[atari]'."
         ) from error
+
+
+def _made_by(make: Any, env_id: str, options: Mapping[str, Any]) -> Environment:
+    try:
+        env = make(**options)
+    except Exception as error:
+        raise UnsupportedEnvironmentError(
+            f"the environment {env_id} failed: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(env, gymnasium.Env):
+        raise UnsupportedEnvironmentError(f"expected a gymnasium.Env from {env_id}, got {type(env).__name__}")
+    return env
 
 
 class _FireOnReset(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -99,10 +121,10 @@ class _FireOnReset(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self.env.reset() if terminated or truncated else (obs, info)
 
 
-def _make_atari(env_id: str) -> Environment:
+def _make_atari(env_id: str, options: Mapping[str, Any]) -> Environment:
     """Make a game as in Mnih et al. (2015): gray 84x84 frames, four emulator steps per action, stacks of four."""
     gymnasium.register_envs(import_module("ale_py"))
-    game = gymnasium.make(env_id, frameskip=1, max_num_frames_per_episode=ATARI_FRAMES)
+    game = gymnasium.make(env_id, frameskip=1, max_num_frames_per_episode=ATARI_FRAMES, **options)
     meanings: list[str] = game.get_wrapper_attr("get_action_meanings")()
     env: Environment = AtariPreprocessing(game)
     if FIRE in meanings:

@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from replay_agent.processes.signals import StopRequest
         from replay_agent.reporting.progress import set_up_logging
         from replay_agent.training.run import FAILURES, train
-        from replay_agent.training.trainer import Ending
+        from replay_agent.training.training_loop import Ending
 
     gc.freeze()  # Torch's modules are never garbage, and scanning them takes long.
     console = Console(stderr=True)

@@ -44,7 +44,7 @@ from replay_agent.distributed.run_tables import (
     table_number,
 )
 from replay_agent.dqn.divergence import DivergedError, require_return
-from replay_agent.dqn.networks import ActingNetwork, build_network
+from replay_agent.dqn.networks import ActingNetwork, own_or_usual_network
 from replay_agent.r2d2 import build_recurrent_network
 from replay_agent.replay.access import CLOSE_TIMEOUT_S, TABLE_LOST
 from replay_agent.replay.rows import Recorder, make_recorder
@@ -83,7 +83,7 @@ class ActingRun:
         self._number = secrets.randbits(62)
         self._epsilon = own_epsilon(task.epsilons, name)
         spec = task.network
-        self._network: ActingNetwork = build_recurrent_network(spec) if spec.lstm_units else build_network(spec)
+        self._network: ActingNetwork = build_recurrent_network(spec) if spec.lstm_units else own_or_usual_network(spec)
         self._actor = Actor(
             task.env_id,
             ActorSeeds(RunSeeds(task.seed, task.starts).actor(self._number)),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from replay_agent.dqn import losses
 from replay_agent.dqn.learner import DoubleDQNConfig, Learner, LossResult
-from replay_agent.dqn.networks import NetworkSpec, QNetwork, build_network
+from replay_agent.dqn.networks import ActingNetwork, NetworkSpec, own_or_usual_network
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,17 @@ class TransitionBatch:
     weights: Tensor
 
 
-class DoubleDQN(Learner[QNetwork, TransitionBatch]):
-    """Learns by Double DQN. Priorities are absolute TD errors."""
+class DoubleDQN(Learner[ActingNetwork, TransitionBatch]):
+    """Learns by Double DQN. Priorities are absolute TD errors.
+
+    A subclass may compute another loss, and other priorities, by `compute_loss`.
+    """
+
+    algorithm = "dqn"
 
     def __init__(self, spec: NetworkSpec, config: DoubleDQNConfig, device: torch.device) -> None:
         """Build the online and the target network with the same random weights, from torch's global generator."""
-        super().__init__(spec, build_network(spec), config, device)
+        super().__init__(spec, own_or_usual_network(spec), config, device)
 
     def compute_loss(self, batch: TransitionBatch) -> LossResult:
         """See `Learner.compute_loss`."""
@@ -48,10 +53,9 @@ class DoubleDQN(Learner[QNetwork, TransitionBatch]):
         loss = losses.weighted_huber_loss(td_errors, batch.weights, self._config.huber_delta)
         return LossResult(loss, td_errors.detach().abs(), values.detach().mean())
 
-    def values(self, network: QNetwork, batch: TransitionBatch) -> Tensor:
+    def values(self, network: ActingNetwork, batch: TransitionBatch) -> Tensor:
         """Compute the action values of ``batch.obs``, float32[batch, actions]."""
-        values: Tensor = network(batch.obs)
-        return values
+        return network.act(batch.obs, batch.weights.new_zeros(len(batch.obs), 0))[0]
 
     @torch.no_grad()
     def _targets(self, batch: TransitionBatch) -> Tensor:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from replay_agent.dqn.networks import ActingNetwork, NetworkSpec
+from replay_agent.dqn.saved_agents import SavedAgent, SavedAgentError, best_weights
+from replay_agent.own_parts import name_of
 
 DECAY = 0.99
 """Decay of the exponential means per gradient step."""
@@ -126,6 +129,11 @@ class LossResult(NamedTuple):
 class Learner(ABC, Generic[Network, BatchT]):
     """Online network, target network and optimizer."""
 
+    algorithm: ClassVar[str]
+    """Name in the settings."""
+    Config: ClassVar[type[DoubleDQNConfig]] = DoubleDQNConfig
+    """Class of the hyperparameters."""
+
     def __init__(self, spec: NetworkSpec, online: Network, config: DoubleDQNConfig, device: torch.device) -> None:
         """Move the network to the device, and copy it as the target network."""
         self.spec = spec
@@ -139,6 +147,40 @@ class Learner(ABC, Generic[Network, BatchT]):
         self.target: Network = copy.deepcopy(self.online).requires_grad_(False)
         self.optimizer = torch.optim.Adam(
             self.online.parameters(), lr=config.learning_rate, eps=config.adam_epsilon, fused=True
+        )
+
+    @classmethod
+    def load(cls, run: str | Path, device: str | torch.device = "cpu") -> Self:
+        """Load the best network of a run, as online and as target network.
+
+        Args:
+            run: directory of the run. The environment's package is not needed.
+            device: device of the networks.
+
+        Raises:
+            SavedAgentError: the directory is not that of a run of this algorithm and version.
+            OwnPartError: the run has a network of its own, which is not on this machine.
+        """
+        agent = SavedAgent.read(Path(run))
+        if agent.algorithm != cls.algorithm:
+            raise SavedAgentError(f"expected a run with algorithm {cls.algorithm}, got {agent.algorithm} in {run}")
+        learner = cls(agent.spec, cls.Config(**agent.config), torch.device(device))  # type: ignore[call-arg]
+        weights = best_weights(Path(run))
+        for network in (learner.online, learner.target):
+            network.load_state_dict(weights)
+        return learner
+
+    def saved(self, env_id: str, first_action: int, evaluation_epsilon: float) -> SavedAgent:
+        """Return what `load` needs besides the weights."""
+        own = name_of(type(self)) if type(self).__module__.partition(".")[0] != "replay_agent" else None
+        return SavedAgent(
+            env_id=env_id,
+            first_action=first_action,
+            evaluation_epsilon=evaluation_epsilon,
+            algorithm=self.algorithm,
+            learner=own,
+            spec=self.spec,
+            config=asdict(self._config),
         )
 
     @abstractmethod

@@ -6,11 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from replay_agent.own_parts import OwnPartError, find
 
 UINT8_MAX = 255.0
 IMAGE_RANK = 3
@@ -55,6 +57,8 @@ class NetworkSpec:
         dueling: whether the head has separate value and advantage streams.
         bounds: bounds used to scale vectors to [-1, 1]; None: no scaling.
         lstm_units: units of the LSTM of a recurrent network; 0: the network is not recurrent.
+        own: name of a function or class that makes the network from this spec, as ``module:name``; empty: there is
+            none.
     """
 
     observation_shape: tuple[int, ...]
@@ -64,6 +68,7 @@ class NetworkSpec:
     dueling: bool
     bounds: Bounds | None = None
     lstm_units: int = 0
+    own: str = ""
 
     @property
     def kind(self) -> NetworkKind:
@@ -225,12 +230,43 @@ class QNetwork(ActingNetwork):
         return self(observations), states
 
 
+class OwnNetwork(ActingNetwork):
+    """A network of the user.
+
+    It maps observations, any[batch, *observation_shape], to action values, float32[batch, actions]. If it computes
+    something else, it has a method ``action_values`` for that.
+    """
+
+    def __init__(self, own: nn.Module) -> None:
+        super().__init__()
+        self.own = own
+
+    def forward(self, observations: Tensor) -> Any:
+        """Return what the network computes."""
+        return self.own(observations)
+
+    def act(self, observations: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """See `ActingNetwork.act`."""
+        action_values = getattr(self.own, "action_values", self.own)
+        return action_values(observations), states
+
+
 class Encoder(NamedTuple):
     """The layers before the head; `torso` returns float32[batch, features]."""
 
     inputs: nn.Module
     torso: nn.Module
     features: int
+
+
+def own_or_usual_network(spec: NetworkSpec) -> ActingNetwork:
+    """Build the network of the user, if the spec names one, or the usual one.
+
+    Raises:
+        OwnPartError: the network of the user is not there, or its output does not fit the actions.
+        ValueError: as `build_network`.
+    """
+    return _build_own(spec) if spec.own else build_network(spec)
 
 
 def build_network(spec: NetworkSpec) -> QNetwork:
@@ -242,6 +278,25 @@ def build_network(spec: NetworkSpec) -> QNetwork:
     # With dueling, each stream of the head has its own last hidden layer.
     encoder = build_encoder(spec, spec.hidden_sizes[:-1] if spec.dueling else spec.hidden_sizes)
     return QNetwork(encoder.inputs, encoder.torso, build_head(encoder.features, spec))
+
+
+def _build_own(spec: NetworkSpec) -> OwnNetwork:
+    own = find(spec.own, "the network")(spec)
+    if not isinstance(own, nn.Module):
+        raise OwnPartError(f"expected a torch.nn.Module from the network {spec.own}, got {type(own).__name__}")
+    network = OwnNetwork(own)
+    example = torch.zeros(1, *spec.observation_shape, dtype=torch.from_numpy(np.zeros(1, spec.observation_dtype)).dtype)
+    was_training = network.training
+    with torch.no_grad():
+        values, _ = network.eval().act(example, torch.zeros(1, 0))
+    network.train(was_training)
+    if not isinstance(values, Tensor) or values.shape != (1, spec.actions) or not values.is_floating_point():
+        got = f"{values.dtype}{list(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
+        raise OwnPartError(
+            f"expected the values of {spec.actions} actions from the network {spec.own}, float[1, {spec.actions}] for "
+            f"one observation; got {got}. If it computes something else, give it a method action_values"
+        )
+    return network
 
 
 def build_encoder(spec: NetworkSpec, hidden_sizes: Sequence[int]) -> Encoder:

@@ -18,6 +18,7 @@ from pydantic import Field, PositiveInt, model_validator
 from replay_proto.command_line import MAX_PORT, NONE, SPLIT, Address, Settings, given, group, read_settings
 from replay_proto.steps import MAX_WINDOW
 
+from replay_agent.own_parts import NAME_PATTERN as OWN_PATTERN
 from replay_agent.settings.presets import preset
 from replay_agent.settings.whole_files import replace_text
 
@@ -62,7 +63,8 @@ class TrainSettings(Settings):
     """
 
     env: Annotated[str, RUN] = DEFAULT_ENV
-    """Gymnasium environment with discrete actions; module:EnvId imports module"""
+    """Gymnasium environment with discrete actions; module:EnvId imports module, and module:function calls a function
+    that makes an environment"""
     algorithm: Annotated[Literal["dqn", "r2d2"], RUN] = DEFAULT_ALGORITHM
     """Double DQN or R2D2, which learns from sequences with a recurrent network, for environments that need memory"""
     steps: Annotated[int, RUN] = Field(200_000, ge=1)
@@ -155,6 +157,10 @@ class TrainSettings(Settings):
     lstm_units: Annotated[int, SEQUENCES] = Field(64, ge=1)
     """units of the LSTM between the hidden layers and the action values"""
 
+    network: Annotated[str | None, NETWORK] = Field(None, pattern=OWN_PATTERN)
+    """a network of your own, as module:name of a function or class that makes it from a NetworkSpec"""
+    learner: Annotated[str | None, LEARNING] = Field(None, pattern=OWN_PATTERN)
+    """a learner of your own, as module:name of a subclass of DoubleDQN or R2D2"""
     hidden_sizes: Annotated[Annotated[tuple[PositiveInt, ...], MinLen(1)] | None, SPLIT, NETWORK] = None
     """units of each dense hidden layer, such as 256,256 (default: 128,128 for vectors, 512 for images)"""
     scale_observations: Annotated[bool, NETWORK] = False
@@ -275,6 +281,8 @@ class TrainSettings(Settings):
     def _sequences_fit(self) -> Self:
         if self.algorithm != "r2d2":
             return self
+        if self.network is not None:
+            raise ValueError(f"expected algorithm dqn with a network of your own; got network {self.network}")
         if self.actor_priorities:
             raise ValueError(
                 "expected algorithm dqn with actor_priorities, which are those of transitions; got algorithm r2d2"

@@ -13,11 +13,13 @@ from replay_agent.acting.environments import EnvironmentInfo
 from replay_agent.dqn.double_dqn import DoubleDQN
 from replay_agent.dqn.learner import DoubleDQNConfig, Learner
 from replay_agent.dqn.networks import NetworkKind, NetworkSpec, default_hidden_sizes, network_kind
+from replay_agent.own_parts import OwnPartError, find
 from replay_agent.r2d2 import R2D2, R2D2Config
 from replay_agent.replay.rows import sequence_batch, transition_batch
 from replay_agent.settings.train_settings import TrainSettings
 
 Config = TypeVar("Config", bound=DoubleDQNConfig)
+L = TypeVar("L", bound=Learner[Any, Any])
 
 
 class Algorithm(NamedTuple):
@@ -29,11 +31,26 @@ class Algorithm(NamedTuple):
 
 
 def make_algorithm(settings: TrainSettings, env: EnvironmentInfo, device: torch.device) -> Algorithm:
-    """Make the learner, with random weights from torch's global generator."""
+    """Make the learner, with random weights from torch's global generator.
+
+    Raises:
+        OwnPartError: the network or the learner of the user is not there, or does not fit.
+        ValueError: the settings do not suit the environment.
+    """
     spec = network_spec(settings, env)
     if settings.algorithm == "r2d2":
-        return Algorithm(R2D2(spec, _config(R2D2Config, settings), device), sequence_batch)
-    return Algorithm(DoubleDQN(spec, _config(DoubleDQNConfig, settings), device), transition_batch)
+        return Algorithm(_learner(R2D2, settings)(spec, _config(R2D2Config, settings), device), sequence_batch)
+    return Algorithm(_learner(DoubleDQN, settings)(spec, _config(DoubleDQNConfig, settings), device), transition_batch)
+
+
+def _learner(usual: type[L], settings: TrainSettings) -> type[L]:
+    """Return the class of the learner: the usual one of the algorithm, or a subclass of the user."""
+    if settings.learner is None:
+        return usual
+    found = find(settings.learner, "the learner")
+    if not (isinstance(found, type) and issubclass(found, usual)):
+        raise OwnPartError(f"expected a subclass of {usual.__name__} as the learner {settings.learner}, got {found!r}")
+    return found
 
 
 def network_spec(settings: TrainSettings, env: EnvironmentInfo) -> NetworkSpec:
@@ -49,6 +66,7 @@ def network_spec(settings: TrainSettings, env: EnvironmentInfo) -> NetworkSpec:
         dueling=settings.dueling,
         bounds=env.bounds if is_scaled else None,
         lstm_units=settings.lstm_units if settings.algorithm == "r2d2" else 0,
+        own=settings.network or "",
     )
 
 

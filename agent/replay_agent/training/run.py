@@ -34,7 +34,7 @@ from replay_agent.settings.whole_files import replace_text, replacing
 from replay_agent.training.checkpoint import CheckpointError
 from replay_agent.training.devices import choose_device, limit_threads
 from replay_agent.training.run_directory import RunDirectory, RunDirectoryError, open_run_directory
-from replay_agent.training.trainer import Ending, Trainer
+from replay_agent.training.training_loop import Ending, TrainingLoop
 
 log = logging.getLogger("replay_agent")
 
@@ -116,8 +116,10 @@ def train(
         stack.callback(metrics.close)
         timeout_s = EMBEDDED_TIMEOUT_S if embedded else settings.reconnect_timeout_s
         with _explained_by(embedded):
-            trainer = Trainer(settings, run, env, client, stop, metrics, device, timeout_s, guide_client)
+            trainer = TrainingLoop(settings, run, env, client, stop, metrics, device, timeout_s, guide_client)
             stack.callback(trainer.close)
+            saved = trainer.learner.saved(settings.env, env.first_action, settings.evaluation_epsilon)
+            replace_text(run.agent, saved.to_json())
             if settings.resume is not None:
                 trainer.resume()
             log.info("replay server at %s, run %s in %s", address, run.name, run.path)
@@ -148,7 +150,9 @@ def _check_metrics_host(settings: TrainSettings) -> None:
         )
 
 
-def _train(settings: TrainSettings, trainer: Trainer, run: RunDirectory, pool: Pool | None, console: Console) -> Ending:
+def _train(
+    settings: TrainSettings, trainer: TrainingLoop, run: RunDirectory, pool: Pool | None, console: Console
+) -> Ending:
     """Train with actors and a progress bar. Then save a checkpoint, even after an error, unless training diverged."""
     with ExitStack() as stack:
         if pool is not None:
@@ -167,7 +171,7 @@ def _train(settings: TrainSettings, trainer: Trainer, run: RunDirectory, pool: P
             trainer.finish()
 
 
-def _train_and_save(trainer: Trainer, run: RunDirectory, progress: ProgressView, pool: Pool | None) -> Ending:
+def _train_and_save(trainer: TrainingLoop, run: RunDirectory, progress: ProgressView, pool: Pool | None) -> Ending:
     try:
         ending = trainer.train(progress, pool)
     except DivergedError:
@@ -180,7 +184,7 @@ def _train_and_save(trainer: Trainer, run: RunDirectory, progress: ProgressView,
     return ending
 
 
-def _advice(settings: TrainSettings, trainer: Trainer, run: RunDirectory) -> str:
+def _advice(settings: TrainSettings, trainer: TrainingLoop, run: RunDirectory) -> str:
     """Return advice for a diverged run."""
     return (
         f"Detected at environment step {trainer.pacer.env_steps}; the diverged state was not saved. Lower "
@@ -192,7 +196,7 @@ def _advice(settings: TrainSettings, trainer: Trainer, run: RunDirectory) -> str
     )
 
 
-def _conclude(settings: TrainSettings, trainer: Trainer, run: RunDirectory, ending: Ending) -> TrainingReport:
+def _conclude(settings: TrainSettings, trainer: TrainingLoop, run: RunDirectory, ending: Ending) -> TrainingReport:
     """Evaluate, plot the curve, write the result, and clean up."""
     if trainer.selector.best_weights is not None:
         with replacing(run.best) as written:
@@ -221,7 +225,7 @@ def _conclude(settings: TrainSettings, trainer: Trainer, run: RunDirectory, endi
     return report
 
 
-def _evaluation(settings: TrainSettings, trainer: Trainer) -> EvaluationSummary | None:
+def _evaluation(settings: TrainSettings, trainer: TrainingLoop) -> EvaluationSummary | None:
     if not settings.evaluation_episodes:
         return None
     try:

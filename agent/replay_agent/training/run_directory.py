@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from replay_agent.dqn.saved_agents import AGENT_FILE
 from replay_agent.settings.train_settings import SETTINGS_FILE, TrainSettings
 from replay_agent.settings.whole_files import replace_text
 
@@ -45,6 +46,7 @@ class RunDirectory:
         self.curve = path / "curve.png"
         self.history = path / "history.json"
         self.result = path / "result.json"
+        self.agent = path / AGENT_FILE
         self.best = path / "best.safetensors"
         self._starts = path / "starts"
         self.logs.mkdir(exist_ok=True)
@@ -131,7 +133,7 @@ def _unique_name(settings: TrainSettings) -> str:
 
     The table gets the same name, so it must be unique even among machines that share a server.
     """
-    env = NOT_IN_NAMES.sub("-", settings.env).strip("-.")
+    env = NOT_IN_NAMES.sub("-", settings.env).strip("-._")
     moment = time.strftime("%Y%m%d-%H%M%S")
     kind = f"{env}-{settings.algorithm}-{settings.backend}-seed{settings.seed}"
     return f"{kind}-{moment}-{secrets.token_hex(RANDOM_SUFFIX_BYTES)}"

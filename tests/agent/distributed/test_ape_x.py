@@ -19,7 +19,7 @@ from replay_agent.dqn.networks import NetworkSpec, build_network
 from replay_agent.replay.rows import transition_columns
 from replay_agent.reporting.progress import ProgressView
 from replay_agent.settings.actor_settings import load_actor_settings
-from replay_agent.training.trainer import Ending, Trainer
+from replay_agent.training.training_loop import Ending, TrainingLoop
 from replay_client import ReplayClient, Table
 
 from tests.agent.corridor import CORRIDOR_ID
@@ -107,7 +107,7 @@ DEFAULT = 1.0
 
 
 def test_all_actors_of_a_run_with_ape_x_give_priorities(
-    make_trainer: Callable[..., Trainer],
+    make_trainer: Callable[..., TrainingLoop],
     server: ServerProcess,
     client: ReplayClient,
     tmp_path: Path,
@@ -131,7 +131,7 @@ def test_all_actors_of_a_run_with_ape_x_give_priorities(
 
 @pytest.mark.parametrize("compact", [False, True])
 def test_a_trainer_that_acts_gives_priorities_of_its_own(
-    make_trainer: Callable[..., Trainer], client: ReplayClient, compact: bool
+    make_trainer: Callable[..., TrainingLoop], client: ReplayClient, compact: bool
 ) -> None:
     trainer = make_trainer(table="alone", actor_priorities=True, compact=compact, **ONE_STEP)
     assert trainer.train(ProgressView(), None) is Ending.STEPS_DONE

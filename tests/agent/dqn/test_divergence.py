@@ -19,7 +19,7 @@ from replay_agent.reporting.tensorboard import MetricsLog
 from replay_agent.settings.train_settings import TrainSettings
 from replay_agent.training.checkpoint import checkpoints
 from replay_agent.training.run import train
-from replay_agent.training.trainer import Ending, Trainer
+from replay_agent.training.training_loop import Ending, TrainingLoop
 from rich.console import Console
 from safetensors.torch import load_file
 
@@ -34,7 +34,7 @@ EXPLODING = {"learning_rate": 1e30}
 def test_a_run_that_diverges_stops_with_advice_and_is_resumed_from_a_finite_checkpoint(
     server: ServerProcess,
     settings_of: Callable[..., TrainSettings],
-    make_trainer: Callable[..., Trainer],
+    make_trainer: Callable[..., TrainingLoop],
     tmp_path: Path,
     lockstep: bool,
     solved_return: float | None,
@@ -73,7 +73,7 @@ class SpoilAfterValidation(MetricsLog):
 
     def __init__(self) -> None:
         super().__init__(None)
-        self.trainer: Trainer | None = None
+        self.trainer: TrainingLoop | None = None
         self.validated_at: list[int] = []
 
     def validation(self, step: int, mean: float) -> None:
@@ -84,7 +84,7 @@ class SpoilAfterValidation(MetricsLog):
                 parameter.fill_(torch.nan)
 
 
-def test_a_network_that_is_not_finite_is_not_judged_let_alone_chosen(make_trainer: Callable[..., Trainer]) -> None:
+def test_a_network_that_is_not_finite_is_not_judged_let_alone_chosen(make_trainer: Callable[..., TrainingLoop]) -> None:
     metrics = SpoilAfterValidation()
     # A gradient step every 50 steps, with two validations between gradient steps.
     metrics.trainer = trainer = make_trainer(metrics=metrics, replay_ratio=0.02, validate_interval=20)

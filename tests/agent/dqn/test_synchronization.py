@@ -12,7 +12,7 @@ from replay_agent.dqn.double_dqn import DoubleDQN, TransitionBatch
 from replay_agent.dqn.learner import UpdateResult
 from replay_agent.processes.signals import StopRequest
 from replay_agent.reporting.progress import ProgressView, Status
-from replay_agent.training.trainer import Ending, Trainer
+from replay_agent.training.training_loop import Ending, TrainingLoop
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -85,7 +85,7 @@ class CountingView(ProgressView):
 
 
 def test_gradient_steps_wait_for_the_device_only_where_figures_are_shown(
-    make_trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
+    make_trainer: Callable[..., TrainingLoop], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     update = DoubleDQN.update
 

@@ -31,7 +31,7 @@ from replay_agent.settings.actor_settings import load_actor_settings
 from replay_agent.training import run_directory
 from replay_agent.training.checkpoint import checkpoints
 from replay_agent.training.run_directory import RunDirectory, RunDirectoryError
-from replay_agent.training.trainer import Ending, Trainer
+from replay_agent.training.training_loop import Ending, TrainingLoop
 from replay_client import LocalServer, ReplayClient, ServerUnavailableError
 
 from tests.agent.short_runs import PATIENCE_S, RECONNECT_TIMEOUT_S, SHORT_RUN, Watcher, flags_of
@@ -45,7 +45,7 @@ _PAUSE_S = 0.01
 
 
 @contextmanager
-def pool_of(trainer: Trainer, server: ServerProcess, folder: Path, count: int) -> Iterator[ActorPool]:
+def pool_of(trainer: TrainingLoop, server: ServerProcess, folder: Path, count: int) -> Iterator[ActorPool]:
     """Run actor processes for a trainer."""
     pool = ActorPool(count, server.address, trainer.run.name, folder, RECONNECT_TIMEOUT_S)
     try:
@@ -75,7 +75,7 @@ def test_the_embedded_server_and_actors_end_when_their_parent_is_killed(tmp_path
 
 
 def test_a_killed_actor_is_started_again_and_training_goes_on(
-    make_trainer: Callable[..., Trainer], server: ServerProcess, tmp_path: Path
+    make_trainer: Callable[..., TrainingLoop], server: ServerProcess, tmp_path: Path
 ) -> None:
     trainer = make_trainer(actors=2, steps=6_000, validate_interval=100_000)
     with pool_of(trainer, server, tmp_path, count=2) as pool:
@@ -91,7 +91,7 @@ def test_a_killed_actor_is_started_again_and_training_goes_on(
 
 
 def test_the_learner_keeps_to_the_replay_ratio_when_actors_insert(
-    make_trainer: Callable[..., Trainer], server: ServerProcess, tmp_path: Path
+    make_trainer: Callable[..., TrainingLoop], server: ServerProcess, tmp_path: Path
 ) -> None:
     trainer = make_trainer(actors=1, steps=2_000, replay_ratio=0.5, lead_steps=200)
     with pool_of(trainer, server, tmp_path, count=1) as pool:
@@ -113,13 +113,13 @@ class StopAtAnActorsEpisode(MetricsLog):
             self._stop.set()
 
 
-def joined(trainer: Trainer) -> int:
+def joined(trainer: TrainingLoop) -> int:
     assert trainer.guide is not None
     return trainer.guide.actors_joined
 
 
 def test_an_actor_joins_late_and_leaves_when_the_run_is_over(
-    make_trainer: Callable[..., Trainer], server: ServerProcess, tmp_path: Path
+    make_trainer: Callable[..., TrainingLoop], server: ServerProcess, tmp_path: Path
 ) -> None:
     stop = StopRequest()
     trainer = make_trainer(stop, StopAtAnActorsEpisode(stop), steps=10_000_000, validate_interval=10_000_000)
@@ -137,7 +137,7 @@ def test_an_actor_joins_late_and_leaves_when_the_run_is_over(
 
 
 def test_an_actor_goes_on_for_a_trainer_that_was_killed_and_resumes(
-    make_trainer: Callable[..., Trainer], client: ReplayClient, server: ServerProcess, tmp_path: Path
+    make_trainer: Callable[..., TrainingLoop], client: ReplayClient, server: ServerProcess, tmp_path: Path
 ) -> None:
     values = {**SHORT_RUN, "steps": 10_000_000, "runs_dir": tmp_path, "name": "again", "server": server.address}
     killed = fork_module(TRAIN, flags_of({**values, "act": False}), tmp_path / "log", pipe_output=False)
@@ -159,7 +159,7 @@ def test_an_actor_goes_on_for_a_trainer_that_was_killed_and_resumes(
 
 
 def test_an_actor_goes_on_with_a_table_that_was_created_anew(
-    make_trainer: Callable[..., Trainer], server: ServerProcess, tmp_path: Path
+    make_trainer: Callable[..., TrainingLoop], server: ServerProcess, tmp_path: Path
 ) -> None:
     # The goal of the old table is soon reached, and that of the new one is lower.
     trainer = make_trainer(actors=1, steps=3_000, lead_steps=50, validate_interval=100_000)

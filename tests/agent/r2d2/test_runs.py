@@ -20,7 +20,7 @@ from replay_agent.replay.rows import STATE, make_recorder, sequence_batch, seque
 from replay_agent.reporting.progress import ProgressView
 from replay_agent.settings.train_settings import TrainSettings
 from replay_agent.training.run import train
-from replay_agent.training.trainer import Ending, Trainer
+from replay_agent.training.training_loop import Ending, TrainingLoop
 from replay_client import ReplayClient, Sequences
 from replay_client.torch import to_torch
 from rich.console import Console
@@ -133,7 +133,7 @@ def flat(network: nn.Module) -> torch.Tensor:
     return torch.cat([tensor.flatten() for tensor in network.state_dict().values()])
 
 
-def test_equal_seeds_give_equal_runs_in_lockstep(make_trainer: Callable[..., Trainer]) -> None:
+def test_equal_seeds_give_equal_runs_in_lockstep(make_trainer: Callable[..., TrainingLoop]) -> None:
     networks = []
     for seed in (3, 3, 4):
         trainer = make_trainer(env=PICTURED_ID, lockstep=True, seed=seed, steps=250, **RUN)
@@ -144,7 +144,7 @@ def test_equal_seeds_give_equal_runs_in_lockstep(make_trainer: Callable[..., Tra
 
 
 def test_gradient_steps_keep_to_the_replay_ratio_without_closing_rows(
-    make_trainer: Callable[..., Trainer], server: ServerProcess
+    make_trainer: Callable[..., TrainingLoop], server: ServerProcess
 ) -> None:
     trainer = make_trainer(env=MAZE_ID, table="paced", replay_ratio=0.5, steps=500, learning_starts=101, **RUN)
     assert trainer.train(ProgressView(), None) is Ending.STEPS_DONE
@@ -156,7 +156,7 @@ def test_gradient_steps_keep_to_the_replay_ratio_without_closing_rows(
         table.drop()
 
 
-def test_a_stopped_run_is_resumed_where_it_was(make_trainer: Callable[..., Trainer], tmp_path: Path) -> None:
+def test_a_stopped_run_is_resumed_where_it_was(make_trainer: Callable[..., TrainingLoop], tmp_path: Path) -> None:
     stop = StopRequest()
     first = make_trainer(stop, name="resumed-r2d2", env=MAZE_ID, steps=5_000, **RUN)
     assert first.train(Watcher(500, stop.set), None) is Ending.STOPPED
@@ -172,7 +172,7 @@ def test_a_stopped_run_is_resumed_where_it_was(make_trainer: Callable[..., Train
 
 
 def test_actor_processes_record_the_states_of_the_learners_network(
-    make_trainer: Callable[..., Trainer], server: ServerProcess, tmp_path: Path
+    make_trainer: Callable[..., TrainingLoop], server: ServerProcess, tmp_path: Path
 ) -> None:
     trainer = make_trainer(env=MAZE_ID, table="acted", actors=2, steps=1_500, validate_interval=100_000, **RUN)
     with pool_of(trainer, server, tmp_path, count=2) as pool:

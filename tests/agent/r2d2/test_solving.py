@@ -8,7 +8,7 @@ import pytest
 from replay_agent.processes.signals import StopRequest
 from replay_agent.settings.train_settings import TrainSettings
 from replay_agent.training.run import train
-from replay_agent.training.trainer import Ending
+from replay_agent.training.training_loop import Ending
 from rich.console import Console
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]

@@ -10,20 +10,20 @@ import pytest
 import replay_agent
 from replay_agent.dqn.divergence import DivergedError
 from replay_agent.reporting.progress import ProgressView
-from replay_agent.training.trainer import Trainer
+from replay_agent.training.training_loop import TrainingLoop
 
 import experiments
 from tests.agent.corridor import BROKEN_ID
 
 
-def test_an_environment_whose_rewards_are_not_finite_ends_the_run(make_trainer: Callable[..., Trainer]) -> None:
+def test_an_environment_whose_rewards_are_not_finite_ends_the_run(make_trainer: Callable[..., TrainingLoop]) -> None:
     trainer = make_trainer(env=BROKEN_ID)
     with pytest.raises(DivergedError, match=r"expected a return from -1e\+30 to 1e\+30 of a training episode, got nan"):
         trainer.train(ProgressView(), None)
     assert trainer.history.to_json()["episode_returns"] == []
 
 
-def test_greedy_episodes_of_such_an_environment_are_noticed_too(make_trainer: Callable[..., Trainer]) -> None:
+def test_greedy_episodes_of_such_an_environment_are_noticed_too(make_trainer: Callable[..., TrainingLoop]) -> None:
     trainer = make_trainer(env=BROKEN_ID)
     with pytest.raises(DivergedError, match="of a greedy episode, got nan"):
         trainer.evaluate_best()

@@ -28,7 +28,7 @@ class Steps:
 
 @dataclass
 class SimulatedRun:
-    """The loop of `Trainer.train`, with a table that only knows whose step a row is."""
+    """The loop of `TrainingLoop.train`, with a table that only knows whose step a row is."""
 
     settings: TrainSettings
     inserted: int = 0

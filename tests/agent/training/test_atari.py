@@ -9,7 +9,7 @@ from replay_agent.acting import environments
 from replay_agent.acting.environments import inspect_environment, make_environment
 from replay_agent.processes.signals import StopRequest
 from replay_agent.settings.train_settings import load_train_settings
-from replay_agent.training.trainer import Ending, Trainer
+from replay_agent.training.training_loop import Ending, TrainingLoop
 from replay_client import ReplayClient
 
 from tests.agent.short_runs import Watcher
@@ -63,7 +63,7 @@ def test_every_game_has_a_preset_of_the_field(game: str) -> None:
 
 
 def test_a_game_is_learned_from_frames_that_are_stored_once(
-    make_trainer: Callable[..., Trainer], server: ServerProcess
+    make_trainer: Callable[..., TrainingLoop], server: ServerProcess
 ) -> None:
     stop = StopRequest()
     trainer = make_trainer(stop, env=PONG, table="pong", steps=100_000, capacity=1_000, dueling=False)

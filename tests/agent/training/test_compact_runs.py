@@ -14,7 +14,7 @@ from replay_agent.processes.signals import StopRequest
 from replay_agent.reporting.progress import ProgressView
 from replay_agent.settings.train_settings import TrainSettings
 from replay_agent.training.run import train
-from replay_agent.training.trainer import Ending, Trainer
+from replay_agent.training.training_loop import Ending, TrainingLoop
 from replay_client import ReplayClient, Table
 from rich.console import Console
 
@@ -51,7 +51,7 @@ def test_a_run_learns_from_stacks_whose_frames_are_stored_once(
 
 
 def test_the_table_has_every_step_and_closing_rows_are_no_steps_of_the_run(
-    make_trainer: Callable[..., Trainer], server: ServerProcess
+    make_trainer: Callable[..., TrainingLoop], server: ServerProcess
 ) -> None:
     trainer = make_trainer(table="every-step", replay_ratio=0.5, steps=500, learning_starts=101, **RUN)
     assert trainer.train(ProgressView(), None) is Ending.STEPS_DONE
@@ -64,13 +64,13 @@ def test_the_table_has_every_step_and_closing_rows_are_no_steps_of_the_run(
     assert trainer.learner.updates == 200
 
 
-def test_a_run_acts_until_its_first_step_can_be_drawn(make_trainer: Callable[..., Trainer]) -> None:
+def test_a_run_acts_until_its_first_step_can_be_drawn(make_trainer: Callable[..., TrainingLoop]) -> None:
     trainer = make_trainer(steps=40, learning_starts=4, n_step=4, compact=True, replay_ratio=1.0)
     assert trainer.train(ProgressView(), None) is Ending.STEPS_DONE
     assert trainer.learner.updates == 37
 
 
-def test_equal_seeds_give_equal_runs_in_lockstep(make_trainer: Callable[..., Trainer]) -> None:
+def test_equal_seeds_give_equal_runs_in_lockstep(make_trainer: Callable[..., TrainingLoop]) -> None:
     networks = []
     for seed in (3, 3, 4):
         trainer = make_trainer(lockstep=True, seed=seed, steps=400, **RUN)
@@ -81,7 +81,7 @@ def test_equal_seeds_give_equal_runs_in_lockstep(make_trainer: Callable[..., Tra
 
 
 def test_a_run_whose_table_was_dropped_makes_it_anew_and_goes_on(
-    make_trainer: Callable[..., Trainer], server: ServerProcess
+    make_trainer: Callable[..., TrainingLoop], server: ServerProcess
 ) -> None:
     trainer = make_trainer(name="dropped-compact", steps=3_000, **RUN)
     with ReplayClient(server.address) as client:
@@ -92,7 +92,7 @@ def test_a_run_whose_table_was_dropped_makes_it_anew_and_goes_on(
 
 
 def test_a_resumed_run_counts_the_steps_since_its_checkpoint(
-    make_trainer: Callable[..., Trainer], tmp_path: Path
+    make_trainer: Callable[..., TrainingLoop], tmp_path: Path
 ) -> None:
     stop = StopRequest()
     first = make_trainer(stop, name="resumed-compact", steps=5_000, **RUN)
@@ -114,7 +114,7 @@ def test_a_resumed_run_counts_the_steps_since_its_checkpoint(
 
 
 def test_steps_of_actors_are_counted_without_closing_rows_also_if_actors_die(
-    make_trainer: Callable[..., Trainer], server: ServerProcess, tmp_path: Path
+    make_trainer: Callable[..., TrainingLoop], server: ServerProcess, tmp_path: Path
 ) -> None:
     trainer = make_trainer(table="of-actors", actors=2, steps=4_000, validate_interval=100_000, **RUN)
     with pool_of(trainer, server, tmp_path, count=2) as pool:

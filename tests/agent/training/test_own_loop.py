@@ -1,8 +1,10 @@
-"""The training loop in the documentation uses only what the package exports."""
+"""The programs in the documentation of the trainer use only what the package exports."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import torch
 from tests.support.server_process import ServerProcess
 
 PAGE = Path(__file__).parents[3] / "docs" / "trainer.md"
+OWN_AGENT, OWN_LOOP = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), re.M | re.S)
 
 
 def test_every_exported_name_is_there() -> None:
@@ -31,10 +34,19 @@ def torch_as_before() -> Iterator[None]:
 
 @pytest.mark.usefixtures("torch_as_before")
 def test_the_loop_of_the_documentation_learns(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
-    (program,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), re.M | re.S)
-    assert "localhost:50051" in program
-    program = program.replace("localhost:50051", server.address)
+    assert "localhost:50051" in OWN_LOOP
+    program = OWN_LOOP.replace("localhost:50051", server.address)
     exec(compile(program, str(PAGE), "exec"), {"__name__": "__main__"})  # torch is already loaded here
     mean = int(capsys.readouterr().out.removeprefix("mean return of 10 greedy episodes: "))
     # A random policy reaches about 22.
     assert mean > 60
+
+
+def test_the_agent_of_the_documentation_is_trained_and_evaluated(server: ServerProcess, tmp_path: Path) -> None:
+    """As a program of its own, in which the trainer finds the parts by their names."""
+    program = tmp_path / "program.py"
+    program.write_text(OWN_AGENT.replace("localhost:50051", server.address), "utf-8")
+    done = subprocess.run([sys.executable, program], cwd=tmp_path, check=True, capture_output=True, text=True)
+    steps, _, run = done.stdout.strip().rpartition(" steps, ")
+    assert steps == "4,000"
+    assert (tmp_path / run / "agent.json").is_file()

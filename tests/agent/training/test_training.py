@@ -18,7 +18,7 @@ from replay_agent.reporting.progress import ProgressView
 from replay_agent.settings.train_settings import TrainSettings
 from replay_agent.training.run import train
 from replay_agent.training.run_directory import RunDirectoryError
-from replay_agent.training.trainer import Ending, Trainer
+from replay_agent.training.training_loop import Ending, TrainingLoop
 from replay_client import Column, ReplayClient, TableExistsError, TableNotFoundError
 from rich.console import Console
 
@@ -86,13 +86,13 @@ def test_a_named_table_is_left_with_every_step_in_it(
     assert np.abs(rows.priorities - 1.0).max() > 0  # some were used for learning
 
 
-def test_gradient_steps_keep_to_the_replay_ratio(make_trainer: Callable[..., Trainer]) -> None:
+def test_gradient_steps_keep_to_the_replay_ratio(make_trainer: Callable[..., TrainingLoop]) -> None:
     trainer = make_trainer(replay_ratio=0.5, steps=500, learning_starts=101)
     assert trainer.train(ProgressView(), None) is Ending.STEPS_DONE
     assert trainer.learner.updates == 200
 
 
-def test_a_run_says_what_learning_waits_for(make_trainer: Callable[..., Trainer]) -> None:
+def test_a_run_says_what_learning_waits_for(make_trainer: Callable[..., TrainingLoop]) -> None:
     trainer = make_trainer(steps=500, learning_starts=101)
     assert trainer.status().note == "filling the table: 0 of 101 rows"
     watcher = Watcher(500, lambda: None)
@@ -102,7 +102,7 @@ def test_a_run_says_what_learning_waits_for(make_trainer: Callable[..., Trainer]
 
 
 def test_a_run_whose_table_was_dropped_makes_it_anew_and_goes_on(
-    make_trainer: Callable[..., Trainer], server: ServerProcess, caplog: pytest.LogCaptureFixture
+    make_trainer: Callable[..., TrainingLoop], server: ServerProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
     trainer = make_trainer(name="dropped", steps=3_000)
     with ReplayClient(server.address) as client:
@@ -117,7 +117,7 @@ def test_a_run_whose_table_was_dropped_makes_it_anew_and_goes_on(
 
 
 def test_a_run_whose_table_was_replaced_by_an_equal_one_goes_on(
-    make_trainer: Callable[..., Trainer], server: ServerProcess
+    make_trainer: Callable[..., TrainingLoop], server: ServerProcess
 ) -> None:
     trainer = make_trainer(name="replaced", steps=3_000)
     with ReplayClient(server.address) as client:
@@ -140,7 +140,7 @@ def test_a_run_whose_table_was_replaced_by_an_equal_one_goes_on(
 
 
 def test_a_run_goes_on_when_the_server_is_restarted(
-    start_server: Callable[..., ServerProcess], make_trainer: Callable[..., Trainer]
+    start_server: Callable[..., ServerProcess], make_trainer: Callable[..., TrainingLoop]
 ) -> None:
     own = start_server()
     trainer = make_trainer(server=own.address, steps=3_000)
@@ -155,7 +155,7 @@ def test_a_run_goes_on_when_the_server_is_restarted(
 
 
 def test_a_table_of_another_kind_under_the_same_name_is_refused_with_advice(
-    make_trainer: Callable[..., Trainer], server: ServerProcess
+    make_trainer: Callable[..., TrainingLoop], server: ServerProcess
 ) -> None:
     with ReplayClient(server.address) as client:
         other = client.create_table("taken", columns={"x": Column("int64")}, capacity=10)
@@ -166,7 +166,7 @@ def test_a_table_of_another_kind_under_the_same_name_is_refused_with_advice(
 
 
 def test_a_stopped_run_is_resumed_where_it_was(
-    make_trainer: Callable[..., Trainer], settings_of: Callable[..., TrainSettings], tmp_path: Path
+    make_trainer: Callable[..., TrainingLoop], settings_of: Callable[..., TrainSettings], tmp_path: Path
 ) -> None:
     stop = StopRequest()
     first = make_trainer(stop, name="resumed", steps=5_000)
@@ -190,7 +190,7 @@ def test_a_stopped_run_is_resumed_where_it_was(
 
 @pytest.mark.parametrize(("table", "counted"), [(None, 40), ("shared-by-runs", 0)])
 def test_rows_that_came_after_the_checkpoint_are_steps_of_the_run_where_the_table_is_its_own(
-    make_trainer: Callable[..., Trainer], server: ServerProcess, tmp_path: Path, table: str | None, counted: int
+    make_trainer: Callable[..., TrainingLoop], server: ServerProcess, tmp_path: Path, table: str | None, counted: int
 ) -> None:
     first = make_trainer(name=f"counted-{counted}", table=table, steps=300)
     first.train(ProgressView(), None)
@@ -210,7 +210,7 @@ def test_rows_that_came_after_the_checkpoint_are_steps_of_the_run_where_the_tabl
 
 
 def test_a_resumed_run_whose_table_is_gone_says_that_it_fills_a_new_one(
-    make_trainer: Callable[..., Trainer], server: ServerProcess, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    make_trainer: Callable[..., TrainingLoop], server: ServerProcess, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = make_trainer(name="emptied", steps=300)
     first.train(ProgressView(), None)
@@ -226,9 +226,9 @@ def test_a_resumed_run_whose_table_is_gone_says_that_it_fills_a_new_one(
 
 
 def test_actors_of_a_resumed_run_get_other_seeds_than_before(
-    make_trainer: Callable[..., Trainer], client: ReplayClient, tmp_path: Path
+    make_trainer: Callable[..., TrainingLoop], client: ReplayClient, tmp_path: Path
 ) -> None:
-    def seed_of(trainer: Trainer) -> int:
+    def seed_of(trainer: TrainingLoop) -> int:
         task = ActorTask.from_state(client.latest(RunTables.of(trainer.run.name).task).values)
         return RunSeeds(task.seed, task.starts).actor(7)
 
@@ -240,7 +240,7 @@ def test_actors_of_a_resumed_run_get_other_seeds_than_before(
     assert seed_of(second) != seed
 
 
-def test_equal_seeds_give_equal_runs_in_lockstep(make_trainer: Callable[..., Trainer]) -> None:
+def test_equal_seeds_give_equal_runs_in_lockstep(make_trainer: Callable[..., TrainingLoop]) -> None:
     networks, histories = [], []
     for seed in (3, 3, 4):
         trainer = make_trainer(lockstep=True, seed=seed, steps=400)
@@ -252,7 +252,7 @@ def test_equal_seeds_give_equal_runs_in_lockstep(make_trainer: Callable[..., Tra
     assert not torch.equal(networks[0], networks[2])
 
 
-def test_the_last_evaluation_is_played_with_the_best_network(make_trainer: Callable[..., Trainer]) -> None:
+def test_the_last_evaluation_is_played_with_the_best_network(make_trainer: Callable[..., TrainingLoop]) -> None:
     trainer = make_trainer(**CORRIDOR_RUN)
     trainer.train(ProgressView(), None)
     assert trainer.selector.best_mean == pytest.approx(BEST_RETURN)
@@ -262,7 +262,7 @@ def test_the_last_evaluation_is_played_with_the_best_network(make_trainer: Calla
     assert trainer.evaluate_best().mean == pytest.approx(BEST_RETURN)
 
 
-def test_a_stop_breaks_off_the_evaluation(make_trainer: Callable[..., Trainer]) -> None:
+def test_a_stop_breaks_off_the_evaluation(make_trainer: Callable[..., TrainingLoop]) -> None:
     stop = StopRequest()
     trainer = make_trainer(stop)
     stop.set()

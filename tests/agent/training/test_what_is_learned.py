@@ -10,7 +10,7 @@ import torch
 from replay_agent.distributed.acting_run import run_actor
 from replay_agent.reporting.progress import ProgressView
 from replay_agent.settings.actor_settings import load_actor_settings
-from replay_agent.training.trainer import Ending, Trainer
+from replay_agent.training.training_loop import Ending, TrainingLoop
 from replay_client import ReplayClient, Table
 
 from tests.agent.corridor import CORRIDOR_ID, RICH_ID, STEP_REWARD, TIME_LIMIT
@@ -29,7 +29,7 @@ def largest_reward(table: Table) -> float:
 
 @pytest.mark.parametrize("clips", [False, True])
 def test_rewards_are_clipped_where_the_trainer_acts(
-    make_trainer: Callable[..., Trainer], client: ReplayClient, clips: bool
+    make_trainer: Callable[..., TrainingLoop], client: ReplayClient, clips: bool
 ) -> None:
     trainer = make_trainer(clip_rewards=clips, epsilon_end=1.0, **RICH)
     assert trainer.train(ProgressView(), None) is Ending.STEPS_DONE
@@ -38,7 +38,7 @@ def test_rewards_are_clipped_where_the_trainer_acts(
 
 
 def test_rewards_are_clipped_where_others_act(
-    make_trainer: Callable[..., Trainer], client: ReplayClient, server: ServerProcess
+    make_trainer: Callable[..., TrainingLoop], client: ReplayClient, server: ServerProcess
 ) -> None:
     trainer = make_trainer(clip_rewards=True, epsilon_end=1.0, **RICH)
     stop = threading.Event()
@@ -52,7 +52,9 @@ def test_rewards_are_clipped_where_others_act(
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 1.0])
-def test_validations_take_random_actions_now_and_then(make_trainer: Callable[..., Trainer], epsilon: float) -> None:
+def test_validations_take_random_actions_now_and_then(
+    make_trainer: Callable[..., TrainingLoop], epsilon: float
+) -> None:
     trainer = make_trainer(env=CORRIDOR_ID, evaluation_epsilon=epsilon)
     with torch.no_grad():
         for parameter in trainer.learner.online.parameters():
@@ -61,7 +63,7 @@ def test_validations_take_random_actions_now_and_then(make_trainer: Callable[...
     assert (trainer.selector.validate(trainer.learner.online).mean == greedy) == (epsilon == 0.0)
 
 
-def test_beta_rises_over_its_own_steps(make_trainer: Callable[..., Trainer]) -> None:
+def test_beta_rises_over_its_own_steps(make_trainer: Callable[..., TrainingLoop]) -> None:
     watcher = Watcher(1, lambda: None)
     trainer = make_trainer(env=CORRIDOR_ID, steps=200, beta_start=0.4, beta_steps=400)
     assert trainer.train(watcher, None) is Ending.STEPS_DONE

@@ -57,7 +57,7 @@ class Ending(StrEnum):
     STOPPED = "stopped"
 
 
-class Trainer:
+class TrainingLoop:
     """The state and training loop of one run."""
 
     def __init__(

@@ -1,0 +1,47 @@
+"""The command `replay-play`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from replay_proto.starting import needs_extras
+
+with needs_extras("replay-play", "agent"):
+    from replay_proto.command_line import new_app, run_app
+
+
+def play(run: Path, /, *, episodes: int = 1, seed: int = 0, video: Path | None = None, fps: float = 30.0) -> int:
+    """Show episodes of the best network of a run in a window, or write them to an animated GIF.
+
+    Args:
+        run: directory of the run.
+        episodes: number of episodes.
+        seed: seed of the first episode; the others follow.
+        video: a file for an animated GIF; default: a window.
+        fps: frames per second of the GIF.
+    """
+    with needs_extras("replay-play", "agent"):
+        from replay_agent.training import playing
+    frames = []
+    try:
+        seeds = range(seed, seed + episodes)
+        for total, seen in playing.play(run, seeds, "human" if video is None else "rgb_array"):
+            print(f"return {total:g}")
+            frames += seen
+        if video is not None:
+            playing.save_gif(video, frames, fps)
+            print(f"{len(frames):,} frames in {video}")
+    except playing.FAILURES as error:
+        print(f"replay-play: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def main() -> int:
+    """Run the command, and return its exit status."""
+    return run_app(new_app("replay-play", __doc__, play)) or 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
