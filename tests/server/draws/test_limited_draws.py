@@ -9,10 +9,16 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import numpy as np
 import pytest
+from replay_proto.schema import Column, Schema
 from replay_proto.v1 import replay_pb2
+from replay_server.storage.table_config import TableConfig
+from replay_server.storage.table_directory import TableDirectory
+from replay_server.table.draws import Draw, DrawMode
+from replay_server.table.table import NewRows, Table
 from scipy import stats
 
 from tests.support import formulas
@@ -24,7 +30,7 @@ NewTable = Callable[..., CalledTable]
 INDEPENDENT = replay_pb2.DRAW_MODE_INDEPENDENT
 DISTINCT = replay_pb2.DRAW_MODE_WITHOUT_REPLACEMENT
 LEAST_P_VALUE = 1e-3
-TABLES = 1500
+DRAWS = 4000
 BACKENDS = ["sum_tree", "rank", "uniform"]
 
 
@@ -46,20 +52,23 @@ def one_after_another(
 @pytest.mark.parametrize(("times", "priorities"), [(1, [0.3, 2.0, 0.7, 1.1]), (2, [0.3, 20.0, 0.7]), (1, [1, 1e9, 2])])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_ordered_draws_have_the_exact_distribution(
-    new_table: NewTable, backend: str, times: int, priorities: list[float]
+    tmp_path: Path, backend: str, times: int, priorities: list[float]
 ) -> None:
-    table = new_table(backend=backend, parameters={"max_times_sampled": times}, seed=5, capacity=100)
-    parameters = table.describe().config.backend.parameters
+    """Without a server: what is drawn and not handed out can be drawn again."""
+    number, count = len(priorities), 3
+    schema = Schema({"value": Column("int64")})
+    config = TableConfig("limited", schema, 100, backend, {"max_times_sampled": times}, seed=5)
+    table = Table(TableDirectory.create(tmp_path, config))
+    table.insert(NewRows({"value": np.arange(number)}, number, np.array(priorities, np.float64)), None)
+    draw = Draw(count, beta=1.0, mode=DrawMode.INDEPENDENT)
     found: Counter[tuple[int, ...]] = Counter()
-    count, number = 3, len(priorities)
-    for _ in range(TABLES):
-        first = int(table.insert(np.arange(number), priorities)[0])
-        drawn = table.sample(count, draw_mode=INDEPENDENT).keys
-        found[tuple((drawn - first).tolist())] += 1
-        table.reset()
-    chances = dict(one_after_another(backend, parameters, priorities, (times,) * number, count))
+    for _ in range(DRAWS):
+        (batch,) = table.draw_at(draw, table.draws.choose_points(draw, 1))
+        found[tuple(batch.keys.tolist())] += 1
+    table.close()
+    chances = dict(one_after_another(backend, config.parameters, priorities, (times,) * number, count))
     assert found.keys() <= chances.keys()
-    expected = np.array([TABLES * chance for chance in chances.values()])
+    expected = np.array([DRAWS * chance for chance in chances.values()])
     observed = np.array([found[order] for order in chances])
     group = np.where(expected < 5, expected.argmax(), np.arange(len(expected)))  # rare ones count as the most frequent
     seen, due = (np.bincount(group, values, len(expected))[np.unique(group)] for values in (observed, expected))
