@@ -60,11 +60,11 @@ class PriorityDraws:
 
     def choose_points(self, draw: Draw, count: int) -> Points:
         """Return random points for all batches, and the new rows that a newest-first draw takes."""
-        if draw.mode in (DrawMode.INDEPENDENT, DrawMode.WITHOUT_REPLACEMENT):
+        if draw.mode is DrawMode.STRATIFIED:
+            return Points(stratified_fractions(self._random, draw.batch_size, count))
+        if draw.mode is not DrawMode.NEWEST_FIRST:
             return Points(self._random.random(count * draw.batch_size))
         points = Points(stratified_fractions(self._random, draw.batch_size, count))
-        if draw.mode is not DrawMode.NEWEST_FIRST:
-            return points
         if self._new is None:
             self._new = NewRowsFirst(self._directory.config.steps)
         newest = NO_KEYS
@@ -75,15 +75,14 @@ class PriorityDraws:
 
     def draw(self, draw: Draw, points: Points, live: LiveRows) -> Drawn:
         """Return the rows of all batches at these fractions of the mass. This changes no state; see `hand_out`."""
-        priorities, fractions = self._directory.priorities, points.fractions
         if self._limited is not None:  # without replacement only if each row is drawn once
-            return draw_limited(self._index, self._limited, fractions, priorities, live)
-        if draw.mode is DrawMode.WITHOUT_REPLACEMENT:
-            batches = fractions.reshape(-1, draw.batch_size)
-            drawn = [draw_distinct(self._index, each, priorities, live) for each in batches]
-            return Drawn(*map(np.concatenate, zip(*drawn, strict=True)))
-        drawn_by_mass = self._index.draw(fractions, live)
-        return self._with_newest(drawn_by_mass, points.newest) if len(points.newest) else drawn_by_mass
+            return draw_limited(self._index, self._limited, points.fractions, self._directory.priorities, live)
+        if draw.mode is not DrawMode.WITHOUT_REPLACEMENT:
+            drawn = self._index.draw(points.fractions, live)
+            return self._with_newest(drawn, points.newest) if len(points.newest) else drawn
+        batches = points.fractions.reshape(-1, draw.batch_size)
+        parts = [draw_distinct(self._index, each, self._directory.priorities, live) for each in batches]
+        return Drawn(*map(np.concatenate, zip(*parts, strict=True)))
 
     def _with_newest(self, drawn: Drawn, newest: NDArray[np.int64]) -> Drawn:
         """Return drawn rows, of which the first ones are replaced by new rows that can still be drawn."""
