@@ -86,7 +86,8 @@ def test_a_server_that_is_away_does_not_make_its_trainer_silent(
             assert run.progress(wait_s=0.1) == GOES_ON
         server.restart()
         later = GOES_ON._replace(goal=500)
-        client.publish("run.progress", later.to_state())
+        with ReplayClient(server.address) as trainer:  # has time for its first connection, as `client` has not
+            trainer.publish("run.progress", later.to_state())
         wait_until(lambda: run.progress(wait_s=0.1) == later, "there is news", PATIENCE_S)
 
 
