@@ -40,6 +40,7 @@ def new_ragged(new_table: Callable[..., Table], item: Sequences, **options: Any)
         "x": Column("int64"),
         "state": Column("float32", 2, at="start"),
         "stack": Stack("x", 2),
+        "zeros": Stack("x", 2, padding="zero"),
         "discount": Discount(),
         "mask": Mask(),
     }
@@ -59,6 +60,9 @@ def check(batch: Batch, item: Sequences, places: dict[int, tuple[int, int]]) -> 
         assert batch["x"][part].tolist() == [100 * episode + step for step in positions]
         assert batch["stack"][part].tolist() == [
             [100 * episode + max(step - 1, 0), 100 * episode + step] for step in positions
+        ]
+        assert batch["zeros"][part].tolist() == [
+            [100 * episode + step - 1 if step else 0, 100 * episode + step] for step in positions
         ]
         assert batch["mask"][part].tolist() == [step < steps for step in positions]
         discounts = [0.0 if step == steps or (step == steps - 1 and episode % 2 == 0) else GAMMA for step in positions]
