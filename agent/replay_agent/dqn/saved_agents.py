@@ -1,8 +1,8 @@
 """What a run directory says about its agent, so that its networks can be used without the run.
 
 RUN/agent.json                      environment, learner, architecture and hyperparameters
-RUN/best.safetensors                the selected network, when the run has ended; before that:
-RUN/checkpoints/step-*/             the newest checkpoint, with the best network so far, or else the newest one
+RUN/checkpoints/step-*/             the newest checkpoint, with the best network so far
+RUN/best.safetensors                the same network, if somebody has removed the checkpoints of a run that has ended
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from replay_agent.dqn.networks import NetworkSpec
 AGENT_FILE: Final = "agent.json"
 FORMAT: Final = 1
 _NETWORKS: Final = (
-    "best.safetensors",
     "checkpoints/step-*[0-9]/best.safetensors",
-    "checkpoints/step-*/online.safetensors",
+    "best.safetensors",  # that of the last start that ended; a run that goes on may have a better one
+    "checkpoints/step-*[0-9]/online.safetensors",
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from replay_agent.dqn.networks import OwnNetwork
 from replay_agent.dqn.saved_agents import AGENT_FILE, SavedAgentError
 from replay_agent.own_parts import OwnPartError
 from replay_client import ReplayClient
+from safetensors.torch import save_file
 
 from examples import qr_dqn
 from tests.agent.short_runs import SHORT_RUN
@@ -74,6 +76,15 @@ def test_the_best_network_is_loaded_and_played(own_run: Path, capsys: pytest.Cap
     assert returns == result.returns[:2].tolist()
     with Image.open(video) as image:
         assert getattr(image, "n_frames", 1) == sum(returns)
+
+
+def test_a_run_that_goes_on_has_its_best_network_in_its_checkpoints(own_run: Path) -> None:
+    known = DoubleDQN.load(own_run).weights()
+    of_earlier_start = {name: torch.zeros_like(tensor) for name, tensor in known.items()}
+    save_file(of_earlier_start, own_run / "best.safetensors")
+    assert all(torch.equal(tensor, known[name]) for name, tensor in DoubleDQN.load(own_run).weights().items())
+    shutil.rmtree(own_run / "checkpoints")
+    assert not any(tensor.any() for tensor in DoubleDQN.load(own_run).weights().values())
 
 
 def test_another_run_is_refused(own_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
