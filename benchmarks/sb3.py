@@ -1,7 +1,7 @@
 """Compares the service with the buffers of Stable-Baselines3, in steps per second: whole algorithms, and replay alone.
 
     pip install 'gymnasium[mujoco]'             # for SAC on Hopper
-    python -m benchmarks.sb3 [--pairs 20]
+    python -m benchmarks.sb3 [--pairs 20] [--only TEXT]
 
 Both buffers take part in each pair of runs, in turn. The server runs in a separate process on the same cores.
 """
@@ -28,13 +28,14 @@ from stable_baselines3.common.envs import BitFlippingEnv
 from benchmarks.paired import compared
 from benchmarks.report import Section
 from benchmarks.service import running_server
-from examples import dqn_cleanrl, dqn_cleanrl_in_process
+from examples import dqn_cleanrl, dqn_cleanrl_in_process, sac_cleanrl
 
 PAIRS = 20
 SAC_ENV = "Hopper-v5"
 SAC_WARM_UP_STEPS = 200
 SAC_STEPS = 2_000
 CLEANRL_STEPS = 20_000
+SAC_CLEANRL_STEPS = 1_200
 HER_BITS = 12
 HER_WARM_UP_STEPS = 200
 HER_STEPS = 4_000
@@ -95,6 +96,20 @@ def cleanrl_run(program: Any, address: str) -> Run:
     return run
 
 
+def cleanrl_sac_run(address: str, *, in_process: bool) -> Run:
+    """Return a function that trains SAC with the script, from its start to its end."""
+    sizes: dict[str, Any] = {"total_timesteps": SAC_CLEANRL_STEPS, "learning_starts": SAC_WARM_UP_STEPS}
+
+    def run() -> float:
+        arguments = sac_cleanrl.Args(address=address, in_process=in_process, buffer_size=REPLAY_CAPACITY, **sizes)
+        began_s = time.perf_counter()
+        with contextlib.redirect_stdout(io.StringIO()):
+            sac_cleanrl.main(arguments)
+        return SAC_CLEANRL_STEPS / (time.perf_counter() - began_s)
+
+    return run
+
+
 def replay_run(kind: type[ReplayBuffer], options: Mapping[str, Any]) -> Run:
     """Return a function that adds a step and draws a batch, again and again."""
     buffer = kind(REPLAY_CAPACITY, _OBS, _ACTION, "cpu", **options)
@@ -112,22 +127,25 @@ def replay_run(kind: type[ReplayBuffer], options: Mapping[str, Any]) -> Run:
     return run
 
 
-def measure(pairs: int = PAIRS) -> Section:
-    """Measure all programs, each with the service and with SB3's buffer, in turn."""
+def measure(pairs: int = PAIRS, only: str = "") -> Section:
+    """Measure the programs whose names contain ``only``, each with the service and with SB3's buffer, in turn."""
     with running_server() as (address, _), ReplayClient(address) as client:
         uniform = {"address": client, "table": "uniform", "backend": "uniform"}
         exact = {**uniform, "table": "exact", "max_lag_steps": 0}
         sac = {**uniform, "table": "sac"}
         her = {**uniform, "table": "her", "max_episode_steps": HER_BITS}
         cleanrl = cleanrl_run(dqn_cleanrl, address), cleanrl_run(dqn_cleanrl_in_process, address)
+        cleanrl_sac = cleanrl_sac_run(address, in_process=False), cleanrl_sac_run(address, in_process=True)
         own_replay = replay_run(ReplayBuffer, {})
         runs: dict[str, tuple[Run, Run]] = {
             f"SAC on {SAC_ENV}": (sac_run(ServiceReplayBuffer, sac), sac_run(ReplayBuffer, {})),
             f"DQN with HER on {HER_BITS} bits": (her_run(ServiceHerReplayBuffer, her), her_run(HerReplayBuffer, {})),
+            f"CleanRL's SAC on {SAC_ENV}": cleanrl_sac,
             "CleanRL's DQN on CartPole-v1, with priorities": cleanrl,
             "replay alone": (replay_run(ServiceReplayBuffer, uniform), own_replay),
             "replay alone, `max_lag_steps=0`": (replay_run(ServiceReplayBuffer, exact), own_replay),
         }
+        runs = {name: pair for name, pair in runs.items() if only in name}
         figures: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
         for number in track(range(pairs), description="pairs of runs"):
             for name, (service, own) in runs.items():
@@ -148,13 +166,14 @@ def measure(pairs: int = PAIRS) -> Section:
     )
 
 
-def main(*, pairs: int = PAIRS) -> None:
+def main(*, pairs: int = PAIRS, only: str = "") -> None:
     """Measure, and print the figures.
 
     Args:
         pairs: pairs of runs of each program, at least 2.
+        only: measure only programs whose names contain this text.
     """
-    measure(pairs).show(Console(width=120))
+    measure(pairs, only).show(Console(width=120))
 
 
 if __name__ == "__main__":

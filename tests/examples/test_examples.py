@@ -128,6 +128,17 @@ def test_the_scripts_in_the_manner_of_cleanrl_run(client: ReplayClient) -> None:
     assert client["dqn-cleanrl"].stats().updated > 0
 
 
+@pytest.mark.parametrize("in_process", [False, True])
+def test_sac_in_the_manner_of_cleanrl_runs(client: ReplayClient, *, in_process: bool) -> None:
+    pytest.importorskip("stable_baselines3", reason="stable-baselines3 is not installed")
+    from examples import sac_cleanrl
+
+    sizes: dict[str, Any] = {"total_timesteps": 450, "learning_starts": 400, "batch_size": 16, "buffer_size": 1_000}
+    arguments = sac_cleanrl.Args(address=client.address, in_process=in_process, env_id="Pendulum-v1", **sizes)
+    assert -2_000 < sac_cleanrl.main(arguments) < 0
+    assert in_process or client["sac-cleanrl"].stats().sampled > 0
+
+
 class Cliff(gymnasium.Env[Any, Any]):
     """Episodes of 3 steps, which end in a terminal state just when their time is over, or only by the latter."""
 

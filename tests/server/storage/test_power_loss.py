@@ -22,6 +22,7 @@ from replay_server.storage.rings import MutableRing, Ring
 from replay_server.storage.runs import GOES_ON, TERMINATED, Runs, ends_of, steps_of
 from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import DamagedTableError, TableDirectory
+from replay_server.table.draws import Draw, DrawMode
 from replay_server.table.gates import LimiterGate
 from replay_server.table.table import NewRows, Table, WriterStamp
 
@@ -53,12 +54,13 @@ class Life:
 
     steps: Steps | None = None
     mutable: Mapping[str, Column] = {}
+    parameters: Mapping[str, float] = {}
 
     def __init__(self, folder: Path, seed: int, backend: str = "sum_tree", capacity: int = CAPACITY) -> None:
         self.folder = folder
         self.random = random.Random(seed)
         schema = Schema({**WHOLE, **self.mutable}) if self.mutable else WHOLE
-        config = TableConfig("table", schema, capacity=capacity, backend=backend, steps=self.steps)
+        config = TableConfig("table", schema, capacity, backend, dict(self.parameters), steps=self.steps)
         self.table = Table(TableDirectory.create(folder, config, checked=True))
         self.value_of: dict[int, int] = {}
         self.next_value = 0
@@ -258,12 +260,56 @@ class LifeOfUpdates(Life):
         self.stored = dict(zip(keys.tolist(), ([number] for number in found["count"].tolist()), strict=True))
 
 
+class LifeOfLimits(Life):
+    """The same with rows that can be drawn once."""
+
+    parameters: Mapping[str, float] = {"max_times_sampled": 1}
+
+    def __init__(self, folder: Path, seed: int, backend: str = "sum_tree", capacity: int = CAPACITY) -> None:
+        self.drawn: set[int] = set()
+        self.stored: set[int] = set()
+        """The drawn keys as of the last sync."""
+        super().__init__(folder, seed, backend, capacity)
+
+    def use(self, steps: int) -> None:
+        for _ in range(steps):
+            super().use(1)
+            gate = self.table.gate
+            assert isinstance(gate, LimiterGate)
+            count = gate.grant(self.random.randint(1, 20))
+            if count:
+                draw = Draw(count, beta=1.0, mode=DrawMode.INDEPENDENT)
+                batches = self.table.draw_at(draw, self.table.draws.choose_points(draw, 1))
+                gate.count_drawn(count)
+                self.table.hand_out(batches)
+                keys = set(batches[0].keys.tolist())
+                assert not keys & self.drawn
+                self.drawn |= keys
+
+    def sync(self) -> None:
+        super().sync()
+        self.stored = set(self.drawn)
+
+    def audit(self, oldest: int, inserted: int, reported: int, newest_share: float) -> None:
+        """Also check that rows drawn before the last sync are not drawn again, and others from before it still are."""
+        synced = self.synced_inserted
+        super().audit(oldest, inserted, reported, newest_share)
+        keys = np.arange(self.table.oldest, self.table.inserted)
+        priorities = self.table.directory.priorities[keys % self.table.config.slots]
+        drawable = set(keys[priorities != DEAD_PRIORITY].tolist())
+        assert not drawable & self.stored
+        assert {key for key in keys.tolist() if oldest <= key < synced} - drawable <= self.drawn
+        self.drawn = set(keys.tolist()) - drawable
+        self.stored = set(self.drawn)
+
+
 @pytest.mark.parametrize(
     ("kind", "backend", "capacity", "newest_share"),
     [
         *((Life, "sum_tree", 1500, share) for share in (0.0, 0.5, 0.95, 0.999, 1)),
         *((Life, "rank", 4000, 0.5), (Life, "uniform", 100, 0.95)),
         *((LifeOfUpdates, "sum_tree", 1500, share) for share in (0.5, 0.95)),
+        *((LifeOfLimits, backend, 1500, 0.7) for backend in ("sum_tree", "rank", "uniform")),
         *((LifeOfSteps, "sum_tree", 1000, 0.5), (LifeOfSteps, "rank", 1000, 0.95), (LifeOfSteps, "uniform", 300, 1)),
     ],
 )
