@@ -43,7 +43,7 @@ class RecurrentQNetwork(ActingNetwork):
             Action values, float32[batch, positions, actions], and the states after the last position.
         """
         outputs, after = self._recur(self._encode(observations), states)
-        return self.head(outputs), after
+        return self.head(outputs).squeeze(-1), after
 
     def act(self, observations: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """See `ActingNetwork.act`."""

@@ -52,7 +52,7 @@ def evaluate(
     """Play one episode per seed. Equal seeds and networks give equal episodes.
 
     Args:
-        network: computes the action values.
+        network: computes the action values, in evaluation mode, so without the noise of noisy layers.
         make_env: creates an environment.
         seeds: one seed per episode, passed to ``reset``; random actions depend on it, too.
         first_action: the number that the environment uses for action 0.
@@ -66,6 +66,8 @@ def evaluate(
     returns: list[float] = []
     lengths: list[int] = []
     environments = [make_env() for _ in range(min(len(seeds), MAX_PARALLEL_EPISODES))]
+    was_training = network.training
+    network.eval()
     try:
         for start in range(0, len(seeds), MAX_PARALLEL_EPISODES):
             part = seeds[start : start + MAX_PARALLEL_EPISODES]
@@ -77,6 +79,7 @@ def evaluate(
             returns += [episode.total for episode in episodes]
             lengths += [episode.length for episode in episodes]
     finally:
+        network.train(was_training)
         for env in environments:
             env.close()
     return EvaluationResult(np.array(returns, dtype=np.float64), np.array(lengths, dtype=np.int64))

@@ -55,7 +55,10 @@ class DoubleDQN(Learner[ActingNetwork, TransitionBatch]):
 
     def values(self, network: ActingNetwork, batch: TransitionBatch) -> Tensor:
         """Compute the action values of ``batch.obs``, float32[batch, actions]."""
-        return network.act(batch.obs, batch.weights.new_zeros(len(batch.obs), 0))[0]
+        return self._action_values(network, batch.obs)
+
+    def _action_values(self, network: ActingNetwork, observations: Tensor) -> Tensor:
+        return network.act(observations, torch.zeros(len(observations), 0, device=self.device))[0]
 
     @torch.no_grad()
     def _targets(self, batch: TransitionBatch) -> Tensor:

@@ -151,7 +151,7 @@ class Learner(ABC, Generic[Network, BatchT]):
 
     @classmethod
     def load(cls, run: str | Path, device: str | torch.device = "cpu") -> Self:
-        """Load the best network of a run, as online and as target network.
+        """Load the best network of a run, as online and as target network, both in evaluation mode.
 
         Args:
             run: directory of the run. The environment's package is not needed.
@@ -168,6 +168,7 @@ class Learner(ABC, Generic[Network, BatchT]):
         weights = best_weights(Path(run))
         for network in (learner.online, learner.target):
             network.load_state_dict(weights)
+            network.eval()
         return learner
 
     def saved(self, env_id: str, first_action: int, evaluation_epsilon: float) -> SavedAgent:

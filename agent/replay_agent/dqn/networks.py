@@ -1,17 +1,19 @@
-"""Q-networks: an MLP for vectors, a convolutional network for images, both with plain or dueling heads."""
+"""Q-networks: an MLP for vectors, a convolutional network for images, with heads for values or for distributions."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from replay_agent.dqn.noisy import NoisyLinear
 from replay_agent.own_parts import OwnPartError, find
 
 UINT8_MAX = 255.0
@@ -23,6 +25,9 @@ MIN_NATURE_SIDE = 36
 MIN_STRIDED_SIDE = 16
 DEFAULT_VECTOR_HIDDEN_SIZES = (128, 128)
 DEFAULT_IMAGE_HIDDEN_SIZES = (512,)
+
+Dense = Callable[[int, int], nn.Module]
+"""Makes a dense layer from its numbers of inputs and outputs."""
 
 
 class NetworkKind(StrEnum):
@@ -59,6 +64,9 @@ class NetworkSpec:
         lstm_units: units of the LSTM of a recurrent network; 0: the network is not recurrent.
         own: name of a function or class that makes the network from this spec, as ``module:name``; empty: there is
             none.
+        atoms: atoms of the distribution of returns that the network computes for each action; 0: it computes values.
+        value_range: return of the first and of the last atom.
+        noisy_sigma: initial noise of noisy dense layers; 0: they are not noisy.
     """
 
     observation_shape: tuple[int, ...]
@@ -69,6 +77,9 @@ class NetworkSpec:
     bounds: Bounds | None = None
     lstm_units: int = 0
     own: str = ""
+    atoms: int = 0
+    value_range: tuple[float, float] = (0.0, 0.0)
+    noisy_sigma: float = 0.0
 
     @property
     def kind(self) -> NetworkKind:
@@ -170,22 +181,45 @@ class ImageInput(nn.Module):
         return images.reshape(-1, layout.channels, layout.height, layout.width)
 
 
-class DuelingHead(nn.Module):
-    """A head with separate streams: Q = value + advantage - mean advantage (Wang et al., 2016, arXiv:1511.06581)."""
+class PlainHead(nn.Module):
+    """A head with one dense layer, which computes ``outputs`` numbers for each action."""
 
-    def __init__(self, features: int, hidden: int, actions: int) -> None:
+    def __init__(self, features: int, actions: int, outputs: int, dense: Dense) -> None:
         super().__init__()
-        self.value = nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, 1))
-        self.advantage = nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, actions))
+        self.layer = dense(features, actions * outputs)
+        self.outputs = outputs
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return float32[batch, actions] for float32[batch, features]."""
-        return combine_dueling(self.value(features), self.advantage(features))
+        """Return float32[..., actions, outputs] for float32[..., features]."""
+        return _by_action(self.layer(features), self.outputs)
+
+
+class DuelingHead(nn.Module):
+    """A head with separate streams: Q = value + advantage - mean advantage (Wang et al., 2016, arXiv:1511.06581).
+
+    With several outputs for each action, the streams are combined output by output (Hessel et al., 2018,
+    arXiv:1710.02298).
+    """
+
+    def __init__(self, features: int, hidden: int, actions: int, outputs: int, dense: Dense) -> None:
+        super().__init__()
+        self.value = nn.Sequential(dense(features, hidden), nn.ReLU(), dense(hidden, outputs))
+        self.advantage = nn.Sequential(dense(features, hidden), nn.ReLU(), dense(hidden, actions * outputs))
+        self.outputs = outputs
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return float32[..., actions, outputs] for float32[..., features]."""
+        advantages = _by_action(self.advantage(features), self.outputs)
+        return combine_dueling(_by_action(self.value(features), self.outputs), advantages)
+
+
+def _by_action(computed: Tensor, outputs: int) -> Tensor:
+    return computed.reshape(*computed.shape[:-1], -1, outputs)
 
 
 def combine_dueling(value: Tensor, advantages: Tensor) -> Tensor:
-    """Add values float32[batch, 1] to advantages float32[batch, actions], after subtracting the mean advantage."""
-    return value + advantages - advantages.mean(dim=-1, keepdim=True)
+    """Add values float32[..., 1, outputs] to advantages float32[..., actions, outputs], less the mean advantage."""
+    return value + advantages - advantages.mean(dim=-2, keepdim=True)
 
 
 class ActingNetwork(nn.Module, ABC):
@@ -222,12 +256,32 @@ class QNetwork(ActingNetwork):
 
     def forward(self, observations: Tensor) -> Tensor:
         """Return float32[batch, actions] for observations of any dtype, [batch, *observation_shape]."""
-        values: Tensor = self.head(self.torso(self.inputs(observations)))
+        values: Tensor = self.head(self.torso(self.inputs(observations))).squeeze(-1)
         return values
 
     def act(self, observations: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """See `ActingNetwork.act`."""
         return self(observations), states
+
+
+class DistributionalQNetwork(QNetwork):
+    """A network that computes a distribution of returns for each action, as in C51 (Bellemare et al., 2017)."""
+
+    support: Tensor
+    """float32[atoms], the returns of the atoms."""
+
+    def __init__(self, inputs: nn.Module, torso: nn.Module, head: nn.Module, support: Tensor) -> None:
+        super().__init__(inputs, torso, head)
+        self.register_buffer("support", support, persistent=False)
+
+    def forward(self, observations: Tensor) -> Tensor:
+        """Return the logits of the atoms, float32[batch, actions, atoms]."""
+        logits: Tensor = self.head(self.torso(self.inputs(observations)))
+        return logits
+
+    def act(self, observations: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """See `ActingNetwork.act`. The value of an action is its mean return."""
+        return self(observations).softmax(dim=-1) @ self.support, states
 
 
 class OwnNetwork(ActingNetwork):
@@ -277,7 +331,10 @@ def build_network(spec: NetworkSpec) -> QNetwork:
     """
     # With dueling, each stream of the head has its own last hidden layer.
     encoder = build_encoder(spec, spec.hidden_sizes[:-1] if spec.dueling else spec.hidden_sizes)
-    return QNetwork(encoder.inputs, encoder.torso, build_head(encoder.features, spec))
+    layers = encoder.inputs, encoder.torso, build_head(encoder.features, spec)
+    if not spec.atoms:
+        return QNetwork(*layers)
+    return DistributionalQNetwork(*layers, torch.linspace(*spec.value_range, spec.atoms))
 
 
 def _build_own(spec: NetworkSpec) -> OwnNetwork:
@@ -304,22 +361,28 @@ def build_encoder(spec: NetworkSpec, hidden_sizes: Sequence[int]) -> Encoder:
     if not spec.hidden_sizes:
         raise ValueError("hidden_sizes needs at least one layer, for instance 128,128")
     if spec.kind is NetworkKind.MLP:
-        dense, features = _dense(int(np.prod(spec.observation_shape)), hidden_sizes)
+        dense, features = _hidden(int(np.prod(spec.observation_shape)), hidden_sizes, dense_of(spec))
         inputs = BoundedInput(spec.bounds) if spec.bounds else VectorInput(spec.observation_dtype)
         return Encoder(inputs, dense, features)
     layout = image_layout(spec.observation_shape)
     convolutions = _convolutions(layout)
     with torch.no_grad():
         features = convolutions(torch.zeros(1, layout.channels, layout.height, layout.width)).shape[1]
-    dense, features = _dense(features, hidden_sizes)
+    dense, features = _hidden(features, hidden_sizes, dense_of(spec))
     return Encoder(ImageInput(layout, spec.observation_dtype), nn.Sequential(convolutions, dense), features)
 
 
 def build_head(features: int, spec: NetworkSpec) -> nn.Module:
-    """Build the head, which computes action values from float32[batch, features]."""
+    """Build the head, which computes the value or the atoms of each action from float32[..., features]."""
+    outputs, dense = max(1, spec.atoms), dense_of(spec)
     if spec.dueling:
-        return DuelingHead(features, spec.hidden_sizes[-1], spec.actions)
-    return nn.Linear(features, spec.actions)
+        return DuelingHead(features, spec.hidden_sizes[-1], spec.actions, outputs, dense)
+    return PlainHead(features, spec.actions, outputs, dense)
+
+
+def dense_of(spec: NetworkSpec) -> Dense:
+    """Return the class of the dense layers."""
+    return partial(NoisyLinear, sigma=spec.noisy_sigma) if spec.noisy_sigma else nn.Linear
 
 
 def _convolutions(layout: ImageLayout) -> nn.Sequential:
@@ -339,11 +402,11 @@ def _convolutions(layout: ImageLayout) -> nn.Sequential:
     )  # fmt: skip
 
 
-def _dense(features: int, hidden_sizes: Sequence[int]) -> tuple[nn.Sequential, int]:
+def _hidden(features: int, hidden_sizes: Sequence[int], dense: Dense) -> tuple[nn.Sequential, int]:
     """Return dense layers and the size of the last one's output."""
     layers: list[nn.Module] = []
     for units in hidden_sizes:
-        layers += [nn.Linear(features, units), nn.ReLU()]
+        layers += [dense(features, units), nn.ReLU()]
         features = units
     return nn.Sequential(*layers), features
 

@@ -39,7 +39,7 @@ class SavedAgent:
         env_id: the environment, as for `make_environment`.
         first_action: the number that the environment uses for action 0.
         evaluation_epsilon: probability of a random action in evaluations.
-        algorithm: ``dqn`` or ``r2d2``.
+        algorithm: ``dqn``, ``c51`` or ``r2d2``.
         learner: name of the learner's class if it is one of the user, as ``module:name``; None: the usual one.
         spec: architecture of the network.
         config: hyperparameters of the learner, by name.

@@ -1,4 +1,4 @@
-"""Settings for known environments, by algorithm; the user's settings override them."""
+"""Settings for known environments, by algorithm or by name; the user's settings override them."""
 
 from __future__ import annotations
 
@@ -155,6 +155,30 @@ _TMAZE: Mapping[str, Any] = MappingProxyType(
     }
 )
 
+# All parts of Rainbow, for any environment.
+_RAINBOW: Mapping[str, Any] = MappingProxyType(
+    {"double": True, "dueling": True, "atoms": 51, "noisy": True, "alpha": 0.5, "n_step": 3}
+)
+
+# Returns of at most 500 rewards of 1, discounted by 0.99.
+_RAINBOW_CARTPOLE: Mapping[str, Any] = MappingProxyType({**_CARTPOLE, **_RAINBOW, "value_min": 0.0, "value_max": 100.0})
+
+# Hessel et al. (2018, arXiv:1710.02298, table 1). One step is 4 frames.
+_RAINBOW_ATARI: Mapping[str, Any] = MappingProxyType(
+    {
+        **_ATARI,
+        **_RAINBOW,
+        "steps": 50_000_000,
+        "capacity": 1_000_000,
+        "learning_rate": 6.25e-5,
+        "learning_starts": 20_000,
+        "target_interval": 2_000,
+        "value_min": -10.0,
+        "value_max": 10.0,
+        "noisy_sigma": 0.5,
+    }
+)
+
 # For other environments, with sequences of 20 steps.
 _RECURRENT: Mapping[str, Any] = MappingProxyType({"batch_size": 32, "replay_ratio": 0.0625})
 
@@ -174,12 +198,15 @@ PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = MappingProxyType(
             "ALE/*": _RECURRENT_ATARI,
             "*": _RECURRENT,
         },
+        "rainbow": {"CartPole-v1": _RAINBOW_CARTPOLE, "ALE/*": _RAINBOW_ATARI, "*": _RAINBOW},
     }
 )
-"""Presets by algorithm and pattern of environment ids, as for `fnmatch`; the first pattern that matches counts."""
+"""Presets by name and pattern of environment ids, as for `fnmatch`; the first pattern that matches counts.
+
+An algorithm has a preset of its name."""
 
 
-def preset(env: str, algorithm: str) -> Mapping[str, Any]:
-    """Return the settings for an environment and an algorithm; empty if there are none."""
-    patterns = PRESETS.get(algorithm, {})
+def preset(env: str, name: str) -> Mapping[str, Any]:
+    """Return the settings of a preset for an environment; empty if there are none."""
+    patterns = PRESETS.get(name, {})
     return next((settings for pattern, settings in patterns.items() if fnmatchcase(env, pattern)), {})

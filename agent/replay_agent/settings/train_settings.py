@@ -14,12 +14,12 @@ from typing import Annotated, Any, Final, Literal, Self
 from annotated_types import MinLen
 from cyclopts import App, ArgumentCollection, CycloptsError
 from cyclopts.config import Dict
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, TypeAdapter, model_validator
 from replay_proto.command_line import MAX_PORT, NONE, SPLIT, Address, Settings, given, group, read_settings
 from replay_proto.steps import MAX_WINDOW
 
 from replay_agent.own_parts import NAME_PATTERN as OWN_PATTERN
-from replay_agent.settings.presets import preset
+from replay_agent.settings.presets import PRESETS, preset
 from replay_agent.settings.whole_files import replace_text
 
 DEFAULT_ENV: Final = "CartPole-v1"
@@ -37,6 +37,7 @@ MAX_REPLAY_RATIO = 1e6
 MAX_SHARDS = 256
 # With fewer, the epsilons of Ape-X are undefined.
 MIN_EXPLORERS = 2
+_IS_TRUE = TypeAdapter(bool)
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,117}$"
 
 RUN = group("run")
@@ -53,7 +54,7 @@ KEEPING = group("checkpoints and logs")
 
 
 class TrainSettings(Settings):
-    """Learn a Gymnasium environment by Double DQN or R2D2 through a prioritized replay service.
+    """Learn a Gymnasium environment by Double DQN, Rainbow or R2D2 through a prioritized replay service.
 
     Without --server it starts a replay server. CartPole-v1, Acrobot-v1, MountainCar-v0, ALE/Pong-v5 and the
     environments of replay_agent.memory_tasks have presets that override the defaults below. Every flag can also be
@@ -66,7 +67,11 @@ class TrainSettings(Settings):
     """Gymnasium environment with discrete actions; module:EnvId imports module, and module:function calls a function
     that makes an environment"""
     algorithm: Annotated[Literal["dqn", "r2d2"], RUN] = DEFAULT_ALGORITHM
-    """Double DQN or R2D2, which learns from sequences with a recurrent network, for environments that need memory"""
+    """Double DQN, whose parts have switches of their own; or R2D2, which learns from sequences with a recurrent
+    network, for environments that need memory"""
+    preset: Annotated[Literal["rainbow"] | None, RUN] = None
+    """rainbow: all parts of Rainbow, with the hyperparameters of its paper for ALE/* (default: a preset for the
+    environment, if there is one)"""
     steps: Annotated[int, RUN] = Field(200_000, ge=1)
     """environment steps to train for, over all actors"""
     seed: Annotated[int, RUN] = Field(0, ge=0)
@@ -168,6 +173,16 @@ class TrainSettings(Settings):
     magnitude"""
     dueling: Annotated[bool, NETWORK] = False
     """dueling heads: separate value and advantages"""
+    atoms: Annotated[int, NETWORK] = Field(0, ge=0)
+    """atoms of the distribution of returns that C51 learns for each action, as many as 51; 0 learns values instead"""
+    value_min: Annotated[float, NETWORK] = -10.0
+    """with --atoms, the smallest discounted return that a distribution covers"""
+    value_max: Annotated[float, NETWORK] = 10.0
+    """with --atoms, the largest"""
+    noisy: Annotated[bool, NETWORK] = False
+    """noisy dense layers, which explore; epsilon is then 0 by default"""
+    noisy_sigma: Annotated[float, NETWORK] = Field(0.5, gt=0)
+    """with --noisy, the initial scale of the noise"""
 
     exploration: Annotated[Literal["annealed", "ape-x"], EXPLORATION] = "annealed"
     """annealed: all actors share one epsilon, which decreases; ape-x: each actor has its own, which is constant"""
@@ -190,7 +205,7 @@ class TrainSettings(Settings):
     """let the trainer act itself (default: only without --actors)"""
     actor_priorities: Annotated[bool | None, ACTING] = None
     """actors compute the priorities of new rows; otherwise, new rows get the largest priority in the table (default:
-    with --exploration ape-x, except with r2d2)"""
+    with --exploration ape-x, except with r2d2 or --atoms)"""
     publish_interval: Annotated[int, ACTING] = Field(50, ge=1)
     """gradient steps between published versions of the weights"""
     check_steps: Annotated[int, ACTING] = Field(50, ge=1)
@@ -250,7 +265,27 @@ class TrainSettings(Settings):
     @classmethod
     def _add_preset(cls, values: Any) -> Any:
         """Fill in missing settings from the preset of the environment and the algorithm."""
-        return {**preset(values.get("env", DEFAULT_ENV), values.get("algorithm", DEFAULT_ALGORITHM)), **values}
+        named, algorithm = values.get("preset"), values.get("algorithm", DEFAULT_ALGORITHM)
+        name = named if named in PRESETS else algorithm
+        known = {**preset(values.get("env", DEFAULT_ENV), name), **values}
+        if _IS_TRUE.validate_python(known.get("noisy", False)):  # the network explores
+            known |= {epsilon: values.get(epsilon, 0.0) for epsilon in ("epsilon_start", "epsilon_end")}
+        return known
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        if self.atoms and not (self.atoms > 1 and self.value_min < self.value_max):
+            raise ValueError(
+                "expected atoms of 2 or more, and value_min below value_max; got "
+                f"atoms {self.atoms}, value_min {self.value_min:g}, value_max {self.value_max:g}"
+            )
+        for name in ("atoms", "noisy"):
+            if getattr(self, name) and (self.algorithm == "r2d2" or self.network is not None):
+                got = "algorithm r2d2" if self.algorithm == "r2d2" else f"network {self.network}"
+                raise ValueError(f"expected algorithm dqn and no network of your own with {name}; got {got}")
+        if self.atoms and self.actor_priorities:
+            raise ValueError("expected no actor_priorities with atoms, because priorities are KL divergences; got both")
+        return self
 
     @model_validator(mode="after")
     def _lockstep_is_alone(self) -> Self:
@@ -347,7 +382,7 @@ class TrainSettings(Settings):
     def actors_estimate(self) -> bool:
         """Whether actors estimate the values of their steps, for the priorities of new rows."""
         if self.actor_priorities is None:
-            return self.exploration == "ape-x" and self.algorithm != "r2d2"
+            return self.exploration == "ape-x" and self.algorithm != "r2d2" and not self.atoms
         return self.actor_priorities
 
     @property

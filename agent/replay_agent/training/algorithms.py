@@ -1,4 +1,4 @@
-"""Makes the learner of a run: Double DQN or R2D2."""
+"""Makes the learner of a run: Double DQN, C51 or R2D2."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from replay_client.torch import TensorBatch
 
 from replay_agent.acting.environments import EnvironmentInfo
+from replay_agent.dqn.c51 import C51
 from replay_agent.dqn.double_dqn import DoubleDQN
 from replay_agent.dqn.learner import DoubleDQNConfig, Learner
 from replay_agent.dqn.networks import NetworkKind, NetworkSpec, default_hidden_sizes, network_kind
@@ -40,7 +41,8 @@ def make_algorithm(settings: TrainSettings, env: EnvironmentInfo, device: torch.
     spec = network_spec(settings, env)
     if settings.algorithm == "r2d2":
         return Algorithm(_learner(R2D2, settings)(spec, _config(R2D2Config, settings), device), sequence_batch)
-    return Algorithm(_learner(DoubleDQN, settings)(spec, _config(DoubleDQNConfig, settings), device), transition_batch)
+    usual = C51 if settings.atoms else DoubleDQN
+    return Algorithm(_learner(usual, settings)(spec, _config(DoubleDQNConfig, settings), device), transition_batch)
 
 
 def _learner(usual: type[L], settings: TrainSettings) -> type[L]:
@@ -67,6 +69,9 @@ def network_spec(settings: TrainSettings, env: EnvironmentInfo) -> NetworkSpec:
         bounds=env.bounds if is_scaled else None,
         lstm_units=settings.lstm_units if settings.algorithm == "r2d2" else 0,
         own=settings.network or "",
+        atoms=settings.atoms,
+        value_range=(settings.value_min, settings.value_max),
+        noisy_sigma=settings.noisy_sigma if settings.noisy else 0.0,
     )
 
 

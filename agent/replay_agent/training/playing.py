@@ -16,6 +16,7 @@ from replay_agent.acting.actor import EpsilonGreedyPolicy
 from replay_agent.acting.environments import Environment, UnsupportedEnvironmentError, make_environment
 from replay_agent.acting.evaluation import EvaluationResult, evaluate
 from replay_agent.acting.seeds import evaluated_exploration
+from replay_agent.dqn.c51 import C51
 from replay_agent.dqn.double_dqn import DoubleDQN
 from replay_agent.dqn.learner import Learner
 from replay_agent.dqn.saved_agents import SavedAgent, SavedAgentError
@@ -24,7 +25,7 @@ from replay_agent.r2d2 import R2D2
 
 FAILURES = (OwnPartError, SavedAgentError, UnsupportedEnvironmentError, gymnasium.error.Error, OSError)
 """Errors that a user can resolve; the messages say how."""
-_LEARNERS: dict[str, type[Learner[Any, Any]]] = {"dqn": DoubleDQN, "r2d2": R2D2}
+_LEARNERS: dict[str, type[Learner[Any, Any]]] = {kind.algorithm: kind for kind in (DoubleDQN, C51, R2D2)}
 
 
 def load_learner(run: Path, agent: SavedAgent) -> Learner[Any, Any]:

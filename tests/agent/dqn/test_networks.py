@@ -125,12 +125,12 @@ def test_channels_come_to_the_front_with_every_pixel_in_its_place() -> None:
 
 
 def test_dueling_values_are_the_value_plus_centred_advantages() -> None:
-    combined = combine_dueling(torch.tensor([[10.0]]), torch.tensor([[1.0, 2.0, 6.0]]))
+    combined = combine_dueling(torch.tensor([[[10.0]]]), torch.tensor([[[1.0], [2.0], [6.0]]]))[..., 0]
     assert combined.tolist() == [[8.0, 9.0, 13.0]]
 
 
 def test_dueling_values_do_not_change_when_all_advantages_rise_together() -> None:
-    value, advantages = torch.randn(4, 1), torch.randn(4, 3)
+    value, advantages = torch.randn(4, 1, 2), torch.randn(4, 3, 2)
     torch.testing.assert_close(combine_dueling(value, advantages), combine_dueling(value, advantages + 7.0))
     torch.testing.assert_close(combine_dueling(value, advantages).mean(dim=1, keepdim=True), value)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import resource
 import signal
 from collections.abc import Iterator
@@ -242,3 +243,51 @@ def test_ape_x_needs_several_actors_and_priorities_of_actors_need_transitions(
         settings = load_train_settings([*flags, *more])
         assert (settings.explorers, settings.actors_estimate) == expected
     assert not load_train_settings(["--actors", "2"]).actors_estimate
+
+
+def test_rainbow_has_the_hyperparameters_of_its_paper() -> None:
+    # Hessel et al. (2018), table 1; a step is 4 frames.
+    settings = load_train_settings(["--preset", "rainbow", "--env", "ALE/Breakout-v5"])
+    assert settings.learning_starts == 80_000 / 4
+    assert (settings.learning_rate, settings.adam_epsilon) == (6.25e-5, 1.5e-4)
+    assert (settings.epsilon_start, settings.epsilon_end) == (0.0, 0.0)
+    assert (settings.noisy, settings.noisy_sigma) == (True, 0.5)
+    assert settings.target_interval / settings.replay_ratio == 32_000 / 4
+    assert (settings.backend, settings.alpha, settings.beta_start) == ("sum_tree", 0.5, 0.4)
+    assert (settings.n_step, settings.gamma, settings.batch_size) == (3, 0.99, 32)
+    assert (settings.atoms, settings.value_min, settings.value_max) == (51, -10.0, 10.0)
+    assert (settings.double, settings.dueling, settings.clip_rewards) == (True, True, True)
+    assert settings.capacity == 1_000_000
+
+
+def test_each_part_of_rainbow_is_a_switch() -> None:
+    env = inspect_environment("CartPole-v1")
+    rainbow = network_spec(load_train_settings(["--preset", "rainbow"]), env)
+    assert (rainbow.atoms, rainbow.noisy_sigma, rainbow.dueling) == (51, 0.5, True)
+    less = network_spec(load_train_settings(["--preset", "rainbow", "--atoms", "0", "--no-noisy", "--no-dueling"]), env)
+    assert (less.atoms, less.noisy_sigma, less.dueling) == (0, 0.0, False)
+
+
+def test_a_noisy_network_explores_alone_unless_it_is_told_otherwise() -> None:
+    noisy = load_train_settings(["--noisy"])
+    assert (noisy.epsilon_start, noisy.epsilon_end) == (0.0, 0.0)
+    assert load_train_settings(["--noisy", "--epsilon-start", "0.5"]).epsilon_start == 0.5
+    assert load_train_settings([]).epsilon_end == preset("CartPole-v1", "dqn")["epsilon_end"] > 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--atoms", "1"], "expected atoms of 2 or more"),
+        (["--atoms", "51", "--value-min", "3", "--value-max", "3"], "value_min below value_max"),
+        (["--atoms", "51", "--algorithm", "r2d2"], "expected algorithm dqn .* with atoms; got algorithm r2d2"),
+        (["--noisy", "--network", "mine:Network"], "with noisy; got network mine:Network"),
+        (["--preset", "rainbow", "--algorithm", "r2d2"], "with atoms; got algorithm r2d2"),
+        (["--preset", "sunshine"], "rainbow"),
+        (["--atoms", "51", "--actor-priorities"], "priorities are KL divergences"),
+    ],
+)
+def test_parts_that_do_not_fit_together_are_refused(
+    capsys: pytest.CaptureFixture[str], flags: list[str], message: str
+) -> None:
+    assert re.search(message, " ".join(refusal(capsys, *flags).split()))
