@@ -9,20 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from replay_agent.acting.actor import EpsilonGreedyPolicy
-    from replay_agent.acting.environments import describe_environment, make_environment
+    from replay_agent.acting.environments import describe_environment, make_environment, make_environments
     from replay_agent.acting.evaluation import EvaluationResult, evaluate
     from replay_agent.dqn.double_dqn import DoubleDQN, TransitionBatch
     from replay_agent.dqn.learner import DoubleDQNConfig, LossResult, UpdateResult
-    from replay_agent.dqn.n_step import NStep, Transition
     from replay_agent.dqn.networks import NetworkSpec, QNetwork, build_network
     from replay_agent.r2d2 import R2D2, R2D2Config, RecurrentQNetwork, SequenceBatch, build_recurrent_network
-    from replay_agent.replay.rows import (
-        append_transition,
-        sequence_batch,
-        sequence_columns,
-        transition_batch,
-        transition_columns,
-    )
+    from replay_agent.replay.rows import sequence_batch, sequence_columns, step_columns, transition_batch
     from replay_agent.trainer import Trainer
     from replay_agent.training.schedules import LinearSchedule
 
@@ -30,20 +23,13 @@ __version__ = version("replay-service")
 
 _MODULES = {
     "acting.actor": ["EpsilonGreedyPolicy"],
-    "acting.environments": ["describe_environment", "make_environment"],
+    "acting.environments": ["describe_environment", "make_environment", "make_environments"],
     "acting.evaluation": ["EvaluationResult", "evaluate"],
     "dqn.double_dqn": ["DoubleDQN", "TransitionBatch"],
     "dqn.learner": ["DoubleDQNConfig", "LossResult", "UpdateResult"],
-    "dqn.n_step": ["NStep", "Transition"],
     "dqn.networks": ["NetworkSpec", "QNetwork", "build_network"],
     "r2d2": ["R2D2", "R2D2Config", "RecurrentQNetwork", "SequenceBatch", "build_recurrent_network"],
-    "replay.rows": [
-        "append_transition",
-        "sequence_batch",
-        "sequence_columns",
-        "transition_batch",
-        "transition_columns",
-    ],
+    "replay.rows": ["sequence_batch", "sequence_columns", "step_columns", "transition_batch"],
     "trainer": ["Trainer"],
     "training.schedules": ["LinearSchedule"],
 }
@@ -57,26 +43,24 @@ __all__ = [
     "EvaluationResult",
     "LinearSchedule",
     "LossResult",
-    "NStep",
     "NetworkSpec",
     "QNetwork",
     "R2D2Config",
     "RecurrentQNetwork",
     "SequenceBatch",
     "Trainer",
-    "Transition",
     "TransitionBatch",
     "UpdateResult",
-    "append_transition",
     "build_network",
     "build_recurrent_network",
     "describe_environment",
     "evaluate",
     "make_environment",
+    "make_environments",
     "sequence_batch",
     "sequence_columns",
+    "step_columns",
     "transition_batch",
-    "transition_columns",
 ]
 
 

@@ -39,7 +39,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"cli"},
     ],
     "replay_agent": [
-        {"own_parts"},
+        {"atari_options", "own_parts"},
         {"dqn", "memory_tasks", "processes", "settings"},
         {"acting", "r2d2"},
         {"replay", "reporting"},

@@ -1,4 +1,4 @@
-"""One environment and the epsilon-greedy policy that acts in it."""
+"""Environments and the epsilon-greedy policy that acts in them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from replay_agent.acting.environments import Environment, describe_environment, make_environment
+from replay_agent.acting.environments import EnvironmentFailedError, checked_spaces, make_environments
 from replay_agent.acting.evaluation import action_values, initial_states
 from replay_agent.acting.seeds import ActorSeeds
+from replay_agent.atari_options import AtariOptions
 from replay_agent.dqn.networks import ActingNetwork
 
 
@@ -40,7 +41,7 @@ class FinishedEpisode:
 
 
 class Step(NamedTuple):
-    """An environment step.
+    """A step of one environment.
 
     Attributes:
         obs: observation in which the action was taken.
@@ -78,48 +79,59 @@ class ActorStep(NamedTuple):
 
 
 class EpsilonGreedyPolicy:
-    """Acts at random with probability epsilon, otherwise greedily."""
+    """Acts at random with probability epsilon, otherwise greedily, in several environments at once."""
 
-    def __init__(self, network: ActingNetwork, actions: int, rng: np.random.Generator, device: torch.device) -> None:
-        """Use the action values of ``network``. Its weights may change over time."""
+    def __init__(
+        self,
+        network: ActingNetwork,
+        actions: int,
+        rng: np.random.Generator,
+        device: torch.device,
+        count: int = 1,
+    ) -> None:
+        """Act in ``count`` environments by the action values of ``network``. Its weights may change over time."""
         self._network = network
         self._actions = actions
         self._rng = rng
         self._device = device
-        self.begin_episode()
-
-    def begin_episode(self) -> None:
-        """Reset the state of a recurrent network."""
-        self._states = initial_states(self._network, episodes=1)
-        self._values: NDArray[np.float32] | None = None
+        self._states = initial_states(network, count)
 
     @property
-    def state(self) -> NDArray[np.float32]:
-        """The network's state before the next step, float32[*state_shape]."""
-        state: NDArray[np.float32] = self._states[0]
-        return state
+    def states(self) -> NDArray[np.float32]:
+        """The network's states before the next step, float32[count, *state_shape]."""
+        return self._states
 
-    def look(self, obs: NDArray[Any]) -> NDArray[np.float32]:
-        """Return the action values of ``obs``, float32[actions], and keep them for `choose`.
+    def begin_episodes(self, which: NDArray[np.bool_]) -> None:
+        """Reset the states of a recurrent network in the environments ``which``, bool[count]."""
+        if self._states.size:
+            self._states = np.where(which.reshape(-1, *[1] * (self._states.ndim - 1)), np.float32(0), self._states)
+
+    def values(self, obs: NDArray[Any]) -> NDArray[np.float32]:
+        """Return the action values of ``obs`` any[count, *observation_shape], float32[count, actions]."""
+        values, self._states = action_values(self._network, obs, self._states, self._device)
+        return values
+
+    def choose(self, obs: NDArray[Any], epsilon: float, values: NDArray[np.float32] | None = None) -> NDArray[np.int64]:
+        """Choose an action in each environment.
 
         Args:
-            obs: any[*observation_shape], the observation to act on next.
-        """
-        if self._values is None:
-            (self._values,), self._states = action_values(self._network, obs[np.newaxis], self._states, self._device)
-        return self._values
+            obs: any[count, *observation_shape].
+            epsilon: probability of a random action.
+            values: the result of `values` for ``obs``; None: compute them if they are needed.
 
-    def choose(self, obs: NDArray[Any], epsilon: float) -> int:
-        """Choose an action for one observation [*observation_shape]."""
-        explores = self._rng.random() < epsilon
-        if not explores or self._states.size:  # A recurrent network must see every observation.
-            best = self.look(obs).argmax()
-        self._values = None
-        return int(self._rng.integers(self._actions) if explores else best)
+        Returns:
+            The actions, int64[count].
+        """
+        explores = self._rng.random(len(obs)) < epsilon
+        chosen: NDArray[np.int64] = self._rng.integers(self._actions, size=len(obs))
+        if not explores.all() or self._states.size:  # A recurrent network must see every observation.
+            values = self.values(obs) if values is None else values
+            chosen = np.where(explores, chosen, values.argmax(axis=1))
+        return chosen
 
 
 class Actor:
-    """Plays one episode after another."""
+    """Plays one episode after another, in one or more environments."""
 
     def __init__(
         self,
@@ -127,62 +139,119 @@ class Actor:
         seeds: ActorSeeds,
         network: ActingNetwork,
         *,
+        environments: int = 1,
+        atari: AtariOptions | None = None,
         actor_id: int = 0,
         device: torch.device | None = None,
         estimates: bool = False,
         clips_rewards: bool = False,
     ) -> None:
-        """Create the environment and start an episode.
+        """Create the environments and start their episodes.
 
         Args:
             env_id: Gymnasium id of the environment.
-            seeds: seeds of the environment and of exploration.
+            seeds: seeds of the environments and of exploration.
             network: computes the action values.
+            environments: number of environments. The network computes the values of all of them together.
+            atari: how Atari games are played; None: the defaults.
             actor_id: recorded in finished episodes.
             device: the network's device; None: the CPU.
             estimates: whether to estimate the values of actions and next observations, for priorities. Not supported
                 with a recurrent network, whose state would advance when the next observation is evaluated.
             clips_rewards: whether the rewards of steps are clipped to [-1, 1] (Mnih et al., 2015, Methods). The returns
                 of finished episodes are those of the environment.
+
+        Raises:
+            UnsupportedEnvironmentError: the environment cannot be created, or its spaces are not supported.
         """
-        self._env: Environment = make_environment(env_id)
-        info = describe_environment(self._env, env_id)
-        self._policy = EpsilonGreedyPolicy(network, info.actions, seeds.exploration(), device or torch.device("cpu"))
-        self._first_action = info.first_action
+        self._env_id = env_id
+        self._envs = make_environments(env_id, environments, atari)
+        _, actions = checked_spaces(self._envs.single_observation_space, self._envs.single_action_space, env_id)
+        self._first_action = int(actions.start)
+        device = device or torch.device("cpu")
+        self._policy = EpsilonGreedyPolicy(network, int(actions.n), seeds.exploration(), device, environments)
         self._actor_id = actor_id
         self._estimates = estimates
         self._clips_rewards = clips_rewards
-        self._return, self._length = 0.0, 0
-        self._obs: NDArray[Any] = _kept(self._env.reset(seed=seeds.environment)[0])
+        self._ahead: NDArray[np.float32] | None = None  # action values of the next observations, if they are known
+        self._returns, self._lengths = np.zeros(environments), np.zeros(environments, np.int64)
+        self._obs: NDArray[Any] = self._envs.reset(seed=seeds.environment)[0]
 
-    def step(self, epsilon: float) -> ActorStep:
-        """Take one environment step."""
-        obs, state = self._obs, self._policy.state
-        values = self._policy.look(obs) if self._estimates else None
-        action = self._policy.choose(obs, epsilon)
-        next_obs, reward, terminated, truncated, _ = self._env.step(self._first_action + action)
-        self._obs = _kept(next_obs)
-        learned = min(max(float(reward), -1.0), 1.0) if self._clips_rewards else float(reward)
-        step = Step(obs, action, learned, self._obs, bool(terminated), bool(truncated), state)
+    def step(self, epsilon: float) -> list[ActorStep]:
+        """Take a step in each environment.
+
+        Raises:
+            EnvironmentFailedError: an environment raised an error, or returned a number that is not finite.
+        """
+        obs, states = self._obs, self._policy.states
+        values = self._policy.values(obs) if self._estimates and self._ahead is None else self._ahead
+        actions = self._policy.choose(obs, epsilon, values)
+        self._obs, next_obs, rewards, terminated, truncated = self._advance(actions)
+        is_over = terminated | truncated
+        next_values = None
         if values is not None:
-            next_value = 0.0 if step.terminated else float(self._policy.look(self._obs).max())
-            step = step._replace(value=float(values[action]), next_value=next_value)
-        self._return += float(reward)
-        self._length += 1
-        return ActorStep(step, self._end_episode() if step.is_last else None)
+            ahead = self._policy.values(next_obs)
+            next_values = np.where(terminated, 0.0, ahead.max(axis=1))
+            self._ahead = None if is_over.any() else ahead
+        if is_over.any():
+            self._policy.begin_episodes(is_over)
+        self._returns += rewards
+        self._lengths += 1
+        learned = np.clip(rewards, -1.0, 1.0) if self._clips_rewards else rewards
+        return [
+            ActorStep(
+                Step(
+                    obs[env],
+                    int(actions[env]),
+                    float(learned[env]),
+                    next_obs[env],
+                    bool(terminated[env]),
+                    bool(truncated[env]),
+                    states[env],
+                    None if values is None else float(values[env, actions[env]]),
+                    None if next_values is None else float(next_values[env]),
+                ),
+                self._end_episode(env) if is_over[env] else None,
+            )
+            for env in range(len(obs))
+        ]
 
     def close(self) -> None:
-        """Close the environment."""
-        self._env.close()
+        """Close the environments."""
+        self._envs.close()
 
-    def _end_episode(self) -> FinishedEpisode:
-        episode = FinishedEpisode(self._return, self._length, self._actor_id)
-        self._return, self._length = 0.0, 0
-        self._obs = _kept(self._env.reset()[0])
-        self._policy.begin_episode()
+    def _advance(self, actions: NDArray[np.int64]) -> tuple[NDArray[Any], ...]:
+        """Step the environments.
+
+        Returns:
+            The observations to act on next, those after the step (which differ where an episode has ended), the
+            rewards float64[environments], and the flags of terminated and of truncated episodes.
+
+        Raises:
+            EnvironmentFailedError: as for `step`.
+        """
+        try:
+            obs, rewards, terminated, truncated, infos = self._envs.step(self._first_action + actions)
+        except Exception as error:
+            raise EnvironmentFailedError(
+                f"the environment {self._env_id} failed in a step: {type(error).__name__}: {error}"
+            ) from error
+        next_obs, is_over = obs, terminated | truncated
+        if is_over.any():
+            next_obs = obs.copy()
+            for env in is_over.nonzero()[0]:
+                next_obs[env] = infos["final_obs"][env]
+        rewards = np.asarray(rewards, np.float64)
+        for name, numbers in (("a reward", rewards), ("an observation", next_obs)):
+            if numbers.dtype.kind == "f" and not np.isfinite(numbers).all():
+                which = int(np.isfinite(numbers.reshape(len(numbers), -1)).all(axis=1).argmin())
+                raise EnvironmentFailedError(
+                    f"the environment {self._env_id} returned {name} that is not finite, in step "
+                    f"{self._lengths[which]} of an episode: {numbers[which]}"
+                )
+        return obs, next_obs, rewards, np.asarray(terminated, bool), np.asarray(truncated, bool)
+
+    def _end_episode(self, env: int) -> FinishedEpisode:
+        episode = FinishedEpisode(float(self._returns[env]), int(self._lengths[env]), self._actor_id)
+        self._returns[env], self._lengths[env] = 0.0, 0
         return episode
-
-
-def _kept(observation: NDArray[Any]) -> NDArray[Any]:
-    """Copy an observation, because some environments overwrite it before its step is recorded."""
-    return np.array(observation)

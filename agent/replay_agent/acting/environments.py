@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import (
     AtariPreprocessing,
     FrameStackObservation,
@@ -21,9 +22,11 @@ from gymnasium.wrappers import (
 from numpy.typing import NDArray
 from replay_proto.steps import Padding
 
+from replay_agent.atari_options import AtariOptions
 from replay_agent.dqn.networks import IMAGE_RANK, Bounds
 
 Environment = gymnasium.Env[Any, Any]
+Environments = VectorEnv[Any, Any, Any]
 
 ATARI_PREFIX = "ALE/"
 ATARI_STACK = 4
@@ -39,6 +42,10 @@ _TRANSPARENT = (gymnasium.RewardWrapper, OrderEnforcing, PassiveEnvChecker, Reco
 
 class UnsupportedEnvironmentError(ValueError):
     """The environment cannot be created, or DQN does not support its spaces."""
+
+
+class EnvironmentFailedError(RuntimeError):
+    """The environment raised an error, or returned a number that is not finite."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +78,44 @@ class EnvironmentInfo:
         return self.observation_shape if self.stack == 1 else self.observation_shape[1:]
 
 
-def make_environment(env_id: str, render_mode: str | None = None) -> Environment:
+def make_environments(env_id: str, count: int, atari: AtariOptions | None = None) -> Environments:
+    """Create a vector environment in the autoreset mode ``SAME_STEP``.
+
+    Atari games run in the threads of their emulator, with the same observations as those of `make_environment`. Other
+    environments run one after the other.
+
+    Args:
+        env_id: as for `make_environment`.
+        count: number of environments.
+        atari: as for `make_environment`.
+
+    Raises:
+        UnsupportedEnvironmentError: as for `make_environment`.
+    """
+    if not env_id.startswith(ATARI_PREFIX):
+        makers = [lambda: _NewObservations(make_environment(env_id))] * count
+        return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
+    options = atari or AtariOptions()
+    make_environment(env_id, options).close()  # explains what is missing
+    return gymnasium.make_vec(
+        env_id,
+        count,
+        autoreset_mode=AutoresetMode.SAME_STEP,
+        max_num_frames_per_episode=ATARI_FRAMES,
+        repeat_action_probability=options.sticky_actions,
+        noop_max=options.noop_max,
+        episodic_life=options.episodic_life,
+        reward_clipping=False,
+        stack_num=ATARI_STACK,
+    )
+
+
+def make_environment(env_id: str, atari: AtariOptions | None = None, render_mode: str | None = None) -> Environment:
     """Create an environment. Atari games, whose ids begin with ``ALE/``, get their usual preprocessing.
 
     Args:
         env_id: id for `gymnasium.make`, or ``module:function`` for a function that makes an environment.
+        atari: how Atari games are played; None: the defaults.
         render_mode: passed to either of them, unless it is None.
 
     Raises:
@@ -88,7 +128,9 @@ def make_environment(env_id: str, render_mode: str | None = None) -> Environment
         make = getattr(import_module(module), name, None) if name else None
         if make is not None:
             return _made_by(make, env_id, options)
-        return _make_atari(env_id, options) if env_id.startswith(ATARI_PREFIX) else gymnasium.make(env_id, **options)
+        if env_id.startswith(ATARI_PREFIX):
+            return _make_atari(env_id, atari or AtariOptions(), options)
+        return gymnasium.make(env_id, **options)
     except (gymnasium.error.Error, ImportError) as error:
         raise UnsupportedEnvironmentError(
             f"Gymnasium could not make the environment {env_id!r}: {error}. Check --env, and install the package that "
@@ -108,8 +150,15 @@ def _made_by(make: Any, env_id: str, options: Mapping[str, Any]) -> Environment:
     return env
 
 
+class _NewObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """Returns each observation in a new array: an environment may overwrite a final one when it is reset."""
+
+    def observation(self, observation: Any) -> Any:
+        return np.array(observation)
+
+
 class _FireOnReset(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Presses FIRE at the beginning of an episode: some games wait for it, and a greedy policy may never press it."""
+    """Presses FIRE for a frame when a game begins: some games wait for it, and a greedy policy may never press it."""
 
     def __init__(self, env: Environment, fire: int) -> None:
         super().__init__(env)
@@ -121,15 +170,18 @@ class _FireOnReset(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self.env.reset() if terminated or truncated else (obs, info)
 
 
-def _make_atari(env_id: str, options: Mapping[str, Any]) -> Environment:
+def _make_atari(env_id: str, atari: AtariOptions, options: Mapping[str, Any]) -> Environment:
     """Make a game as in Mnih et al. (2015): gray 84x84 frames, four emulator steps per action, stacks of four."""
     gymnasium.register_envs(import_module("ale_py"))
-    game = gymnasium.make(env_id, frameskip=1, max_num_frames_per_episode=ATARI_FRAMES, **options)
+    sticky = atari.sticky_actions
+    game: Environment = gymnasium.make(
+        env_id, frameskip=1, max_num_frames_per_episode=ATARI_FRAMES, repeat_action_probability=sticky, **options
+    )
     meanings: list[str] = game.get_wrapper_attr("get_action_meanings")()
-    env: Environment = AtariPreprocessing(game)
     if FIRE in meanings:
-        env = _FireOnReset(env, meanings.index(FIRE))
-    return FrameStackObservation(env, ATARI_STACK)
+        game = _FireOnReset(game, meanings.index(FIRE))
+    frames = AtariPreprocessing(game, noop_max=atari.noop_max, terminal_on_life_loss=atari.episodic_life)
+    return FrameStackObservation(frames, ATARI_STACK, padding_type="zero")
 
 
 def describe_environment(env: Environment, env_id: str) -> EnvironmentInfo:
@@ -139,16 +191,7 @@ def describe_environment(env: Environment, env_id: str) -> EnvironmentInfo:
         UnsupportedEnvironmentError: the action space is not Discrete, or the observation space is not a Box with at
             most 3 axes.
     """
-    action_space, observation_space = env.action_space, env.observation_space
-    if not isinstance(action_space, spaces.Discrete):
-        raise UnsupportedEnvironmentError(
-            f"DQN needs a Discrete action space; {env_id} has {action_space}. Choose another --env."
-        )
-    if not isinstance(observation_space, spaces.Box) or len(observation_space.shape) > IMAGE_RANK:
-        raise UnsupportedEnvironmentError(
-            f"the agent needs a Box observation space of at most {IMAGE_RANK} axes; {env_id} has {observation_space}. "
-            "Wrap the environment (flatten or stack its observations) or choose another --env."
-        )
+    observation_space, action_space = checked_spaces(env.observation_space, env.action_space, env_id)
     stacking = _frame_stack(env)
     return EnvironmentInfo(
         env_id=env_id,
@@ -160,6 +203,24 @@ def describe_environment(env: Environment, env_id: str) -> EnvironmentInfo:
         stack=1 if stacking is None else stacking.stack_size,
         padding="zero" if stacking is None else _PADDINGS[stacking.padding_type],
     )
+
+
+def checked_spaces(observation_space: Any, action_space: Any, env_id: str) -> tuple[spaces.Box, spaces.Discrete]:
+    """Return the spaces of an environment, after a check.
+
+    Raises:
+        UnsupportedEnvironmentError: as for `describe_environment`.
+    """
+    if not isinstance(action_space, spaces.Discrete):
+        raise UnsupportedEnvironmentError(
+            f"DQN needs a Discrete action space; {env_id} has {action_space}. Choose another --env."
+        )
+    if not isinstance(observation_space, spaces.Box) or len(observation_space.shape) > IMAGE_RANK:
+        raise UnsupportedEnvironmentError(
+            f"the agent needs a Box observation space of at most {IMAGE_RANK} axes; {env_id} has {observation_space}. "
+            "Wrap the environment (flatten or stack its observations) or choose another --env."
+        )
+    return observation_space, action_space
 
 
 def _frame_stack(env: Environment) -> FrameStackObservation | None:

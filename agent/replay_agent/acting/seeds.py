@@ -92,7 +92,7 @@ class ActorSeeds:
 
     @property
     def environment(self) -> int:
-        """Seed for the environment's first ``reset``."""
+        """Seed for the first ``reset`` of the environments."""
         return _episodes(Purpose.ENVIRONMENT, 1, self.seed)[0]
 
 

@@ -25,7 +25,7 @@ from replay_client import (
 from replay_client.security import token_from_environment
 
 from replay_agent.acting.actor import Actor, FinishedEpisode
-from replay_agent.acting.environments import UnsupportedEnvironmentError
+from replay_agent.acting.environments import EnvironmentFailedError, UnsupportedEnvironmentError
 from replay_agent.acting.seeds import ActorSeeds, RunSeeds
 from replay_agent.distributed.published_run import (
     PAUSE_S,
@@ -47,7 +47,7 @@ from replay_agent.dqn.divergence import DivergedError, require_return
 from replay_agent.dqn.networks import ActingNetwork, own_or_usual_network
 from replay_agent.r2d2 import build_recurrent_network
 from replay_agent.replay.access import CLOSE_TIMEOUT_S, TABLE_LOST
-from replay_agent.replay.rows import Recorder, make_recorder
+from replay_agent.replay.rows import Recorder, make_recorders
 from replay_agent.settings.actor_settings import ActorSettings
 
 log = logging.getLogger("replay_agent.actor")
@@ -55,6 +55,7 @@ log = logging.getLogger("replay_agent.actor")
 
 FAILURES = (
     DivergedError,
+    EnvironmentFailedError,
     ReplayError,
     SeveralRunsError,
     TrainerSilentError,
@@ -76,7 +77,7 @@ class ActingRun:
     """Acts for one start of a trainer."""
 
     def __init__(self, task: ActorTask, run: PublishedRun, client: ReplayClient, name: str) -> None:
-        """Build the network, create the environment, and join under ``name``."""
+        """Build the network, create the environments, and join under ``name``."""
         self._task = task
         self._run = run
         self._client = client
@@ -88,6 +89,8 @@ class ActingRun:
             task.env_id,
             ActorSeeds(RunSeeds(task.seed, task.starts).actor(self._number)),
             self._network,
+            environments=task.environments,
+            atari=task.atari,
             estimates=task.actor_priorities,
             clips_rewards=task.clip_rewards,
         )
@@ -101,6 +104,7 @@ class ActingRun:
             RestartedError: the trainer was restarted.
             TrainerSilentError: the trainer has published nothing for too long.
             DivergedError: a return is not finite.
+            EnvironmentFailedError: an environment raised an error, or returned a number that is not finite.
             ReplayError: the replay server is unreachable, or refuses a call.
         """
         finished = False
@@ -108,7 +112,7 @@ class ActingRun:
             table = self._find_table(stop)
             if table is None:
                 return
-            writer = table.writer(reconnect_timeout_s=reconnect_timeout_s)
+            writer = table.writer(streams=self._task.environments, reconnect_timeout_s=reconnect_timeout_s)
             try:
                 finished = self._act(table, writer, stop)
             except TABLE_LOST as error:
@@ -118,7 +122,7 @@ class ActingRun:
         self._report()
 
     def close(self) -> None:
-        """Close the environment."""
+        """Close the environments."""
         self._actor.close()
 
     def _find_table(self, stop: threading.Event) -> Table | None:
@@ -138,7 +142,7 @@ class ActingRun:
 
     def _act(self, table: Table, writer: Writer, stop: threading.Event) -> bool:
         """Alternately look at the progress and act. Return True when the run is over, False for another table."""
-        recorder = make_recorder(writer, self._task.n_step, self._task.gamma)
+        recorders = make_recorders(writer, self._task.n_step, self._task.gamma)
         is_ahead = False
         while not stop.is_set():
             self._report()
@@ -151,11 +155,11 @@ class ActingRun:
             if weights is not None:
                 self._network.load_state_dict(weights)
             epsilon = progress.epsilon if self._epsilon is None else self._epsilon
-            for _ in range(self._task.check_steps):
+            for _ in range(0, self._task.check_steps, len(recorders)):
                 is_ahead = writer.inserted >= progress.goal
                 if is_ahead or stop.is_set():  # a step may take long
                     break
-                self._step(recorder, epsilon)
+                self._step(recorders, epsilon)
         return False
 
     def _look(self, wait_s: float = 0.0) -> Progress | None:
@@ -168,11 +172,11 @@ class ActingRun:
             raise RestartedError
         return None if progress.is_finished else progress
 
-    def _step(self, recorder: Recorder, epsilon: float) -> None:
-        step, episode = self._actor.step(epsilon)
-        recorder.record(step)
-        if episode is not None:
-            self._note_episode(episode)
+    def _step(self, recorders: Sequence[Recorder], epsilon: float) -> None:
+        for recorder, (step, episode) in zip(recorders, self._actor.step(epsilon), strict=True):
+            recorder.record(step)
+            if episode is not None:
+                self._note_episode(episode)
 
     def _note_episode(self, episode: FinishedEpisode) -> None:
         require_return(episode.episode_return, "an episode; scale the environment's rewards down")
@@ -222,6 +226,7 @@ def run_actor(settings: ActorSettings, stop: threading.Event) -> None:
         ReplayError: the replay server is unreachable, or refuses a call.
         UnsupportedEnvironmentError: the environment cannot be created on this machine.
         DivergedError: an episode's return is not finite.
+        EnvironmentFailedError: an environment raised an error, or returned a number that is not finite.
         WrongTaskError: the trainer has another version.
     """
     token, tls = token_from_environment(), Tls.from_environment()

@@ -23,6 +23,7 @@ from pydantic.dataclasses import dataclass
 from replay_client import Column, Rows
 
 from replay_agent.acting.actor import FinishedEpisode
+from replay_agent.atari_options import AtariOptions
 from replay_agent.dqn.divergence import MAX_RETURN
 from replay_agent.dqn.networks import NetworkSpec
 
@@ -84,6 +85,8 @@ class ActorTask:
         actor_priorities: whether actors compute the priorities of new rows.
         clip_rewards: whether actors clip the rewards that they record to [-1, 1].
         check_steps: environment steps of an actor between two looks at the progress.
+        environments: environments of an actor.
+        atari: how Atari games are played.
     """
 
     start: int
@@ -98,6 +101,8 @@ class ActorTask:
     actor_priorities: bool = False
     clip_rewards: bool = False
     check_steps: int = 50
+    environments: int = 1
+    atari: AtariOptions = AtariOptions()
 
     def to_state(self) -> dict[str, NDArray[np.uint8]]:
         """Return the values to publish."""

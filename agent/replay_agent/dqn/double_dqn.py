@@ -19,9 +19,9 @@ class TransitionBatch:
     Attributes:
         obs: any[batch, *observation_shape].
         action: int64[batch].
-        reward: float32[batch], discounted sums of rewards; see `Transition`.
-        discount: float32[batch], factors for the values of ``next_obs``; see `Transition`.
-        next_obs: any[batch, *observation_shape].
+        reward: float32[batch], discounted sums of the next k rewards; k is n, or less at the end of an episode.
+        discount: float32[batch], factors for the values of ``next_obs``: ``gamma**k``, or 0 if the episode terminated.
+        next_obs: any[batch, *observation_shape], the observations k steps later.
         weights: float32[batch], importance-sampling weights.
     """
 

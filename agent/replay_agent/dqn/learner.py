@@ -11,6 +11,7 @@ from typing import ClassVar, Generic, NamedTuple, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
+from replay_agent.atari_options import AtariOptions
 from replay_agent.dqn.networks import ActingNetwork, NetworkSpec
 from replay_agent.dqn.saved_agents import SavedAgent, SavedAgentError, best_weights
 from replay_agent.own_parts import name_of
@@ -171,11 +172,12 @@ class Learner(ABC, Generic[Network, BatchT]):
             network.eval()
         return learner
 
-    def saved(self, env_id: str, first_action: int, evaluation_epsilon: float) -> SavedAgent:
+    def saved(self, env_id: str, atari: AtariOptions, first_action: int, evaluation_epsilon: float) -> SavedAgent:
         """Return what `load` needs besides the weights."""
         own = name_of(type(self)) if type(self).__module__.partition(".")[0] != "replay_agent" else None
         return SavedAgent(
             env_id=env_id,
+            atari=atari,
             first_action=first_action,
             evaluation_epsilon=evaluation_epsilon,
             algorithm=self.algorithm,

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from replay_agent.atari_options import AtariOptions
 from replay_agent.dqn.networks import NetworkSpec
 
 AGENT_FILE: Final = "agent.json"
@@ -37,6 +38,7 @@ class SavedAgent:
 
     Attributes:
         env_id: the environment, as for `make_environment`.
+        atari: how Atari games are played.
         first_action: the number that the environment uses for action 0.
         evaluation_epsilon: probability of a random action in evaluations.
         algorithm: ``dqn``, ``c51`` or ``r2d2``.
@@ -47,6 +49,7 @@ class SavedAgent:
     """
 
     env_id: str
+    atari: AtariOptions
     first_action: int
     evaluation_epsilon: float
     algorithm: str

@@ -6,6 +6,7 @@ updates. `LockstepAccess` waits for each call, so that equal seeds give equal ru
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -15,7 +16,7 @@ from replay_client.torch import TensorBatch, TensorSampler, to_torch
 from torch import Tensor
 
 from replay_agent.acting.actor import Step
-from replay_agent.replay.rows import Recorder, make_recorder
+from replay_agent.replay.rows import Recorder, make_recorders
 from replay_agent.settings.train_settings import TrainSettings
 
 TABLE_LOST: Final = (TableNotFoundError, TableReplacedError)
@@ -34,24 +35,23 @@ class ReplayAccess:
         self._timeout_s = timeout_s
         self._device = device
         self._writer: Writer | None = None
-        self._recorder: Recorder | None = None
+        self._recorders: list[Recorder] = []
         self._sampler: TensorSampler | None = None
 
-    def record(self, step: Step) -> None:
-        """Insert the rows that a step completes, in the background."""
-        if self._recorder is None:
-            self._writer = self.table.writer(reconnect_timeout_s=self._timeout_s)
-            self._recorder = make_recorder(self._writer, self._settings.n_step, self._settings.gamma)
-        self._recorder.record(step)
+    def record(self, steps: Sequence[Step]) -> None:
+        """Insert a step of each environment, in the background."""
+        if self._writer is None:
+            self._writer = self.table.writer(streams=len(steps), reconnect_timeout_s=self._timeout_s)
+            self._recorders = make_recorders(self._writer, self._settings.n_step, self._settings.gamma)
+        for recorder, step in zip(self._recorders, steps, strict=True):
+            recorder.record(step)
 
     def can_draw(self) -> bool:
         """Whether any row can be drawn.
 
-        In a compact table, a step can be drawn only after the steps that follow it have arrived. Therefore, this method
-        first waits until all recorded steps have arrived, and then asks the table.
+        A step can be drawn only after the steps that follow it have arrived. Therefore, this method first waits until
+        all recorded steps have arrived, and then asks the table.
         """
-        if self.table.steps is None:
-            return True
         self.flush()
         steps = self.table.stats().steps
         return steps is not None and steps.drawable > 0
@@ -80,7 +80,7 @@ class ReplayAccess:
             if stream is not None:
                 with suppress(ReplayError):
                     stream.close(timeout_s=CLOSE_TIMEOUT_S)
-        self._writer = self._recorder = self._sampler = None
+        self._writer = self._sampler = None
 
     def _open_sampler(self, beta: float) -> TensorSampler:
         return self.table.sampler(
@@ -98,9 +98,9 @@ class ReplayAccess:
 class LockstepAccess(ReplayAccess):
     """Waits for every row, batch and update."""
 
-    def record(self, step: Step) -> None:
-        """Insert the rows that a step completes."""
-        super().record(step)
+    def record(self, steps: Sequence[Step]) -> None:
+        """Insert a step of each environment."""
+        super().record(steps)
         if self._writer is not None:
             self._writer.flush(timeout_s=self._timeout_s)
 

@@ -22,8 +22,8 @@ class Pacer:
     flood a slow learner, and a fast learner does not overfit to few rows. Actors never pause while the learner has too
     little credit or too few rows for a gradient step, because it then needs their rows.
 
-    In a compact table, learning also waits until a step can be drawn. Such a table contains additional rows that close
-    episodes. These are not environment steps, so the pacer subtracts each of them when its episode is reported.
+    Learning also waits until a step can be drawn. The table contains additional rows that close episodes. These are not
+    environment steps, so the pacer subtracts each of them when its episode is reported.
 
     Rows of actors that died before they reported are counted, too. The trainer's own steps are counted immediately,
     because its rows take a while to arrive. Any thread may read `goal`; only one thread may call everything else.
@@ -44,7 +44,7 @@ class Pacer:
         # Computed from integers, because sums of fractions would drift.
         self._credited_steps = self._updates = 0
         self._credit_before = 0.0
-        self.can_draw = True
+        self.can_draw = False
         """Whether the table has anything to draw, once it has enough rows."""
         self.attach(inserted=0, size=0)
 
@@ -117,9 +117,9 @@ class Pacer:
         self._inserted = 0
         self._closing_rows = 0
 
-    def count_own_step(self) -> None:
-        """Count an environment step of the trainer."""
-        self._own_steps += 1
+    def count_own_steps(self, count: int) -> None:
+        """Count environment steps of the trainer."""
+        self._own_steps += count
         self._advance()
 
     def count_closing_row(self) -> None:

@@ -1,46 +1,33 @@
 """Defines the columns of the replay table, records the steps of actors in them, and converts batches.
 
-A compact table is a table of steps: it stores each step once, and each frame of a stacked observation once. Batches of
-transitions have the same columns in both kinds of tables.
+The table is a table of steps: it stores each step once, and each frame of a stacked observation once.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from numpy.typing import NDArray
-from replay_client import Column, Discount, Mask, Return, Stack, Steps, Writer
+from replay_client import Column, Discount, Mask, Return, Stack, Steps, Writer, WriterStream
 from replay_client.torch import TensorBatch
 from replay_proto.steps import Derived
 
 from replay_agent.acting.actor import Step
 from replay_agent.acting.environments import EnvironmentInfo
 from replay_agent.dqn.double_dqn import TransitionBatch
-from replay_agent.dqn.n_step import NStep, Transition
 from replay_agent.r2d2 import STATE_PARTS, SequenceBatch
+from replay_agent.replay.n_step_errors import NStepErrors
 
 FRAME: Final = "frame"
-"""Column of a compact table: the newest frame of the observation before the step."""
+"""Column of the newest frame of the observation before the step."""
 STEP_REWARD: Final = "step_reward"
-"""Column of a compact table: the reward after the step."""
+"""Column of the reward after the step."""
 STATE: Final = "state"
-"""Column of a compact table for sequences: the state of the recurrent network before the step."""
-
-
-def transition_columns(env: EnvironmentInfo) -> dict[str, Column]:
-    """Return the columns of a table for n-step transitions."""
-    observation = Column(env.observation_dtype, env.observation_shape)
-    return {
-        "obs": observation,
-        "action": Column("int64"),
-        "reward": Column("float32"),
-        "discount": Column("float32"),
-        "next_obs": observation,
-    }
+"""Column of the state of the recurrent network before the step, in a table for sequences."""
 
 
 def step_columns(env: EnvironmentInfo) -> dict[str, Column | Derived]:
-    """Return the columns of a compact table, from which `Transitions` are drawn."""
+    """Return the columns of a table from which `Transitions` are drawn."""
     return {
         FRAME: Column(env.observation_dtype, env.frame_shape, sampled=False),
         "action": Column("int64"),
@@ -53,7 +40,7 @@ def step_columns(env: EnvironmentInfo) -> dict[str, Column | Derived]:
 
 
 def sequence_columns(env: EnvironmentInfo, lstm_units: int) -> dict[str, Column | Derived]:
-    """Return the columns of a compact table, from which `Sequences` are drawn."""
+    """Return the columns of a table from which `Sequences` are drawn."""
     return {
         FRAME: Column(env.observation_dtype, env.frame_shape, sampled=False),
         "action": Column("int64"),
@@ -63,18 +50,6 @@ def sequence_columns(env: EnvironmentInfo, lstm_units: int) -> dict[str, Column 
         "discount": Discount(),
         "mask": Mask(),
     }
-
-
-def append_transition(writer: Writer, transition: Transition) -> None:
-    """Append a transition as a row, with its priority if it is known."""
-    writer.append(
-        priority=transition.priority,
-        obs=transition.obs,
-        action=transition.action,
-        reward=transition.reward,
-        discount=transition.discount,
-        next_obs=transition.next_obs,
-    )
 
 
 def transition_batch(batch: TensorBatch) -> TransitionBatch:
@@ -102,40 +77,15 @@ def sequence_batch(batch: TensorBatch) -> SequenceBatch:
     )
 
 
-class Recorder(Protocol):
-    """Appends rows to a writer."""
-
-    def record(self, step: Step) -> None:
-        """Append the rows that a step completes. After the last step of an episode, have the writer send its rows.
-
-        Raises:
-            ReplayError: an earlier row could not be sent.
-        """
+def make_recorders(writer: Writer, n_step: int, gamma: float) -> list[Recorder]:
+    """Create a recorder for each stream of a writer. ``n_step`` and ``gamma`` are those of the run."""
+    steps = writer.steps
+    assert steps is not None
+    return [Recorder(writer[stream], steps, n_step, gamma) for stream in range(len(writer))]
 
 
-def make_recorder(writer: Writer, n_step: int, gamma: float) -> Recorder:
-    """Create the recorder for the writer's table. ``n_step`` and ``gamma`` are those of the run."""
-    if writer.steps is None:
-        return _TransitionRecorder(writer, NStep(n_step, gamma))
-    return _StepRecorder(writer, writer.steps, n_step, gamma)
-
-
-class _TransitionRecorder:
-    """Appends n-step transitions."""
-
-    def __init__(self, writer: Writer, n_step: NStep) -> None:
-        self._writer = writer
-        self._n_step = n_step
-
-    def record(self, step: Step) -> None:
-        for transition in _push(self._n_step, step):
-            append_transition(self._writer, transition)
-        if step.is_last:
-            self._writer.end_episode()
-
-
-class _StepRecorder:
-    """Appends each step once, with the newest frame of its observation.
+class Recorder:
+    """Appends the steps of one environment to a stream, each once, with the newest frame of its observation.
 
     The last frame of an episode is appended in the row that closes it. In a table of sequences, each row also contains
     the state of the recurrent network before the step.
@@ -143,40 +93,34 @@ class _StepRecorder:
     If the actor estimates values, a step's priority is known once its n-step transition is complete.
     """
 
-    def __init__(self, writer: Writer, steps: Steps, n_step: int, gamma: float) -> None:
-        self._writer = writer
-        self._n_step = NStep(n_step, gamma)
+    def __init__(self, stream: WriterStream, steps: Steps, n_step: int, gamma: float) -> None:
+        self._stream = stream
+        self._errors = NStepErrors(n_step, gamma)
         self._steps_ago = n_step - 1
         obs = steps.derived["obs"]
         self._is_stacked = isinstance(obs, Stack) and obs.count > 1
         self._has_states = STATE in steps.schema
 
     def record(self, step: Step) -> None:
+        """Append a step and, if it is the last one of an episode, the row that closes the episode.
+
+        Raises:
+            ReplayError: an earlier row could not be sent.
+        """
         row = {FRAME: self._frame(step.obs), "action": step.action, STEP_REWARD: step.reward}
         if self._has_states:
             row[STATE] = step.state
-        priorities = [each.priority for each in _push(self._n_step, step) if each.priority is not None]
+        priorities: list[float] = []
+        if step.value is not None and step.next_value is not None:
+            priorities = self._errors.push(step.reward, step.value, step.next_value, is_last=step.is_last)
         if step.is_last:
-            self._writer.append(row)
+            self._stream.append(row)
             final = {FRAME: self._frame(step.next_obs)}
-            self._writer.end_episode(final, terminated=step.terminated, priorities=priorities or None)
+            self._stream.end_episode(final, terminated=step.terminated, priorities=priorities or None)
         else:
             priority = priorities[0] if priorities else None
-            self._writer.append(row, priority=priority, steps_ago=self._steps_ago)
+            self._stream.append(row, priority=priority, steps_ago=self._steps_ago)
 
     def _frame(self, observation: NDArray[Any]) -> NDArray[Any]:
         newest: NDArray[Any] = observation[-1] if self._is_stacked else observation
         return newest
-
-
-def _push(n_step: NStep, step: Step) -> list[Transition]:
-    return n_step.push(
-        step.obs,
-        step.action,
-        step.reward,
-        step.next_obs,
-        terminated=step.terminated,
-        truncated=step.truncated,
-        value=step.value,
-        next_value=step.next_value,
-    )

@@ -12,10 +12,9 @@ from replay_client import Column, ReplayClient, ReplayError, Sequences, Steps, T
 from replay_proto.steps import Derived, Item
 
 from replay_agent.acting.environments import EnvironmentInfo
-from replay_agent.dqn.networks import NetworkKind, network_kind
 from replay_agent.replay.access import LockstepAccess, ReplayAccess
 from replay_agent.replay.pacing import Pacer, TableCount
-from replay_agent.replay.rows import sequence_columns, step_columns, transition_columns
+from replay_agent.replay.rows import sequence_columns, step_columns
 from replay_agent.settings.train_settings import TrainSettings
 
 log = logging.getLogger(__name__)
@@ -24,41 +23,30 @@ log = logging.getLogger(__name__)
 RETRY_S = 0.2
 
 
-def is_compact(settings: TrainSettings, env: EnvironmentInfo) -> bool:
-    """Return whether the run's table is compact. By default, it is compact for images and sequences."""
-    if settings.compact is not None:
-        return settings.compact
-    if settings.algorithm == "r2d2":
-        return True
-    return network_kind(env.observation_shape, env.observation_dtype) is NetworkKind.CONV
-
-
 def check_table(settings: TrainSettings, env: EnvironmentInfo) -> None:
-    """Check that a compact table would have steps to draw, even if all actors of this machine share it.
+    """Check that the table would have steps to draw, even if all actors of this machine share it.
 
     Raises:
         ValueError: the capacity is too small.
         InvalidArgumentError: a window would be too long.
     """
     columns, item = _layout(settings, env)
-    if item is None:
-        return
     window = Steps.of(columns, item).window
-    actors = max(1, settings.actors + settings.acts)
-    # For each actor, windows of the newest steps may be incomplete, and windows of the oldest steps may be broken. In
-    # between, a closing row cannot be drawn, and only one step per period is an anchor.
-    expected = actors * (window.rows + window.period)
+    environments = max(1, settings.actors + settings.acts) * settings.envs_per_actor
+    # For each environment, windows of the newest steps may be incomplete, and those of the oldest steps may be broken.
+    # In between, a closing row cannot be drawn, and only one step per period is an anchor.
+    expected = environments * (window.rows + window.period)
     if settings.capacity < expected:
         of_sequences = f"burn_in {settings.burn_in}, sequence_length {settings.sequence_length}, "
         raise ValueError(
-            f"expected capacity of at least {expected} with compact, n_step {settings.n_step}, "
-            f"{of_sequences if isinstance(item, Sequences) else ''}stacks of {env.stack} frames and {actors} actors; "
-            f"got capacity {settings.capacity}"
+            f"expected capacity of at least {expected} with n_step {settings.n_step}, "
+            f"{of_sequences if isinstance(item, Sequences) else ''}stacks of {env.stack} frames and "
+            f"{environments} environments; got capacity {settings.capacity}"
         )
 
 
-def _layout(settings: TrainSettings, env: EnvironmentInfo) -> tuple[Mapping[str, Column | Derived], Item | None]:
-    """Return the columns of the table and, for a compact table, what is drawn from it."""
+def _layout(settings: TrainSettings, env: EnvironmentInfo) -> tuple[Mapping[str, Column | Derived], Item]:
+    """Return the columns of the table, and what is drawn from it."""
     if settings.algorithm == "r2d2":
         sequences = Sequences(
             length=settings.sequence_length + settings.n_step,
@@ -67,9 +55,7 @@ def _layout(settings: TrainSettings, env: EnvironmentInfo) -> tuple[Mapping[str,
             gamma=settings.gamma,
         )
         return sequence_columns(env, settings.lstm_units), sequences
-    if is_compact(settings, env):
-        return step_columns(env), Transitions(n_step=settings.n_step, gamma=settings.gamma)
-    return transition_columns(env), None
+    return step_columns(env), Transitions(n_step=settings.n_step, gamma=settings.gamma)
 
 
 class RunTable:
@@ -100,7 +86,6 @@ class RunTable:
             device: device for the batches.
         """
         self.name = name
-        self.is_compact = is_compact(settings, env)
         self._client = client
         self._env = env
         self._settings = settings
@@ -123,7 +108,7 @@ class RunTable:
             if description.size:
                 log.info("table %s has %d rows already", table.name, description.size)
             self._pacer.attach(description.inserted, description.size)
-            self._pacer.can_draw = not self.is_compact
+            self._pacer.can_draw = False
             kind = LockstepAccess if self._settings.lockstep else ReplayAccess
             self._access = kind(table, self._settings, self._timeout_s, self._device)
         return self._access

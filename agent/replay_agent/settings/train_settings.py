@@ -18,6 +18,7 @@ from pydantic import Field, PositiveInt, TypeAdapter, model_validator
 from replay_proto.command_line import MAX_PORT, NONE, SPLIT, Address, Settings, given, group, read_settings
 from replay_proto.steps import MAX_WINDOW
 
+from replay_agent.atari_options import AtariOptions
 from replay_agent.own_parts import NAME_PATTERN as OWN_PATTERN
 from replay_agent.settings.presets import PRESETS, preset
 from replay_agent.settings.whole_files import replace_text
@@ -35,6 +36,7 @@ MAX_EPSILONS = 10_000
 # A larger ratio would starve environment steps.
 MAX_REPLAY_RATIO = 1e6
 MAX_SHARDS = 256
+MAX_ENVS = 1024
 # With fewer, the epsilons of Ape-X are undefined.
 MIN_EXPLORERS = 2
 _IS_TRUE = TypeAdapter(bool)
@@ -48,6 +50,7 @@ SEQUENCES = group("sequences, with --algorithm r2d2")
 NETWORK = group("network")
 EXPLORATION = group("exploration")
 ACTING = group("acting")
+ATARI = group("Atari games, ALE/*")
 RAY = group("Ray")
 JUDGING = group("validation and evaluation")
 KEEPING = group("checkpoints and logs")
@@ -97,8 +100,6 @@ class TrainSettings(Settings):
     """keep the table on the server at the end (default: only if named by --table)"""
     capacity: Annotated[int, REPLAY] = Field(100_000, ge=1)
     """maximum rows in the table"""
-    compact: Annotated[bool | None, REPLAY] = None
-    """store each step and frame once, and build batches when drawing (default: for images and r2d2)"""
     backend: Annotated[Literal["sum_tree", "rank", "uniform"], REPLAY] = "sum_tree"
     """how priorities determine draws"""
     alpha: Annotated[float, REPLAY] = Field(0.6, ge=0, le=1)
@@ -206,10 +207,19 @@ class TrainSettings(Settings):
     actor_priorities: Annotated[bool | None, ACTING] = None
     """actors compute the priorities of new rows; otherwise, new rows get the largest priority in the table (default:
     with --exploration ape-x, except with r2d2 or --atoms)"""
+    envs_per_actor: Annotated[int, ACTING] = Field(1, ge=1, le=MAX_ENVS)
+    """environments of each actor; the network computes the actions of all of them together"""
     publish_interval: Annotated[int, ACTING] = Field(50, ge=1)
     """gradient steps between published versions of the weights"""
     check_steps: Annotated[int, ACTING] = Field(50, ge=1)
     """environment steps of an actor between two checks for newer weights"""
+
+    sticky_actions: Annotated[float, ATARI] = Field(0.25, ge=0, lt=1)
+    """probability that the emulator repeats the last action in a frame"""
+    noop_max: Annotated[int, ATARI] = Field(0, ge=0)
+    """maximum number of random frames without an action at the beginning of a game"""
+    episodic_life: Annotated[bool, ATARI] = False
+    """end an episode, and begin a new game, when a life is lost, except in validations and evaluations"""
 
     ray: Annotated[str | None, RAY] = None
     """run servers, actors and the learner as actors of the Ray cluster at this address; auto: the running one or, if
@@ -322,8 +332,6 @@ class TrainSettings(Settings):
             raise ValueError(
                 "expected algorithm dqn with actor_priorities, which are those of transitions; got algorithm r2d2"
             )
-        if self.compact is False:
-            raise ValueError("expected compact with algorithm r2d2, which draws sequences; got compact False")
         if self.sequence_period is not None and self.sequence_period > self.sequence_length:
             raise ValueError(
                 "expected sequence_period of at most sequence_length, or steps between sequences are never learned; "
@@ -362,6 +370,11 @@ class TrainSettings(Settings):
                 f"got steps {self.steps}, learning_starts {self.learning_starts}, replay_ratio {self.replay_ratio:g}"
             )
         return self
+
+    @property
+    def atari(self) -> AtariOptions:
+        """How Atari games are played."""
+        return AtariOptions(self.sticky_actions, self.noop_max, self.episodic_life)
 
     @property
     def acts(self) -> bool:

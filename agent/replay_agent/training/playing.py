@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,7 +46,7 @@ def evaluate_run(run: Path, seeds: range, epsilon: float | None = None) -> Evalu
     agent = SavedAgent.read(run)
     return evaluate(
         load_learner(run, agent).online,
-        lambda: make_environment(agent.env_id),
+        partial(make_environment, agent.env_id, agent.atari),
         seeds,
         first_action=agent.first_action,
         epsilon=agent.evaluation_epsilon if epsilon is None else epsilon,
@@ -55,7 +56,8 @@ def evaluate_run(run: Path, seeds: range, epsilon: float | None = None) -> Evalu
 def play(run: Path, seeds: range, render: Literal["human", "rgb_array"]) -> Iterator[tuple[float, list[NDArray[Any]]]]:
     """Play episodes, and yield the return of each, with its frames if they are not shown."""
     agent = SavedAgent.read(run)
-    network, env = load_learner(run, agent).online, make_environment(agent.env_id, render)
+    network = load_learner(run, agent).online
+    env = make_environment(agent.env_id, agent.atari, render)
     try:
         for seed in seeds:
             policy = EpsilonGreedyPolicy(network, agent.spec.actions, evaluated_exploration(seed), torch.device("cpu"))
@@ -72,8 +74,8 @@ def _episode(
     while not is_over:
         if not is_shown:
             frames.append(np.asarray(env.render()))
-        action = agent.first_action + policy.choose(obs, agent.evaluation_epsilon)
-        obs, reward, terminated, truncated, _ = env.step(action)
+        (action,) = policy.choose(obs[np.newaxis], agent.evaluation_epsilon)
+        obs, reward, terminated, truncated, _ = env.step(agent.first_action + int(action))
         total += float(reward)
         is_over = terminated or truncated
     return total, frames

@@ -15,7 +15,11 @@ from replay_proto.channels import host_and_port
 from rich.console import Console
 from safetensors.torch import save_file
 
-from replay_agent.acting.environments import UnsupportedEnvironmentError, inspect_environment
+from replay_agent.acting.environments import (
+    EnvironmentFailedError,
+    UnsupportedEnvironmentError,
+    inspect_environment,
+)
 from replay_agent.acting.evaluation import EvaluationStoppedError
 from replay_agent.distributed.run_tables import CALL_S
 from replay_agent.dqn.divergence import DivergedError
@@ -46,6 +50,7 @@ FAILURES = (
     ActorsFailError,
     CheckpointError,
     DivergedError,
+    EnvironmentFailedError,
     ExposedError,
     OSError,
     ReplayError,
@@ -82,6 +87,7 @@ def train(
         LocalServerError: the embedded server did not start, or died.
         CheckpointError: there is no usable checkpoint to resume from.
         DivergedError: training diverged; earlier checkpoints are kept.
+        EnvironmentFailedError: the environment raised an error, or returned a number that is not finite.
         ActorsFailError: actors repeatedly fail, or cannot be placed by Ray.
         ReplayError: the server is unreachable, or refuses a call.
     """
@@ -118,7 +124,9 @@ def train(
         with _explained_by(embedded):
             trainer = TrainingLoop(settings, run, env, client, stop, metrics, device, timeout_s, guide_client)
             stack.callback(trainer.close)
-            saved = trainer.learner.saved(settings.env, env.first_action, settings.evaluation_epsilon)
+            saved = trainer.learner.saved(
+                settings.env, settings.atari.in_evaluation(), env.first_action, settings.evaluation_epsilon
+            )
             replace_text(run.agent, saved.to_json())
             if settings.resume is not None:
                 trainer.resume()

@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from enum import StrEnum
+from functools import partial
 
 import torch
 from replay_client import InvalidArgumentError, ReplayClient
@@ -284,12 +285,13 @@ class TrainingLoop:
         self._do_what_is_due(progress, pool)
 
     def _act(self, actor: Actor, access: ReplayAccess) -> None:
-        """Take one environment step and insert the rows that it completes."""
-        step, episode = actor.step(self._epsilon(self.pacer.env_steps))
-        self.pacer.count_own_step()
-        access.record(step)
-        if episode is not None:
-            self._note_episode(episode)
+        """Take a step in each environment, and insert them."""
+        taken = actor.step(self._epsilon(self.pacer.env_steps))
+        self.pacer.count_own_steps(len(taken))
+        access.record([each.step for each in taken])
+        for each in taken:
+            if each.episode is not None:
+                self._note_episode(each.episode)
 
     def _learn(self, access: ReplayAccess) -> None:
         """Take one gradient step and write the new priorities back, without waiting for the device."""
@@ -336,8 +338,7 @@ class TrainingLoop:
 
     def _note_episode(self, episode: FinishedEpisode) -> None:
         require_return(episode.episode_return, "a training episode")
-        if self.table.is_compact:
-            self.pacer.count_closing_row()
+        self.pacer.count_closing_row()
         self.history.add_episode(self.pacer.env_steps, episode.episode_return)
         self._metrics.episode(self.pacer.env_steps, episode)
 
@@ -373,7 +374,7 @@ class TrainingLoop:
     def _evaluate(self, network: ActingNetwork, seeds: Sequence[int]) -> EvaluationResult:
         result = evaluate(
             network,
-            lambda: make_environment(self._env.env_id),
+            partial(make_environment, self._env.env_id, self._settings.atari.in_evaluation()),
             seeds,
             first_action=self._env.first_action,
             epsilon=self._settings.evaluation_epsilon,
@@ -393,6 +394,8 @@ class TrainingLoop:
         task = ActorTask(
             start=secrets.randbits(62),
             env_id=self._env.env_id,
+            environments=settings.envs_per_actor,
+            atari=settings.atari,
             table=self.table.name,
             n_step=settings.n_step,
             gamma=settings.gamma,
@@ -434,6 +437,8 @@ class TrainingLoop:
             self._env.env_id,
             ActorSeeds(self._seeds.actor(0)),
             self.learner.online,
+            environments=self._settings.envs_per_actor,
+            atari=self._settings.atari,
             device=self._device,
             estimates=self._settings.actors_estimate,
             clips_rewards=self._settings.clip_rewards,

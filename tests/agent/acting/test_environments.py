@@ -20,7 +20,7 @@ from replay_agent.acting.environments import (
 )
 from replay_agent.acting.evaluation import EvaluationStoppedError, evaluate
 from replay_agent.acting.seeds import ActorSeeds
-from replay_agent.dqn.networks import NetworkSpec, QNetwork, build_network
+from replay_agent.dqn.networks import NetworkSpec, PlainHead, QNetwork, build_network
 from torch import nn
 
 from tests.agent.corridor import (
@@ -44,10 +44,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*share an object:UserWarning")
 def always(action: int) -> QNetwork:
     """A network that prefers the same action for every observation."""
     network = build_network(NetworkSpec((PLACES,), "float32", 2, (4,), dueling=False))
-    assert isinstance(network.head, nn.Linear)
+    assert isinstance(network.head, PlainHead)
+    assert isinstance(network.head.layer, nn.Linear)
     with torch.no_grad():
-        network.head.weight.zero_()
-        network.head.bias.copy_(torch.tensor([1.0 - action, float(action)]))
+        network.head.layer.weight.zero_()
+        network.head.layer.bias.copy_(torch.tensor([1.0 - action, float(action)]))
     return network
 
 
@@ -129,7 +130,7 @@ def test_evaluation_may_take_random_actions_that_depend_on_the_seed_alone() -> N
 
 def test_clipped_rewards_are_learned_and_returns_are_those_of_the_environment() -> None:
     actor = Actor(RICH_ID, ActorSeeds(0), always(1), clips_rewards=True)
-    steps = [actor.step(epsilon=0.0) for _ in range(PLACES - 1)]
+    steps = [actor.step(epsilon=0.0)[0] for _ in range(PLACES - 1)]
     assert {each.step.reward for each in steps} == {-1.0, 1.0}
     assert steps[-1].episode is not None
     assert steps[-1].episode.episode_return == pytest.approx(RICHES * BEST_RETURN)
@@ -143,7 +144,7 @@ def test_evaluation_breaks_off_when_told() -> None:
 
 def test_a_truncated_episode_goes_into_the_table_with_its_true_last_observation() -> None:
     actor = Actor(CORRIDOR_ID, ActorSeeds(0), always(0))
-    steps = [actor.step(epsilon=0.0) for _ in range(TIME_LIMIT)]
+    steps = [actor.step(epsilon=0.0)[0] for _ in range(TIME_LIMIT)]
     last = steps[-1]
     assert last.episode is not None
     assert last.episode.length == TIME_LIMIT
@@ -154,7 +155,7 @@ def test_a_truncated_episode_goes_into_the_table_with_its_true_last_observation(
 
 def test_a_terminated_episode_ends_without_bootstrap_and_the_next_one_begins_anew() -> None:
     actor = Actor(CORRIDOR_ID, ActorSeeds(0), always(1))
-    steps = [actor.step(epsilon=0.0) for _ in range(PLACES)]
+    steps = [actor.step(epsilon=0.0)[0] for _ in range(PLACES)]
     reached, first_of_next = steps[-2].step, steps[-1].step
     assert reached.terminated
     assert np.argmax(reached.next_obs) == PLACES - 1
@@ -164,7 +165,7 @@ def test_a_terminated_episode_ends_without_bootstrap_and_the_next_one_begins_ane
 
 def test_epsilon_decides_how_often_an_action_is_random() -> None:
     actor = Actor(CORRIDOR_ID, ActorSeeds(0), always(1))
-    actions = [actor.step(epsilon=0.5).step.action for _ in range(3000)]
+    actions = [actor.step(epsilon=0.5)[0].step.action for _ in range(3000)]
     # Half of the actions are random, and half of those would have been chosen anyway.
     assert np.mean(actions) == pytest.approx(0.75, abs=0.04)
     actor.close()
@@ -175,7 +176,7 @@ def test_an_actor_of_the_same_seed_plays_the_same_episodes() -> None:
     played = []
     for seed in (5, 5, 6):
         actor = Actor("CartPole-v1", ActorSeeds(seed), network)
-        steps = [actor.step(1.0).step for _ in range(60)]
+        steps = [actor.step(1.0)[0].step for _ in range(60)]
         played.append([(step.obs.tolist(), step.action) for step in steps])
         actor.close()
     assert played[0] == played[1]
@@ -187,15 +188,15 @@ def test_exploration_does_not_know_the_observation_after_reset(monkeypatch: pyte
     first_uniforms: list[list[float]] = []
 
     class Spy(acting.EpsilonGreedyPolicy):
-        def __init__(self, network: QNetwork, actions: int, rng: np.random.Generator, device: torch.device) -> None:
-            super().__init__(network, actions, rng, device)
+        def __init__(self, network: QNetwork, actions: int, rng: np.random.Generator, *others: Any) -> None:
+            super().__init__(network, actions, rng, *others)
             first_uniforms.append(deepcopy(rng).random(4).tolist())
 
     monkeypatch.setattr(acting, "EpsilonGreedyPolicy", Spy)
     observations = []
     for seed in range(200):
         actor = Actor("CartPole-v1", ActorSeeds(seed), network)
-        observations.append(actor.step(1.0).step.obs)
+        observations.append(actor.step(1.0)[0].step.obs)
         actor.close()
     drawn, seen = np.array(first_uniforms), np.array(observations)
     # CartPole starts at a uniform point of [-0.05, 0.05]^4: with a shared stream these would be equal.

@@ -16,11 +16,11 @@ from replay_agent.distributed.acting_run import own_epsilon, run_actor
 from replay_agent.distributed.actor_guide import Guidance
 from replay_agent.distributed.run_tables import EPISODE_COLUMNS, ActorTask, Progress, table_number
 from replay_agent.dqn.networks import NetworkSpec, build_network
-from replay_agent.replay.rows import transition_columns
+from replay_agent.replay.rows import step_columns
 from replay_agent.reporting.progress import ProgressView
 from replay_agent.settings.actor_settings import load_actor_settings
 from replay_agent.training.training_loop import Ending, TrainingLoop
-from replay_client import ReplayClient, Table
+from replay_client import ReplayClient, Table, Transitions
 
 from tests.agent.corridor import CORRIDOR_ID
 from tests.agent.processes.test_processes import pool_of
@@ -50,7 +50,7 @@ def test_an_actors_epsilon_follows_from_the_last_number_in_its_name() -> None:
 def always_right(spec: NetworkSpec) -> dict[str, torch.Tensor]:
     """Weights with which action 0 has the value 0, and action 1 the value 1, whatever the observation."""
     weights = {name: torch.zeros_like(tensor) for name, tensor in build_network(spec).state_dict().items()}
-    weights["head.bias"][1] = 1.0
+    weights["head.layer.bias"][1] = 1.0
     return weights
 
 
@@ -65,7 +65,14 @@ def test_an_actor_keeps_to_its_own_epsilon_and_inserts_rows_with_priorities(
     client: ReplayClient, server: ServerProcess
 ) -> None:
     env = inspect_environment(CORRIDOR_ID)
-    table = client.create_table("of-actor", columns=transition_columns(env), capacity=1_000, alpha=1.0, epsilon=0.0)
+    table = client.create_table(
+        "of-actor",
+        columns=step_columns(env),
+        capacity=1_000,
+        alpha=1.0,
+        epsilon=1e-9,
+        steps=Transitions(n_step=2, gamma=0.9),
+    )
     spec = NetworkSpec(env.observation_shape, env.observation_dtype, env.actions, (4,), dueling=False)
     task = ActorTask(
         start=1,
@@ -89,15 +96,18 @@ def test_an_actor_keeps_to_its_own_epsilon_and_inserts_rows_with_priorities(
     settings = load_actor_settings(["--server", server.address, "--name", "me"])  # there is only one run
     actor = threading.Thread(target=run_actor, args=(settings, stop))
     actor.start()
-    wait_until(lambda: table.describe().inserted >= 40, "the actor acts", PATIENCE_S)
+    wait_until(lambda: table.describe().inserted >= 50, "the actor acts", PATIENCE_S)
     stop.set()
     actor.join(PATIENCE_S)
-    rows = table.read(np.arange(40))
-    assert (rows["action"] == 1).all()  # by the guidance alone, half of them would be 0
+    rows = table.read(np.arange(50))
+    assert rows.ends is not None
+    keys = np.flatnonzero(rows.ends == 0).tolist()
+    assert len(keys) == 40  # each fifth row closes an episode
+    assert (rows["action"][keys] == 1).all()  # by the guidance alone, half of them would be 0
     # Two steps cost 0.1 each, and the next value is 1; the last two steps of an episode lead to the goal.
     usual, last_but_one, last = abs(-0.1 - 0.09 + 0.81 - 1), abs(-0.1 + 0.81 - 1), abs(0.9 - 1)
     found = priorities_of(table)
-    assert [found[key] for key in range(40)] == pytest.approx([usual, usual, last_but_one, last] * 10, abs=1e-6)
+    assert [found[key] for key in keys] == pytest.approx([usual, usual, last_but_one, last] * 10, abs=1e-6)
 
 
 # With one gradient step, at the end, all priorities are those of new rows, except in its batch.
@@ -129,11 +139,10 @@ def test_all_actors_of_a_run_with_ape_x_give_priorities(
     assert len(found) > 5
 
 
-@pytest.mark.parametrize("compact", [False, True])
 def test_a_trainer_that_acts_gives_priorities_of_its_own(
-    make_trainer: Callable[..., TrainingLoop], client: ReplayClient, compact: bool
+    make_trainer: Callable[..., TrainingLoop], client: ReplayClient
 ) -> None:
-    trainer = make_trainer(table="alone", actor_priorities=True, compact=compact, **ONE_STEP)
+    trainer = make_trainer(table="alone", actor_priorities=True, **ONE_STEP)
     assert trainer.train(ProgressView(), None) is Ending.STEPS_DONE
     trainer.table.flush()
     found = set(priorities_of(client["alone"]).values())

@@ -16,7 +16,7 @@ from replay_agent.acting.seeds import ActorSeeds
 from replay_agent.dqn.networks import ActingNetwork, NetworkSpec
 from replay_agent.processes.signals import StopRequest
 from replay_agent.r2d2 import RecurrentQNetwork, build_recurrent_network
-from replay_agent.replay.rows import STATE, make_recorder, sequence_batch, sequence_columns
+from replay_agent.replay.rows import STATE, make_recorders, sequence_batch, sequence_columns
 from replay_agent.reporting.progress import ProgressView
 from replay_agent.settings.train_settings import TrainSettings
 from replay_agent.training.run import train
@@ -62,7 +62,7 @@ def network_for(env_id: str) -> RecurrentQNetwork:
 
 def steps_of(network: RecurrentQNetwork, count: int) -> list[Step]:
     actor = Actor(CORRIDOR_ID, ActorSeeds(1), network)
-    steps = [actor.step(0.7).step for _ in range(count)]
+    steps = [actor.step(0.7)[0].step for _ in range(count)]
     actor.close()
     assert {step.terminated for step in steps if step.is_last} == {True, False}
     return steps
@@ -85,7 +85,7 @@ def test_a_drawn_sequence_has_the_steps_of_the_actor_and_its_state_before_them(s
     with ReplayClient(server.address) as client:
         table = client.create_table("states", columns=sequence_columns(env, UNITS), capacity=500, steps=item)
         with table.writer() as writer:
-            recorder = make_recorder(writer, n_step=1, gamma=0.9)
+            (recorder,) = make_recorders(writer, n_step=1, gamma=0.9)
             for step in steps:
                 recorder.record(step)
         batch = table.sample(300, beta=0.4)

@@ -1,4 +1,4 @@
-"""Compact tables: batches are those of tables with n-step transitions, and rows are each step once."""
+"""The learner gets the n-step transitions of the steps that actors have taken, and rows are each step once."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from replay_agent.acting.actor import Actor, Step
 from replay_agent.acting.environments import EnvironmentInfo, inspect_environment
 from replay_agent.acting.seeds import ActorSeeds
 from replay_agent.dqn.networks import NetworkSpec, build_network
-from replay_agent.replay.rows import make_recorder, step_columns, transition_batch, transition_columns
-from replay_agent.replay.run_table import check_table, is_compact
+from replay_agent.replay.rows import make_recorders, step_columns, transition_batch
+from replay_agent.replay.run_table import check_table
 from replay_agent.settings.train_settings import TrainSettings
 from replay_client import Column, InvalidArgumentError, Mask, ReplayClient, Sequences, Table, Transitions
 from replay_client.torch import to_torch
@@ -24,31 +24,33 @@ STEPS, GAMMA = 200, 0.9
 COLUMNS = ("obs", "action", "reward", "discount", "next_obs")
 
 
-def steps_of(env: EnvironmentInfo) -> list[Step]:
-    """Steps of random play, with episodes that terminate and episodes that are truncated."""
+def steps_of(env: EnvironmentInfo, environments: int = 1) -> list[list[Step]]:
+    """Steps of random play by environment, with episodes that terminate and episodes that are truncated."""
     network = build_network(NetworkSpec(env.observation_shape, env.observation_dtype, 2, (4,), dueling=False))
-    actor = Actor(env.env_id, ActorSeeds(1), network)
-    steps = [actor.step(1.0).step for _ in range(STEPS)]
+    actor = Actor(env.env_id, ActorSeeds(1), network, environments=environments)
+    taken = [[each.step for each in actor.step(1.0)] for _ in range(STEPS)]
     actor.close()
-    assert {step.terminated for step in steps if step.is_last} == {True, False}
-    return steps
+    by_environment = [list(steps) for steps in zip(*taken, strict=True)]
+    for steps in by_environment:
+        assert {step.terminated for step in steps if step.is_last} == {True, False}
+    return by_environment
 
 
-@pytest.mark.parametrize("kind", ["compact", "transitions"])
+@pytest.mark.parametrize("environments", [1, 3])
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_rows_have_the_priorities_that_the_actors_network_gives_them(
-    client: ReplayClient, kind: str, n_step: int
+    client: ReplayClient, n_step: int, environments: int
 ) -> None:
     env = inspect_environment(STACKED_ID)
-    item = Transitions(n_step=n_step, gamma=GAMMA) if kind == "compact" else None
-    columns = step_columns(env) if item else transition_columns(env)
-    table = client.create_table(kind, columns=columns, capacity=500, alpha=1.0, epsilon=1e-9, steps=item)
+    item = Transitions(n_step=n_step, gamma=GAMMA)
+    table = client.create_table("given", columns=step_columns(env), capacity=1_500, alpha=1.0, epsilon=1e-9, steps=item)
     network = build_network(NetworkSpec(env.observation_shape, env.observation_dtype, 2, (4,), dueling=False))
-    actor = Actor(env.env_id, ActorSeeds(1), network, estimates=True)
-    with table.writer() as writer:
-        recorder = make_recorder(writer, n_step, GAMMA)
+    actor = Actor(env.env_id, ActorSeeds(1), network, environments=environments, estimates=True)
+    with table.writer(streams=environments) as writer:
+        recorders = make_recorders(writer, n_step, GAMMA)
         for epsilon in [1.0] * STEPS + [0.0] * 40:
-            recorder.record(actor.step(epsilon).step)
+            for recorder, each in zip(recorders, actor.step(epsilon), strict=True):
+                recorder.record(each.step)
     actor.close()
     batch = table.sample(3_000, beta=0.0)
     learned = transition_batch(to_torch(batch))
@@ -59,55 +61,71 @@ def test_rows_have_the_priorities_that_the_actors_network_gives_them(
     np.testing.assert_allclose(batch.probabilities * batch.total_mass, td_errors.abs().numpy(), atol=1e-6)
 
 
-def by_key(table: Table) -> dict[int, tuple[bytes, ...]]:
-    """Everything that the learner gets for the rows of a table, by key."""
-    batch = table.sample(3_000)
-    assert batch.drawable < 3_000 / 10
+def drawn(table: Table) -> set[tuple[bytes, ...]]:
+    """Everything that the learner gets for the rows of a table."""
+    batch = table.sample(5_000)
+    assert batch.drawable < 5_000 / 7
     learned = transition_batch(to_torch(batch))
     rows = zip(*(getattr(learned, name).numpy() for name in COLUMNS), strict=True)
     found = {int(key): tuple(value.tobytes() for value in row) for key, row in zip(batch.row_keys, rows, strict=True)}
     assert len(found) == batch.drawable
-    return dict(sorted(found.items()))
+    return set(found.values())
 
 
-@pytest.mark.parametrize("env_id", [CORRIDOR_ID, PICTURED_ID, STACKED_ID])
+def transitions_of(steps: list[Step], n_step: int) -> set[tuple[bytes, ...]]:
+    """The same for all complete n-step transitions of an environment, from what it has returned."""
+    found = set()
+    for first, step in enumerate(steps):
+        total, discount = 0.0, 1.0
+        for after in steps[first : first + n_step]:
+            total += discount * after.reward
+            discount *= GAMMA
+            last = after
+            if after.is_last:
+                break
+        else:
+            if first + n_step >= len(steps):
+                continue  # it waits for the observation of the next step
+        if last.terminated:
+            discount = 0.0
+        numbers = np.int64(step.action), np.float32(total), np.float32(discount)
+        found.add((step.obs.tobytes(), *(each.tobytes() for each in numbers), last.next_obs.tobytes()))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("env_id", "environments"), [(CORRIDOR_ID, 1), (PICTURED_ID, 1), (STACKED_ID, 1), (STACKED_ID, 3)]
+)
 @pytest.mark.parametrize("n_step", [1, 3])
-def test_the_learner_gets_the_same_from_both_kinds_of_tables(client: ReplayClient, env_id: str, n_step: int) -> None:
+def test_the_learner_gets_the_transitions_of_the_environments(
+    client: ReplayClient, env_id: str, n_step: int, environments: int
+) -> None:
     env = inspect_environment(env_id)
-    steps = steps_of(env)
+    by_environment = steps_of(env, environments)
     item = Transitions(n_step=n_step, gamma=GAMMA)
-    compact = client.create_table("compact", columns=step_columns(env), capacity=500, backend="uniform", steps=item)
-    plain = client.create_table("transitions", columns=transition_columns(env), capacity=500, backend="uniform")
-    for table in (compact, plain):
-        with table.writer() as writer:
-            recorder = make_recorder(writer, n_step, GAMMA)
+    table = client.create_table("steps", columns=step_columns(env), capacity=1_000, backend="uniform", steps=item)
+    with table.writer(streams=environments) as writer:
+        for recorder, steps in zip(make_recorders(writer, n_step, GAMMA), by_environment, strict=True):
             for step in steps:
                 recorder.record(step)
-    expected = list(by_key(plain).values())
-    # The last transition waits for the step after it, which has the observation that it ends with.
-    pending = int(not steps[-1].is_last)
-    assert list(by_key(compact).values()) == expected[: len(expected) - pending]
-    assert compact.describe().inserted == STEPS + sum(step.is_last for step in steps)
-    if env.stack > 1:
-        assert compact.describe().row_bytes < plain.describe().row_bytes / 4
-
-
-def test_compact_is_for_images_and_sequences_unless_set() -> None:
-    vector, image = inspect_environment(CORRIDOR_ID), inspect_environment(PICTURED_ID)
-    assert [is_compact(TrainSettings(), env) for env in (vector, image)] == [False, True]
-    for value in (False, True):
-        assert [is_compact(TrainSettings(compact=value), env) for env in (vector, image)] == [value, value]
-    assert is_compact(TrainSettings(algorithm="r2d2"), vector)
+    expected = set().union(*(transitions_of(steps, n_step) for steps in by_environment))
+    assert drawn(table) == expected
+    every = [step for steps in by_environment for step in steps]
+    assert table.describe().inserted == len(every) + sum(step.is_last for step in every)
+    frame = np.zeros(env.frame_shape, env.observation_dtype).nbytes
+    assert table.describe().row_bytes == frame + 8 + 4
 
 
 def test_settings_with_which_no_step_could_be_drawn_are_refused() -> None:
     env = inspect_environment(STACKED_ID)
-    given = {"compact": True, "n_step": 5, "learning_starts": 5, "actors": 2, "act": True}
+    given = {"n_step": 5, "learning_starts": 5, "actors": 2, "act": True}
     # 5 steps ahead, 1 drawn, 2 before it for the stack, and 1 that closes an episode, for each of 3 actors
     check_table(TrainSettings(**given, capacity=27), env)
-    with pytest.raises(ValueError, match=r"expected capacity of at least 27 with compact, .*got capacity 26"):
+    with pytest.raises(ValueError, match=r"expected capacity of at least 27 with n_step 5, .*got capacity 26"):
         check_table(TrainSettings(**given, capacity=26), env)
-    check_table(TrainSettings(**{**given, "compact": False}, capacity=26), env)
+    check_table(TrainSettings(**given, envs_per_actor=2, capacity=54), env)
+    with pytest.raises(ValueError, match=r"at least 54 .* 6 environments; got capacity 53"):
+        check_table(TrainSettings(**given, envs_per_actor=2, capacity=53), env)
 
 
 def test_a_table_that_could_never_have_a_whole_sequence_is_refused() -> None:
@@ -144,6 +162,6 @@ def test_a_full_table_of_the_smallest_capacity_always_has_a_sequence_to_draw(ser
 
 def test_windows_longer_than_a_table_allows_are_refused_with_the_name_of_the_setting() -> None:
     env = inspect_environment(CORRIDOR_ID)
-    settings = TrainSettings(compact=True, n_step=5_000, learning_starts=10_000)
+    settings = TrainSettings(n_step=5_000, learning_starts=10_000)
     with pytest.raises(InvalidArgumentError, match="n_step"):
         check_table(settings, env)

@@ -41,19 +41,15 @@ class SimulatedRun:
         self.own = Steps(settings.n_step) if settings.acts else None
         self.actors = [Steps(settings.n_step) for _ in range(settings.actors)]
         self.live: deque[tuple[Steps, int]] = deque(maxlen=settings.capacity)
-        self.pacer.can_draw = not settings.compact
 
     def take(self, actor: Steps) -> None:
-        """Take an environment step. A table that is not compact gets a row once n steps are complete."""
+        """Take an environment step."""
         actor.taken += 1
-        if self.settings.compact or actor.taken >= actor.n_step:
-            self.inserted += 1
-            self.live.append((actor, actor.taken))
+        self.inserted += 1
+        self.live.append((actor, actor.taken))
 
     @property
     def can_draw(self) -> bool:
-        if not self.settings.compact:
-            return len(self.live) > 0
         return any(step + actor.n_step <= actor.taken for actor, step in self.live)
 
     def turn(self) -> None:
@@ -62,7 +58,7 @@ class SimulatedRun:
                 self.take(actor)
         if self.own is not None and not self.pacer.owes_update:
             self.take(self.own)
-            self.pacer.count_own_step()
+            self.pacer.count_own_steps(1)
         if self.pacer.has_rows and not self.pacer.can_draw:
             self.pacer.can_draw = self.can_draw
         if self.pacer.owes_update:
@@ -100,7 +96,6 @@ SETTINGS = st.fixed_dictionaries(
         "prefetch": st.integers(1, 4),
         "actors": st.integers(0, 2),
         "act": st.booleans(),
-        "compact": st.booleans(),
         "replay_ratio": st.sampled_from([0.01, 0.1, 0.25, 0.3, 0.5, 0.9, 1.0, 2.0, 7.5]),
     }
 ).filter(lambda values: values["actors"] or values["act"])  # otherwise it would wait for actors on other machines
@@ -114,7 +109,6 @@ STUCK_ONCE = {
     "prefetch": 1,
     "actors": 1,
     "act": False,
-    "compact": False,
     "replay_ratio": 0.25,
 }
 ENV = EnvironmentInfo("Endless-v0", (4,), "float32", Bounds((), ()), actions=2, first_action=0)
@@ -127,7 +121,6 @@ def names_fields(refusal: ValueError, values: dict[str, Any]) -> None:
 @given(SETTINGS)
 @example(STUCK_ONCE)
 @example({**STUCK_ONCE, "actors": 0, "act": True, "n_step": 3})
-@example({**STUCK_ONCE, "compact": True})
 def test_settings_are_refused_or_get_a_run_to_its_end(values: dict[str, Any]) -> None:
     try:
         settings = TrainSettings(**values)

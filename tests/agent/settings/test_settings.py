@@ -170,10 +170,6 @@ def test_sizes_are_read_from_flags_and_from_the_environment(monkeypatch: pytest.
         (["--steps", "99", "--learning-starts", "100"], "steps 99, learning_starts 100, replay_ratio 1"),
         (["--steps", "1100", "--replay-ratio", "0.009"], "steps 1100, learning_starts 1000, replay_ratio 0.009"),
         (
-            ["--algorithm", "r2d2", "--no-compact"],
-            "expected compact with algorithm r2d2, which draws sequences; got compact",
-        ),
-        (
             ["--algorithm", "r2d2", "--sequence-period", "21", "--sequence-length", "20"],
             "sequence_period 21, sequence_length 20",
         ),

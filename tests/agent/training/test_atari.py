@@ -24,7 +24,7 @@ PONG = "ALE/Pong-v5"
 def test_a_game_has_stacks_of_four_gray_frames() -> None:
     info = inspect_environment(PONG)
     assert (info.observation_shape, info.observation_dtype, info.actions) == ((4, 84, 84), "uint8", 6)
-    assert (info.stack, info.padding, info.frame_shape) == (4, "repeat", (84, 84))
+    assert (info.stack, info.padding, info.frame_shape) == (4, "zero", (84, 84))
 
 
 def test_the_ball_of_breakout_is_in_play_without_the_player_pressing_fire() -> None:

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 from replay_agent.acting.evaluation import EvaluationResult
-from replay_agent.dqn.networks import ActingNetwork, NetworkSpec, QNetwork, build_network
+from replay_agent.dqn.networks import ActingNetwork, NetworkSpec, PlainHead, QNetwork, build_network
 from replay_agent.training.selection import NetworkSelector
 from torch import nn
 
@@ -18,9 +19,9 @@ EPISODES, SCREENING = 10, 4
 def network_of(skill: float, character: int = 0) -> QNetwork:
     """A network whose weights encode its skill, and the seed of its luck."""
     network = build_network(NetworkSpec((2,), "float32", 2, (4,), dueling=False))
-    assert isinstance(network.head, nn.Linear)
+    assert isinstance(network.head, PlainHead)
     with torch.no_grad():
-        network.head.bias.copy_(torch.tensor([skill, float(character)]))
+        cast(nn.Linear, network.head.layer).bias.copy_(torch.tensor([skill, float(character)]))
     return network
 
 
@@ -34,8 +35,8 @@ class Judge:
 
     def __call__(self, network: ActingNetwork, seeds: Sequence[int]) -> EvaluationResult:
         assert isinstance(network, QNetwork)
-        assert isinstance(network.head, nn.Linear)
-        skill, character = network.head.bias.tolist()
+        assert isinstance(network.head, PlainHead)
+        skill, character = cast(nn.Linear, network.head.layer).bias.tolist()
         self.played.append((skill, list(seeds)))
         numbers = np.array(seeds, dtype=np.float64)
         returns = skill + self.common_spread * luck(numbers) + self.own_spread * luck(numbers + 1e6 * (character + 1))
@@ -104,7 +105,7 @@ def test_luck_in_the_first_episodes_does_not_choose() -> None:
     found = selector.validate(network_of(9.0))
     assert (found.episodes, found.is_best, found.is_solved) == (10, False, False)
     assert selector.best_weights is not None
-    assert selector.best_weights["head.bias"][0] == 5.0
+    assert selector.best_weights["head.layer.bias"][0] == 5.0
 
 
 def test_of_equal_networks_the_later_is_kept() -> None:
@@ -112,7 +113,7 @@ def test_of_equal_networks_the_later_is_kept() -> None:
     selector.validate(network_of(5.0, character=1))
     assert selector.validate(network_of(5.0, character=2)).is_best
     assert selector.best_weights is not None
-    assert selector.best_weights["head.bias"][1] == 2
+    assert selector.best_weights["head.layer.bias"][1] == 2
 
 
 def test_solved_means_over_all_episodes() -> None:

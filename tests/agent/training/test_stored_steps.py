@@ -1,4 +1,4 @@
-"""Runs with compact tables, which store each step once."""
+"""The tables of runs, which store each step once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.server_process import ServerProcess
 pytestmark = pytest.mark.filterwarnings("ignore:.*share an object:UserWarning")
 
 QUIET = Console(quiet=True)
-RUN = {"env": CORRIDOR_ID, "compact": True, "n_step": 3}
+RUN = {"env": CORRIDOR_ID, "n_step": 3}
 
 
 def steps_in(table: Table) -> int:
@@ -41,19 +41,20 @@ def steps_in(table: Table) -> int:
 def test_a_run_learns_from_stacks_whose_frames_are_stored_once(
     server: ServerProcess, settings_of: Callable[..., TrainSettings], backend: str
 ) -> None:
-    settings = settings_of(
-        server=server.address, backend=backend, **{**CORRIDOR_RUN, "env": STACKED_ID, "compact": True, "n_step": 2}
-    )
+    settings = settings_of(server=server.address, backend=backend, **{**CORRIDOR_RUN, "env": STACKED_ID, "n_step": 2})
     report = train(settings, StopRequest(), QUIET)
     assert report.ending == Ending.SOLVED
     assert report.evaluation is not None
     assert report.evaluation.mean == pytest.approx(BEST_RETURN)
 
 
+@pytest.mark.parametrize("environments", [1, 5])
 def test_the_table_has_every_step_and_closing_rows_are_no_steps_of_the_run(
-    make_trainer: Callable[..., TrainingLoop], server: ServerProcess
+    make_trainer: Callable[..., TrainingLoop], server: ServerProcess, environments: int
 ) -> None:
-    trainer = make_trainer(table="every-step", replay_ratio=0.5, steps=500, learning_starts=101, **RUN)
+    trainer = make_trainer(
+        table="every-step", replay_ratio=0.5, steps=500, learning_starts=101, envs_per_actor=environments, **RUN
+    )
     assert trainer.train(ProgressView(), None) is Ending.STEPS_DONE
     trainer.table.flush()
     with ReplayClient(server.address) as client:
@@ -61,11 +62,11 @@ def test_the_table_has_every_step_and_closing_rows_are_no_steps_of_the_run(
         assert steps_in(table) == trainer.pacer.env_steps == 500
         assert table.describe().inserted == 500 + len(trainer.history.episode_returns)
         table.drop()
-    assert trainer.learner.updates == 200
+    assert trainer.learner.updates == 200 - int(trainer.pacer.credit)  # the run ends with its last steps
 
 
 def test_a_run_acts_until_its_first_step_can_be_drawn(make_trainer: Callable[..., TrainingLoop]) -> None:
-    trainer = make_trainer(steps=40, learning_starts=4, n_step=4, compact=True, replay_ratio=1.0)
+    trainer = make_trainer(steps=40, learning_starts=4, n_step=4, replay_ratio=1.0)
     assert trainer.train(ProgressView(), None) is Ending.STEPS_DONE
     assert trainer.learner.updates == 37
 
@@ -83,9 +84,9 @@ def test_equal_seeds_give_equal_runs_in_lockstep(make_trainer: Callable[..., Tra
 def test_a_run_whose_table_was_dropped_makes_it_anew_and_goes_on(
     make_trainer: Callable[..., TrainingLoop], server: ServerProcess
 ) -> None:
-    trainer = make_trainer(name="dropped-compact", steps=3_000, **RUN)
+    trainer = make_trainer(name="dropped-steps", steps=3_000, **RUN)
     with ReplayClient(server.address) as client:
-        watcher = Watcher(800, lambda: client.drop_table("dropped-compact"))
+        watcher = Watcher(800, lambda: client.drop_table("dropped-steps"))
         assert trainer.train(watcher, None) is Ending.STEPS_DONE
     updates = {status.updates for status in watcher.statuses if status.env_steps > (watcher.acted_at or 0)}
     assert len(updates) > 1  # it continued to learn
@@ -95,7 +96,7 @@ def test_a_resumed_run_counts_the_steps_since_its_checkpoint(
     make_trainer: Callable[..., TrainingLoop], tmp_path: Path
 ) -> None:
     stop = StopRequest()
-    first = make_trainer(stop, name="resumed-compact", steps=5_000, **RUN)
+    first = make_trainer(stop, name="resumed-steps", steps=5_000, **RUN)
     assert first.train(Watcher(400, stop.set), None) is Ending.STOPPED
     first.save()
     saved_at, closed = first.pacer.env_steps, len(first.history.episode_returns)
@@ -103,7 +104,7 @@ def test_a_resumed_run_counts_the_steps_since_its_checkpoint(
     assert first.train(Watcher(saved_at + 400, stop.set), None) is Ending.STOPPED
     first.close()  # like a kill, this leaves the checkpoint as it was
 
-    second = make_trainer(resume=tmp_path / "runs" / "resumed-compact", steps=first.pacer.env_steps + 300, **RUN)
+    second = make_trainer(resume=tmp_path / "runs" / "resumed-steps", steps=first.pacer.env_steps + 300, **RUN)
     second.resume()
     closed = len(first.history.episode_returns) - closed
     assert closed > 20
@@ -113,10 +114,13 @@ def test_a_resumed_run_counts_the_steps_since_its_checkpoint(
     assert second.learner.updates > first.learner.updates
 
 
+@pytest.mark.parametrize("environments", [1, 4])
 def test_steps_of_actors_are_counted_without_closing_rows_also_if_actors_die(
-    make_trainer: Callable[..., TrainingLoop], server: ServerProcess, tmp_path: Path
+    make_trainer: Callable[..., TrainingLoop], server: ServerProcess, tmp_path: Path, environments: int
 ) -> None:
-    trainer = make_trainer(table="of-actors", actors=2, steps=4_000, validate_interval=100_000, **RUN)
+    trainer = make_trainer(
+        table="of-actors", actors=2, steps=4_000, validate_interval=100_000, envs_per_actor=environments, **RUN
+    )
     with pool_of(trainer, server, tmp_path, count=2) as pool:
         watcher = Watcher(1_000, lambda: os.kill(min(pool.pids), signal.SIGKILL))
         assert trainer.train(watcher, pool) is Ending.STEPS_DONE
