@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         format="%(asctime)s %(levelname)-7s %(name)s  %(message)s",
     )
     settings.log_remarks(log)
-    torch.set_num_threads(1)
+    torch.set_num_threads(settings.threads)
     try:
         run_actor(settings, stop)
     except FAILURES as error:

@@ -62,6 +62,8 @@ class ActorPool:
         log_dir: Path,
         reconnect_timeout_s: float,
         environment: Mapping[str, str] | None = None,
+        *,
+        threads: int = 1,
     ) -> None:
         """Start the actors.
 
@@ -72,11 +74,13 @@ class ActorPool:
             log_dir: directory for the actors' logs.
             reconnect_timeout_s: seconds that actors wait for an unreachable replay server.
             environment: environment variables for actors, including a token (default: those of this process).
+            threads: CPU threads of torch in each actor.
         """
         self._arguments = [
             *("--server", server),
             *("--run", run),
             *("--reconnect-timeout-s", str(reconnect_timeout_s)),
+            *("--threads", str(threads)),
             "--exit-with-parent",
         ]
         self._log_dir = log_dir

@@ -33,6 +33,8 @@ class ActorSettings(Settings):
     """seconds to wait for an unreachable replay server"""
     name: Annotated[str | None, PROCESS] = Field(None, min_length=1)
     """name in the trainer's log; with ape-x, the last number in it determines the epsilon (default: host:pid)"""
+    threads: Annotated[int, PROCESS] = Field(1, ge=1)
+    """CPU threads of torch"""
     config: Annotated[Path | None, PROCESS] = None
     """TOML file with these settings"""
     exit_with_parent: Annotated[bool, PROCESS] = False

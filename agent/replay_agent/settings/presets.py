@@ -82,6 +82,7 @@ _ATARI: Mapping[str, Any] = MappingProxyType(
         "epsilon_end": 0.01,
         # An episode may take up to 27,000 steps.
         "validate_interval": 250_000,
+        "validation_share": 0.05,
         "validation_episodes": 5,
         "confirm_episodes": 20,
         "evaluation_episodes": 20,

@@ -239,6 +239,8 @@ class TrainSettings(Settings):
 
     validate_interval: Annotated[int, JUDGING] = Field(5_000, ge=1)
     """environment steps between greedy validations"""
+    validation_share: Annotated[float, JUDGING] = Field(1.0, gt=0, le=1)
+    """largest share of the time that validations may take; later ones are postponed"""
     validation_episodes: Annotated[int, JUDGING] = Field(20, ge=1)
     """episodes of a validation, also for the best network so far"""
     confirm_episodes: Annotated[int, JUDGING] = Field(100, ge=1)

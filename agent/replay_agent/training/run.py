@@ -138,8 +138,16 @@ def train(
                 pool = start_pool(address)
             elif settings.actors:
                 environment = actor_environment(own, os.environ)
+                # One observation at a time is too little work for several threads.
+                threads = 1 if settings.envs_per_actor == 1 else max(1, (os.cpu_count() or 1) // settings.actors)
                 pool = ActorPool(
-                    settings.actors, address, run.name, run.logs, settings.reconnect_timeout_s, environment
+                    settings.actors,
+                    address,
+                    run.name,
+                    run.logs,
+                    settings.reconnect_timeout_s,
+                    environment,
+                    threads=threads,
                 )
             ending = _train(settings, trainer, run, pool, console)
             return _conclude(settings, trainer, run, ending)

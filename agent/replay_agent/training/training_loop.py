@@ -98,6 +98,7 @@ class TrainingLoop:
         self._epsilon, actor_epsilons = _exploration(settings)
         self._beta = LinearSchedule(settings.beta_start, 1.0, settings.annealing_steps)
         self._next_validation = settings.validate_interval
+        self._started_at, self._validated_s = time.monotonic(), 0.0
         self._is_solved = False
         self._actor = self._make_actor() if settings.acts else None
         self.table = RunTable(
@@ -343,7 +344,7 @@ class TrainingLoop:
         self._metrics.episode(self.pacer.env_steps, episode)
 
     def _do_what_is_due(self, progress: ProgressView, pool: Pool | None) -> None:
-        if self.pacer.env_steps >= self._next_validation and self.learner.updates:
+        if self.pacer.env_steps >= self._next_validation and self.learner.updates and self._may_validate:
             self._validate(progress)
         shows, logs = self._due.show.is_due(), self._due.log.is_due()
         if shows or logs:
@@ -357,9 +358,15 @@ class TrainingLoop:
         if pool is not None and self._due.supervision.is_due():
             pool.supervise()
 
+    @property
+    def _may_validate(self) -> bool:
+        """Whether validations have taken less than their share of the time since this start of the run."""
+        running_s = time.monotonic() - self._started_at
+        return self._validated_s <= self._settings.validation_share * running_s
+
     def _validate(self, progress: ProgressView) -> None:
         require_finite(self.learner)
-        step = self.pacer.env_steps
+        step, began = self.pacer.env_steps, time.monotonic()
         self._shown.note = "validating"
         progress.show(self.status())
         try:
@@ -370,6 +377,7 @@ class TrainingLoop:
         self._metrics.validation(step, found.mean)
         self._is_solved = found.is_solved
         self._next_validation = step + self._settings.validate_interval
+        self._validated_s += time.monotonic() - began
 
     def _evaluate(self, network: ActingNetwork, seeds: Sequence[int]) -> EvaluationResult:
         result = evaluate(

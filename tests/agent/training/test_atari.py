@@ -58,6 +58,7 @@ def test_every_game_has_a_preset_of_the_field(game: str) -> None:
     settings = load_train_settings(["--env", game])
     assert (settings.learning_rate, settings.target_tau, settings.batch_size) == (1e-4, 1.0, 32)
     assert (settings.clip_rewards, settings.evaluation_epsilon, settings.evaluation_episodes) == (True, 0.01, 20)
+    assert settings.validation_share == 0.05
     recurrent = load_train_settings(["--env", game, "--algorithm", "r2d2"])
     assert (recurrent.sequence_length, recurrent.burn_in, recurrent.clip_rewards) == (80, 40, False)
 

@@ -91,6 +91,14 @@ def test_gradient_steps_keep_to_the_replay_ratio(make_trainer: Callable[..., Tra
     assert trainer.learner.updates == 200
 
 
+def test_validations_are_postponed_when_they_have_taken_their_share(make_trainer: Callable[..., TrainingLoop]) -> None:
+    trainer = make_trainer(steps=900, validate_interval=100, validation_share=1e-9)
+    assert trainer.train(ProgressView(), None) is Ending.STEPS_DONE
+    first, last = trainer.history.validation_steps  # the last network is always validated
+    assert 100 <= first < 200
+    assert last == 900
+
+
 def test_a_run_says_what_learning_waits_for(make_trainer: Callable[..., TrainingLoop]) -> None:
     trainer = make_trainer(steps=500, learning_starts=101)
     assert trainer.status().note == "filling the table: 0 of 101 rows"
