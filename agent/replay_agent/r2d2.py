@@ -2,61 +2,99 @@
 
 As in Kapturowski et al. (2019, "Recurrent Experience Replay in Distributed Reinforcement Learning"), sequences begin
 with a stored state and a burn-in, values are rescaled, and a sequence's priority combines the largest and the mean TD
-error. Unlike in that paper, observations are the network's only input: it does not see the last action and reward.
+error. The network's inputs are the observation and the last action and reward. Unlike in that paper, the burn-in and
+the steps to learn from are encoded separately, because no gradient reaches into the burn-in.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from replay_client import sequence_priorities
 from torch import Tensor, nn
+from torch.nn import functional
 
 from replay_agent.dqn import losses
 from replay_agent.dqn.learner import DoubleDQNConfig, Learner, LossResult
 from replay_agent.dqn.networks import ActingNetwork, Encoder, NetworkSpec, build_encoder, build_head
 
-STATE_PARTS = 2
-"""The state of an LSTM: its output h, then its cell state c."""
+
+def state_size(lstm_units: int, actions: int) -> int:
+    """Return the size of a network's state: the LSTM's output, its cell state, the last action, and its reward."""
+    return 2 * lstm_units + actions + 1
 
 
 class RecurrentQNetwork(ActingNetwork):
     """A network that computes action values for sequences of observations."""
 
-    def __init__(self, encoder: Encoder, lstm_units: int, head: nn.Module) -> None:
+    def __init__(self, encoder: Encoder, spec: NetworkSpec, head: nn.Module) -> None:
         super().__init__()
+        lstm_units, actions = spec.lstm_units, spec.actions
         self.inputs = encoder.inputs
         self.torso = encoder.torso
-        self.lstm = nn.LSTM(encoder.features, lstm_units, batch_first=True)
+        self.lstm = nn.LSTM(encoder.features + actions + 1, lstm_units, batch_first=True)
         self.head = head
-        self.state_shape = (STATE_PARTS, lstm_units)
+        self.state_shape = (state_size(lstm_units, actions),)
+        self._units = lstm_units
+        self._actions = actions
+        self._feeds_last = spec.feeds_last
 
-    def forward(self, observations: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, observations: Tensor, lasts: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """Process whole sequences.
 
         Args:
             observations: any[batch, positions, *observation_shape], at least one position.
-            states: float32[batch, 2, lstm_units], before the first position.
+            lasts: float32[batch, positions, actions + 1], the action before each position, one-hot, and its reward.
+            states: float32[batch, 2, lstm_units], the LSTM's output and cell state before the first position.
 
         Returns:
-            Action values, float32[batch, positions, actions], and the states after the last position.
+            Action values, float32[batch, positions, actions], and the LSTM's states after the last position.
         """
-        outputs, after = self._recur(self._encode(observations), states)
+        outputs, after = self._recur(self._encode(observations, lasts), states)
         return self.head(outputs).squeeze(-1), after
 
     def act(self, observations: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """See `ActingNetwork.act`."""
-        values, after = self(observations.unsqueeze(1), states)
-        return values.squeeze(1), after
+        of_lstm, lasts = self.parts(states)
+        values, after = self(observations.unsqueeze(1), lasts.unsqueeze(1), of_lstm)
+        return values.squeeze(1), torch.cat([after.flatten(1), torch.zeros_like(lasts)], dim=1)
 
-    def burn_in(self, observations: Tensor, states: Tensor, mask: Tensor) -> Tensor:
-        """Return the states after the burn-in.
+    def remember(self, states: NDArray[np.float32], actions: NDArray[np.int64], rewards: NDArray[np.float64]) -> None:
+        """See `ActingNetwork.remember`."""
+        if self._feeds_last:
+            states[np.arange(len(states)), 2 * self._units + actions] = 1.0
+            states[:, -1] = rewards
+
+    def parts(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Split states into those of the LSTM, float32[batch, 2, lstm_units], and ``lasts``, see `forward`."""
+        of_lstm, lasts = states[:, : 2 * self._units], states[:, 2 * self._units :]
+        return of_lstm.reshape(-1, 2, self._units), lasts
+
+    def lasts(self, actions: Tensor, rewards: Tensor, mask: Tensor, first: Tensor) -> Tensor:
+        """Return the last actions and rewards at the positions of sequences, see `forward`; zeros if they are not fed.
+
+        Args:
+            actions: int64[batch, positions].
+            rewards: float32[batch, positions].
+            mask: bool[batch, positions]: which positions hold a step.
+            first: float32[batch, actions + 1], the last action and reward before the first step.
+        """
+        taken = torch.cat([functional.one_hot(actions, self._actions), rewards.unsqueeze(-1)], dim=-1)
+        lasts = functional.pad((taken * mask.unsqueeze(-1) * self._feeds_last)[:, :-1], (0, 0, 1, 0))
+        is_first = mask & (mask.cumsum(dim=1) == 1)
+        return torch.where(is_first.unsqueeze(-1), first.unsqueeze(1), lasts)
+
+    def burn_in(self, observations: Tensor, lasts: Tensor, states: Tensor, mask: Tensor) -> Tensor:
+        """Return the LSTM's states after the burn-in.
 
         The first positions may hold no step; those do not change the state.
 
         Args:
             observations: any[batch, positions, *observation_shape].
+            lasts: float32[batch, positions, actions + 1], see `forward`.
             states: float32[batch, 2, lstm_units], before the first step.
             mask: bool[batch, positions]: which positions hold a step.
 
@@ -65,16 +103,16 @@ class RecurrentQNetwork(ActingNetwork):
         """
         if not mask.shape[1]:
             return states
-        encoded = self._encode(observations)
+        encoded = self._encode(observations, lasts)
         for position, is_step in enumerate(mask.unbind(1)):
             _, after = self._recur(encoded[:, position : position + 1], states)
             states = torch.where(is_step[:, None, None], after, states)
         return states
 
-    def _encode(self, observations: Tensor) -> Tensor:
-        """Return the LSTM's inputs for all positions, float32[batch, positions, features]."""
+    def _encode(self, observations: Tensor, lasts: Tensor) -> Tensor:
+        """Return the LSTM's inputs for all positions, float32[batch, positions, features + actions + 1]."""
         encoded: Tensor = self.torso(self.inputs(observations.flatten(0, 1)))
-        return encoded.view(*observations.shape[:2], self.lstm.input_size)
+        return torch.cat([encoded.view(*observations.shape[:2], -1), lasts], dim=-1)
 
     def _recur(self, encoded: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """Return the LSTM's outputs at all positions, and the states after the last one."""
@@ -90,7 +128,7 @@ def build_recurrent_network(spec: NetworkSpec) -> RecurrentQNetwork:
         ValueError: the spec has no hidden layer, or its image is too small.
     """
     encoder = build_encoder(spec, spec.hidden_sizes)
-    return RecurrentQNetwork(encoder, spec.lstm_units, build_head(spec.lstm_units, spec))
+    return RecurrentQNetwork(encoder, spec, build_head(spec.lstm_units, spec))
 
 
 def rescaled(values: Tensor, epsilon: float) -> Tensor:
@@ -151,7 +189,7 @@ class SequenceBatch:
         reward: float32[batch, positions].
         discount: float32[batch, positions], factors for the values of the next observations.
         mask: bool[batch, positions]: which positions hold a step.
-        state: float32[batch, 2, lstm_units], state of the actor's network before the first step.
+        state: float32[batch, state_size], state of the actor's network before the first step; see `state_size`.
         weights: float32[batch], importance-sampling weights.
     """
 
@@ -191,9 +229,11 @@ class R2D2(Learner[RecurrentQNetwork, SequenceBatch]):
     def values(self, network: RecurrentQNetwork, batch: SequenceBatch) -> Tensor:
         """Run the burn-in, and compute rescaled action values: float32[batch, sequence_length + n_step, actions]."""
         before = self._config.burn_in
+        states, first = network.parts(batch.state)
+        lasts = network.lasts(batch.action, batch.reward, batch.mask, first)
         with torch.no_grad():
-            states = network.burn_in(batch.obs[:, :before], batch.state, batch.mask[:, :before])
-        values: Tensor = network(batch.obs[:, before:], states)[0]
+            states = network.burn_in(batch.obs[:, :before], lasts[:, :before], states, batch.mask[:, :before])
+        values: Tensor = network(batch.obs[:, before:], lasts[:, before:], states)[0]
         return values
 
     @torch.no_grad()

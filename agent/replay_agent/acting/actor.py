@@ -101,10 +101,17 @@ class EpsilonGreedyPolicy:
         """The network's states before the next step, float32[count, *state_shape]."""
         return self._states
 
-    def begin_episodes(self, which: NDArray[np.bool_]) -> None:
-        """Reset the states of a recurrent network in the environments ``which``, bool[count]."""
+    def after_step(self, actions: NDArray[np.int64], rewards: NDArray[np.float64], is_over: NDArray[np.bool_]) -> None:
+        """Keep the states of a recurrent network for the next step.
+
+        Args:
+            actions: int64[count], the actions taken.
+            rewards: float64[count], their rewards, as the learner sees them.
+            is_over: bool[count]: which episodes are over.
+        """
         if self._states.size:
-            self._states = np.where(which.reshape(-1, *[1] * (self._states.ndim - 1)), np.float32(0), self._states)
+            self._network.remember(self._states, actions, rewards)
+            self._states[is_over] = 0.0
 
     def values(self, obs: NDArray[Any]) -> NDArray[np.float32]:
         """Return the action values of ``obs`` any[count, *observation_shape], float32[count, actions]."""
@@ -193,11 +200,10 @@ class Actor:
             ahead = self._policy.values(next_obs)
             next_values = np.where(terminated, 0.0, ahead.max(axis=1))
             self._ahead = None if is_over.any() else ahead
-        if is_over.any():
-            self._policy.begin_episodes(is_over)
+        learned = np.clip(rewards, -1.0, 1.0) if self._clips_rewards else rewards
+        self._policy.after_step(actions, learned, is_over)
         self._returns += rewards
         self._lengths += 1
-        learned = np.clip(rewards, -1.0, 1.0) if self._clips_rewards else rewards
         return [
             ActorStep(
                 Step(

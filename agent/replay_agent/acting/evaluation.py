@@ -94,11 +94,13 @@ class _Episode:
     length: int = 0
     done: bool = False
 
-    def step(self, action: int) -> None:
+    def step(self, action: int) -> float:
+        """Take a step, and return its reward."""
         self.obs, reward, terminated, truncated, _ = self.env.step(action)
         self.total += float(reward)
         self.length += 1
         self.done = terminated or truncated
+        return float(reward)
 
 
 def _play(
@@ -118,9 +120,12 @@ def _play(
         observations = np.stack([episode.obs for episode in running])
         values, states = action_values(network, observations, states, device)
         actions = values.shape[1]
-        for episode, best in zip(running, values.argmax(axis=1), strict=True):
-            explores = episode.random.random() < epsilon
-            episode.step(first_action + int(episode.random.integers(actions) if explores else best))
+        chosen = values.argmax(axis=1)
+        for place, episode in enumerate(running):
+            if episode.random.random() < epsilon:
+                chosen[place] = episode.random.integers(actions)
+        rewards = [episode.step(first_action + int(action)) for episode, action in zip(running, chosen, strict=True)]
+        network.remember(states, chosen, np.array(rewards))
         states = states[[not episode.done for episode in running]]
         running = [episode for episode in running if not episode.done]
 

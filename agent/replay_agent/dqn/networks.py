@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from replay_agent.dqn.noisy import NoisyLinear
@@ -62,6 +63,7 @@ class NetworkSpec:
         dueling: whether the head has separate value and advantage streams.
         bounds: bounds used to scale vectors to [-1, 1]; None: no scaling.
         lstm_units: units of the LSTM of a recurrent network; 0: the network is not recurrent.
+        feeds_last: whether a recurrent network sees the last action and its reward.
         own: name of a function or class that makes the network from this spec, as ``module:name``; empty: there is
             none.
         atoms: atoms of the distribution of returns that the network computes for each action; 0: it computes values.
@@ -76,6 +78,7 @@ class NetworkSpec:
     dueling: bool
     bounds: Bounds | None = None
     lstm_units: int = 0
+    feeds_last: bool = True
     own: str = ""
     atoms: int = 0
     value_range: tuple[float, float] = (0.0, 0.0)
@@ -225,8 +228,8 @@ def combine_dueling(value: Tensor, advantages: Tensor) -> Tensor:
 class ActingNetwork(nn.Module, ABC):
     """A network that computes action values step by step.
 
-    A recurrent network has a state, which the caller passes from one step of an episode to the next. At the beginning
-    of an episode, the state is zero.
+    A recurrent network has a state, which the caller passes from one step of an episode to the next, after `remember`.
+    At the beginning of an episode, the state is zero.
     """
 
     state_shape: tuple[int, ...] = (0,)
@@ -242,6 +245,15 @@ class ActingNetwork(nn.Module, ABC):
 
         Returns:
             Action values, float32[episodes, actions], and the states after the step.
+        """
+
+    def remember(self, states: NDArray[np.float32], actions: NDArray[np.int64], rewards: NDArray[np.float64]) -> None:
+        """Write the actions taken, and their rewards, into the states after the step, if the network looks at them.
+
+        Args:
+            states: float32[episodes, *state_shape], changed in place.
+            actions: int64[episodes].
+            rewards: float64[episodes], as the learner sees them.
         """
 
 

@@ -15,7 +15,7 @@ from replay_proto.steps import Derived
 from replay_agent.acting.actor import Step
 from replay_agent.acting.environments import EnvironmentInfo
 from replay_agent.dqn.double_dqn import TransitionBatch
-from replay_agent.r2d2 import STATE_PARTS, SequenceBatch
+from replay_agent.r2d2 import SequenceBatch, state_size
 from replay_agent.replay.n_step_errors import NStepErrors
 
 FRAME: Final = "frame"
@@ -45,7 +45,7 @@ def sequence_columns(env: EnvironmentInfo, lstm_units: int) -> dict[str, Column 
         FRAME: Column(env.observation_dtype, env.frame_shape, sampled=False),
         "action": Column("int64"),
         STEP_REWARD: Column("float32"),
-        STATE: Column("float16", (STATE_PARTS, lstm_units), at="start"),
+        STATE: Column("float16", state_size(lstm_units, env.actions), at="start"),
         "obs": Stack(FRAME, env.stack, env.padding),
         "discount": Discount(),
         "mask": Mask(),

@@ -133,6 +133,8 @@ _RECURRENT_CARTPOLE: Mapping[str, Any] = MappingProxyType(
         "gamma": 0.99,
         "sequence_length": 16,
         "burn_in": 8,
+        # With them, the T-maze is solved in two of four runs.
+        "feed_last": False,
         "target_interval": 250,
         "target_tau": 1.0,
         "replay_ratio": 0.125,

@@ -160,6 +160,8 @@ class TrainSettings(Settings):
     """weight of the largest TD error in the priority of a sequence, 0 to 1; the mean has the rest"""
     rescaling_epsilon: Annotated[float, SEQUENCES] = Field(1e-3, ge=0)
     """linear part of the rescaling of values, h(x) = sign(x) (sqrt(|x| + 1) - 1) + epsilon x"""
+    feed_last: Annotated[bool, SEQUENCES] = True
+    """feed the last action and its reward to the LSTM, as in the paper"""
     lstm_units: Annotated[int, SEQUENCES] = Field(64, ge=1)
     """units of the LSTM between the hidden layers and the action values"""
 
@@ -333,6 +335,10 @@ class TrainSettings(Settings):
         if self.actor_priorities:
             raise ValueError(
                 "expected algorithm dqn with actor_priorities, which are those of transitions; got algorithm r2d2"
+            )
+        if self.clip_rewards:
+            raise ValueError(
+                "expected no clip_rewards with algorithm r2d2, which rescales values instead; got clip_rewards True"
             )
         if self.sequence_period is not None and self.sequence_period > self.sequence_length:
             raise ValueError(

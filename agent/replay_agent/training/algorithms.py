@@ -68,6 +68,7 @@ def network_spec(settings: TrainSettings, env: EnvironmentInfo) -> NetworkSpec:
         dueling=settings.dueling,
         bounds=env.bounds if is_scaled else None,
         lstm_units=settings.lstm_units if settings.algorithm == "r2d2" else 0,
+        feeds_last=settings.feed_last,
         own=settings.network or "",
         atoms=settings.atoms,
         value_range=(settings.value_min, settings.value_max),

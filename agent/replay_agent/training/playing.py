@@ -78,6 +78,7 @@ def _episode(
         obs, reward, terminated, truncated, _ = env.step(agent.first_action + int(action))
         total += float(reward)
         is_over = terminated or truncated
+        policy.after_step(np.array([action]), np.array([float(reward)]), np.array([is_over]))
     return total, frames
 
 

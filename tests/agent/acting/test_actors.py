@@ -17,6 +17,8 @@ from replay_agent.r2d2 import build_recurrent_network
 
 from tests.agent.corridor import CORRIDOR_ID, PLACES, Corridor
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*share an object:UserWarning")
+
 ENVIRONMENTS = 3
 PONG = "ALE/Pong-v5"
 CARTPOLE = NetworkSpec((4,), "float32", 2, (8,), dueling=False)
@@ -75,6 +77,7 @@ def test_the_state_of_a_recurrent_network_is_that_of_its_environment() -> None:
             assert step.state == pytest.approx(state[0].numpy(), abs=1e-6)
             with torch.no_grad():
                 state = network.act(torch.as_tensor(step.obs[np.newaxis]), state)[1]
+            state[0, 2 * 3 + step.action], state[0, -1] = 1.0, step.reward
             state = torch.zeros_like(state) if step.is_last else state
 
 

@@ -87,7 +87,7 @@ def test_an_actor_keeps_to_its_own_epsilon_and_inserts_rows_with_priorities(
         actor_priorities=True,
     )
     # An actor without a constant epsilon would act at random.
-    guidance = Guidance(table_number(table.uid), goal=10_000, epsilon=1.0)
+    guidance = Guidance(table_number(table.uid), goal=500, epsilon=1.0)
     client.publish("me.weights", always_right(spec))
     client.publish("me.task", task.to_state())
     client.publish("me.progress", Progress(1, *guidance, weights=1, is_finished=False).to_state())
@@ -106,8 +106,7 @@ def test_an_actor_keeps_to_its_own_epsilon_and_inserts_rows_with_priorities(
     assert (rows["action"][keys] == 1).all()  # by the guidance alone, half of them would be 0
     # Two steps cost 0.1 each, and the next value is 1; the last two steps of an episode lead to the goal.
     usual, last_but_one, last = abs(-0.1 - 0.09 + 0.81 - 1), abs(-0.1 + 0.81 - 1), abs(0.9 - 1)
-    found = priorities_of(table)
-    assert [found[key] for key in keys] == pytest.approx([usual, usual, last_but_one, last] * 10, abs=1e-6)
+    assert rows.priorities[keys].tolist() == pytest.approx([usual, usual, last_but_one, last] * 10, abs=1e-6)
 
 
 # With one gradient step, at the end, all priorities are those of new rows, except in its batch.

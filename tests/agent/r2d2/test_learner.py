@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from replay_agent.dqn.networks import NetworkSpec
-from replay_agent.r2d2 import R2D2, R2D2Config, RecurrentQNetwork, SequenceBatch
+from replay_agent.r2d2 import R2D2, R2D2Config, RecurrentQNetwork, SequenceBatch, state_size
 
 ACTIONS, UNITS = 3, 4
 BURN_IN, LENGTH, N_STEP = 2, 3, 2
@@ -43,6 +43,9 @@ def make_batch() -> SequenceBatch:
     mask = torch.zeros(rows, PLACES, dtype=torch.bool)
     for row, (before, ahead) in enumerate(zip(BEFORE, AHEAD, strict=True)):
         mask[row, BURN_IN - before : BURN_IN + ahead] = True
+    # The first and third episode have a step before their first one; the others begin there.
+    state = torch.randn(rows, state_size(UNITS, ACTIONS), generator=generator)
+    state[:, 2 * UNITS :] = torch.tensor([[0, 1, 0, 2.5], [0, 0, 0, 0], [1, 0, 0, -3], [0, 0, 0, 0]])
     discount = torch.where(mask, 0.9, 0.0)
     discount[TERMINATED, BURN_IN + AHEAD[TERMINATED] - 1] = 0.0
     return SequenceBatch(
@@ -51,7 +54,7 @@ def make_batch() -> SequenceBatch:
         reward=5 * torch.randn(rows, PLACES, generator=generator) * mask,
         discount=discount,
         mask=mask,
-        state=torch.randn(rows, 2, UNITS, generator=generator),
+        state=state,
         weights=torch.rand(rows, generator=generator),
     )
 
@@ -72,6 +75,9 @@ def values_of(network: RecurrentQNetwork, batch: SequenceBatch, row: int) -> lis
         for place in range(BURN_IN - BEFORE[row], PLACES):
             q, state = network.act(batch.obs[row : row + 1, place], state)
             values.append(q[0].tolist())
+            if batch.mask[row, place]:  # the next step sees this one's action and reward
+                state[0, 2 * UNITS + int(batch.action[row, place])] = 1.0
+                state[0, -1] = batch.reward[row, place]
     return values[BEFORE[row] :]
 
 
@@ -154,7 +160,9 @@ def test_it_learns_to_act_by_an_observation_that_has_passed() -> None:
     reward[:, steps - 1] = 4.0 * (action[:, steps - 1] == cue)
     mask = torch.arange(PLACES).expand(rows, PLACES) < steps
     discount = torch.where(torch.arange(PLACES) < steps - 1, 0.9, 0.0).expand(rows, PLACES)
-    batch = SequenceBatch(obs, action, reward, discount, mask, torch.zeros(rows, 2, UNITS), torch.ones(rows))
+    batch = SequenceBatch(
+        obs, action, reward, discount, mask, torch.zeros(rows, state_size(UNITS, ACTIONS)), torch.ones(rows)
+    )
     for _ in range(300):
         learner.update(batch)
     with torch.no_grad():

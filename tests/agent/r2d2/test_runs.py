@@ -75,6 +75,7 @@ def test_an_actor_carries_the_state_through_an_episode_and_forgets_it_at_the_end
         assert step.state == pytest.approx(state[0].numpy(), abs=1e-6)
         with torch.no_grad():
             state = network.act(torch.as_tensor(step.obs[np.newaxis]), state)[1]
+        state[0, 2 * UNITS + step.action], state[0, -1] = 1.0, step.reward
         state = torch.zeros_like(state) if step.is_last else state
 
 
