@@ -1,4 +1,4 @@
-"""Double DQN and R2D2 with prioritized replay, as parts for your own training loop.
+"""Double DQN, C51 and R2D2 with prioritized replay, as parts for your own training loop.
 
 `docs/trainer.md` shows such a loop. The commands `replay-train` and `replay-actor` are built from the same parts.
 """
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from replay_agent.acting.actor import EpsilonGreedyPolicy
     from replay_agent.acting.environments import describe_environment, make_environment, make_environments
     from replay_agent.acting.evaluation import EvaluationResult, evaluate
+    from replay_agent.dqn.c51 import C51
     from replay_agent.dqn.double_dqn import DoubleDQN, TransitionBatch
     from replay_agent.dqn.learner import DoubleDQNConfig, LossResult, UpdateResult
     from replay_agent.dqn.networks import NetworkSpec, QNetwork, build_network
@@ -25,6 +26,7 @@ _MODULES = {
     "acting.actor": ["EpsilonGreedyPolicy"],
     "acting.environments": ["describe_environment", "make_environment", "make_environments"],
     "acting.evaluation": ["EvaluationResult", "evaluate"],
+    "dqn.c51": ["C51"],
     "dqn.double_dqn": ["DoubleDQN", "TransitionBatch"],
     "dqn.learner": ["DoubleDQNConfig", "LossResult", "UpdateResult"],
     "dqn.networks": ["NetworkSpec", "QNetwork", "build_network"],
@@ -36,6 +38,7 @@ _MODULES = {
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
+    "C51",
     "R2D2",
     "DoubleDQN",
     "DoubleDQNConfig",

@@ -177,7 +177,7 @@ class TrainSettings(Settings):
     dueling: Annotated[bool, NETWORK] = False
     """dueling heads: separate value and advantages"""
     atoms: Annotated[int, NETWORK] = Field(0, ge=0)
-    """atoms of the distribution of returns that C51 learns for each action, as many as 51; 0 learns values instead"""
+    """atoms of the distribution of returns that C51 learns for each action, such as 51; 0 learns values instead"""
     value_min: Annotated[float, NETWORK] = -10.0
     """with --atoms, the smallest discounted return that a distribution covers"""
     value_max: Annotated[float, NETWORK] = 10.0

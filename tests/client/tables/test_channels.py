@@ -309,7 +309,9 @@ def stop_within_a_publication(table: Any, pid: int) -> None:
 def test_a_killed_publisher_leaves_whole_publications(client: ReplayClient, name: str) -> None:
     context = multiprocessing.get_context("spawn")
     version, torn = 0, 0
-    for start in range(3):
+    for start in range(30):
+        if torn and start >= 3:
+            break
         process = context.Process(target=publish_for_ever, args=(client.address, name, 1_000 * start))
         process.start()
         assert process.pid is not None
@@ -319,6 +321,7 @@ def test_a_killed_publisher_leaves_whole_publications(client: ReplayClient, name
         finally:
             os.kill(process.pid, signal.SIGKILL)
             process.join()
+        # The server may find the rest of the publication in its socket buffer, although the publisher is gone.
         torn += is_torn(client.table(name))
         found = client.latest(name)
         assert found.version >= version
