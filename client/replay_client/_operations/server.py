@@ -6,6 +6,8 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Final, Literal, get_args
 
+from google.protobuf import text_format
+from google.protobuf.message import Message
 from replay_proto.rate_limit import RateLimit
 from replay_proto.schema import Column, Schema
 from replay_proto.steps import Derived, Item, Steps
@@ -90,7 +92,27 @@ def create_table(
     description = TableDescription.from_proto(response.table)
     if not response.created:
         yield from _open(description, if_exists)
+    elif ignored := _ignored(config, response.table.config):
+        yield from drop_table(config.name, response.table.uid)
+        field, option = ignored
+        expected = "an option that this server knows: it has an older version than the client; upgrade it"
+        raise InvalidArgumentError.of_field(field, expected, option)
     return description, response.created
+
+
+def _ignored(given: replay_pb2.TableConfig, made: replay_pb2.TableConfig) -> tuple[str, str] | None:
+    """Return a field of a new table, and one of its options that the server has ignored, if any.
+
+    Servers ignore fields of messages that their version does not have.
+    """
+    pairs: list[tuple[str, Message, Message]] = [
+        (f"columns.{column.name}", column, stored) for column, stored in zip(given.columns, made.columns, strict=True)
+    ]
+    pairs.append(("steps", given.steps, made.steps))
+    for field, sent, stored in pairs:
+        if sent != stored:
+            return field, text_format.MessageToString(sent, as_one_line=True)
+    return None
 
 
 def describe(name: str) -> Operation[TableDescription]:
