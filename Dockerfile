@@ -43,7 +43,7 @@ COPY --from=application /var/cache/numba /var/cache/numba
 COPY docker/healthcheck.py /opt/replay/
 USER replay
 WORKDIR /data
-# The server listens on all interfaces, so it requires tokens, client certificates or --insecure: see docs/security.md.
+# The server listens on all interfaces, so it requires tokens, client certificates or --insecure: see docs/operations/security.md.
 ENV REPLAY_SERVER_HOST=0.0.0.0
 EXPOSE 50051
 HEALTHCHECK --interval=5s --timeout=5s --start-period=60s CMD ["python", "/opt/replay/healthcheck.py", "localhost:50051"]

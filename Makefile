@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PROTO_VENV := .venv-proto
 AUDIT_VENV := .venv-audit
+LOWEST_VENV := .venv-lowest
 KILLS := 500
 N := 1000000
 MINUTES := 30
@@ -26,7 +27,7 @@ NOT_DEEP := $(if $(ARGS),, and not deep)
 # process that has imported all tests, unless coverage is measured, which has to begin before the imports.
 WORKERS := $(if $(COVER),--numprocesses 4,--tx '4*popen//python=$(BIN)/python -m tests.support.worker') --dist worksteal
 
-.PHONY: run test test-page test-chart integrations coverage test-deep docs screens try-docs lint format proto torture torture-network fuzz attack soak bench clean help
+.PHONY: run test test-page test-chart integrations coverage test-deep test-lowest release-check docs screens try-docs lint format proto torture torture-network fuzz attack soak bench clean help
 
 run: $(VENV)/.installed  ## Train CartPole-v1 through a server of its own and show the result.
 	$(BIN)/replay-train --env CartPole-v1 $(ARGS)
@@ -61,13 +62,31 @@ coverage: $(VENV)/.imported  ## All tests, and which lines they run; takes a qua
 test-deep: $(VENV)/.imported  ## All tests, also the deep ones, and 20 times as many examples of what is drawn at random.
 	EXAMPLES_TIMES=20 $(MAKE) test NOT_DEEP=
 
+# Tests of the repository itself, and of libraries beyond the extras, are left out.
+test-lowest: $(VENV)/.installed  ## The tests with the oldest dependencies that pyproject.toml allows.
+	rm -rf $(LOWEST_VENV)
+	$(BIN)/python -m scripts.lowest $(LOWEST_VENV)
+	$(LOWEST_VENV)/bin/pytest -m "not timed and not long and not deep" --numprocesses 4 --dist worksteal --ignore tests/packaging $(ARGS)
+
+release-check: $(VENV)/.installed  ## Build the wheel and sdist, and use them with every Python.
+	$(BIN)/python -m scripts.release --check
+
 docs: $(VENV)/.installed  ## Build the site in build/site: guide, API reference, protocol; broken links are errors.
 	$(BIN)/sphinx-build -W --keep-going -c docs/site . build/site $(ARGS)
 
-screens: $(VENV)/.installed  ## Take the pictures of terminal screens in docs/; trains for a minute.
+screens: $(VENV)/.installed  ## Take the pictures of terminal screens; trains for a minute.
 	$(BIN)/python -m scripts.screens
 
-try-docs: $(VENV)/.installed  ## Run every command and program of the README and docs/ like a user.
+try-# Tests of the repository itself, and of libraries beyond the extras, are left out.
+test-lowest: $(VENV)/.installed  ## The tests with the oldest dependencies that pyproject.toml allows.
+	rm -rf $(LOWEST_VENV)
+	$(BIN)/python -m scripts.lowest $(LOWEST_VENV)
+	$(LOWEST_VENV)/bin/pytest -m "not timed and not long and not deep" --numprocesses 4 --dist worksteal --ignore tests/packaging $(ARGS)
+
+release-check: $(VENV)/.installed  ## Build the wheel and sdist, and use them with every Python.
+	$(BIN)/python -m scripts.release --check
+
+docs: $(VENV)/.installed  ## Run every command and program of the README and docs/ like a user.
 	$(BIN)/python -m scripts.try_docs $(ARGS)
 
 # Checks style, types, the contract, whether generated code is current, and pinned packages for known vulnerabilities.
@@ -86,24 +105,24 @@ format: $(VENV)/.installed  ## Put the code into shape.
 proto: $(PROTO_VENV)/.installed  ## Regenerate proto/replay_proto/v1 from proto/replay/v1.
 	$(PROTO_VENV)/bin/python scripts/generate_proto.py
 
-torture: $(VENV)/.installed  ## Kill servers KILLS times under load, audit each time, write docs/reliability.md.
-	$(BIN)/python -m tests.faults.torture --kills $(KILLS) --report docs/reliability.md $(ARGS)
-	$(BIN)/python -m tests.faults.shard_torture --kills $(KILLS) --report docs/reliability.md $(ARGS)
+torture: $(VENV)/.installed  ## Kill servers KILLS times under load, audit each time, write docs/operations/reliability.md.
+	$(BIN)/python -m tests.faults.torture --kills $(KILLS) --report docs/operations/reliability.md $(ARGS)
+	$(BIN)/python -m tests.faults.shard_torture --kills $(KILLS) --report docs/operations/reliability.md $(ARGS)
 
-torture-network: $(VENV)/.installed  ## Break the network for MINUTES (root), audit, write docs/reliability.md.
-	$(BIN)/python -m tests.faults.network_torture --minutes $(MINUTES) --report docs/reliability.md $(ARGS)
+torture-network: $(VENV)/.installed  ## Break the network for MINUTES (root), audit, write docs/operations/reliability.md.
+	$(BIN)/python -m tests.faults.network_torture --minutes $(MINUTES) --report docs/operations/reliability.md $(ARGS)
 
-fuzz: $(VENV)/.installed  ## Send N hostile messages, measure what they cost, damage files; write docs/reliability.md.
-	$(BIN)/python -m tests.faults.fuzz --messages $(N) --report docs/reliability.md $(ARGS)
-	$(BIN)/python -m tests.faults.message_cost --report docs/reliability.md
+fuzz: $(VENV)/.installed  ## Send N hostile messages, measure what they cost, damage files; write docs/operations/reliability.md.
+	$(BIN)/python -m tests.faults.fuzz --messages $(N) --report docs/operations/reliability.md $(ARGS)
+	$(BIN)/python -m tests.faults.message_cost --report docs/operations/reliability.md
 
-attack: $(VENV)/.installed  ## Attack servers and a learner beside a bystander, write docs/security.md.
-	$(BIN)/python -m tests.attacks --report docs/security.md $(ARGS)
+attack: $(VENV)/.installed  ## Attack servers and a learner beside a bystander, write docs/operations/security.md.
+	$(BIN)/python -m tests.attacks --report docs/operations/security.md $(ARGS)
 
-soak: $(VENV)/.installed  ## Keep a server under mixed load for MINUTES, write docs/reliability.md and its picture.
-	$(BIN)/python -m tests.faults.soak --minutes $(MINUTES) --report docs/reliability.md $(ARGS)
+soak: $(VENV)/.installed  ## Keep a server under mixed load for MINUTES, write docs/operations/reliability.md and its picture.
+	$(BIN)/python -m tests.faults.soak --minutes $(MINUTES) --report docs/operations/reliability.md $(ARGS)
 
-bench: $(VENV)/.installed  ## Measure the figures in docs/benchmarks.md.
+bench: $(VENV)/.installed  ## Measure the figures in docs/project/benchmarks.md.
 	$(BIN)/python -m benchmarks $(ARGS)
 
 # The file .installed is written when the environment is complete. Python compiles modules when they are first imported,
@@ -131,7 +150,7 @@ $(AUDIT_VENV)/.installed: scripts/audit-requirements.txt | $(VENV)/.installed
 	touch $@
 
 clean:  ## Remove the environments.
-	rm -rf $(VENV) $(PROTO_VENV) $(AUDIT_VENV)
+	rm -rf $(VENV) $(PROTO_VENV) $(AUDIT_VENV) $(LOWEST_VENV)
 
 help:  ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand --tabs=17

@@ -1,1 +1,1 @@
-"""Benchmarks of the service: `python -m benchmarks` prints the results and writes docs/benchmarks.md."""
+"""Benchmarks of the service: `python -m benchmarks` prints the results and writes docs/project/benchmarks.md."""

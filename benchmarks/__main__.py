@@ -1,4 +1,4 @@
-"""Runs all benchmarks of docs/benchmarks.md, and writes that page and its pictures: `make bench`.
+"""Runs all benchmarks of docs/project/benchmarks.md, and writes that page and its pictures: `make bench`.
 
 python -m benchmarks [--quick] [--peers FOLDER] [--output FILE]
 """
@@ -30,6 +30,7 @@ from benchmarks.pictures import draw_growth
 from benchmarks.report import Section, write_document
 from benchmarks.workloads import WORKLOADS
 
+PAGE = Path("docs/project/benchmarks.md")
 _QUICK_ROUNDS = 3
 _QUICK_WINDOW_S = 1.0
 _QUICK_STEPS = 50_000
@@ -59,7 +60,7 @@ def backend_section(rows: tuple[int, ...]) -> Section:
     )
 
 
-def main(*, quick: bool = False, peers: Path = Path(".peers"), output: Path = Path("docs/benchmarks.md")) -> None:
+def main(*, quick: bool = False, peers: Path = Path(".peers"), output: Path = PAGE) -> None:
     """Measure everything, print the results, and write the page.
 
     Args:

@@ -129,7 +129,7 @@ def main(
     rows: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = ROWS,
     rounds: int = ROUNDS,
     window_s: float = WINDOW_S,
-    picture: Path = Path("docs") / PICTURE,
+    picture: Path = Path("docs/pictures") / PICTURE,
 ) -> None:
     """Measure, print, draw."""
     section, times = measure(rows, rounds, window_s)

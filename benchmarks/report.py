@@ -1,4 +1,4 @@
-"""Human-readable results: tables in the terminal and in docs/benchmarks.md."""
+"""Human-readable results: tables in the terminal and in docs/project/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from rich.table import Table
 
 from benchmarks.pictures import draw_steps
 
-FINDINGS = Path(__file__).with_name("findings.md")
-"""Handwritten explanation, appended to the figures."""
 _PACKAGES = ("grpcio", "protobuf", "numpy", "numba", "uvloop")
 
 
@@ -74,7 +72,7 @@ def machine() -> str:
 
 
 def write_document(path: Path, sections: Sequence[Section]) -> None:
-    """Write sections to a page such as docs/benchmarks.md, and a picture of step times to the same folder."""
+    """Write sections to a page such as docs/project/benchmarks.md, and a picture of step times to the same folder."""
     picture = path.with_suffix(".png")
     draw_steps({section.title: section.times_us for section in sections if section.times_us}, picture)
     intro = [
@@ -86,13 +84,14 @@ def write_document(path: Path, sections: Sequence[Section]) -> None:
         "",
         "`make bench` runs all benchmarks and writes this page. With `ARGS=--quick`, it measures in windows of 1 s and "
         "takes a few minutes. It leaves out the memory of a million Atari transitions unless 10 GB are free.",
-        "To include cpprb and Reverb, run `benchmarks/peers/install.sh` first.",
+        "To include cpprb and Reverb, run `benchmarks/peers/install.sh` first. "
+        "[Findings](../../benchmarks/findings.md) explains the figures, and has those of other machines.",
         "",
         f"![Time per learner step]({picture.name})",
         "",
         "",
     ]
-    parts = ["\n".join(intro), *(section.to_markdown() for section in sections), FINDINGS.read_text("utf-8")]
+    parts = ["\n".join(intro), *(section.to_markdown() for section in sections)]
     path.write_text("\n".join(parts), "utf-8")
 
 

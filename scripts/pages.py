@@ -36,8 +36,11 @@ PATIENCE_S: Final = 180.0
 """Time limit for a block to end or, in the background, to become ready."""
 STOP_S: Final = 30.0
 """Time limit for a background program to end."""
-PAGES: Final = (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))
-"""All pages of the documentation."""
+PAGES: Final = (
+    ROOT / "README.md",
+    *(page for page in sorted(ROOT.glob("docs/**/*.md")) if page.parent.name != "site"),
+)
+"""All pages of the documentation that are not generated."""
 HOSTS: Final = "127.0.0.1 localhost buffer learner\n::1 localhost\n"
 LANGUAGES: Final = ("bash", "python", "text", "toml")
 MARKS: Final = ("not run", "run by", "file", "background", "output")

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import os
 import re
 import shutil
@@ -26,7 +27,7 @@ PYTHONS: Final = ("3.11", "3.12", "3.13")
 EXTRAS: Final = "server,cli"
 UNRELEASED: Final = "## [Unreleased]"
 UV: Final = Path(sys.executable).with_name("uv")
-SMOKE: Final = '''
+SMOKE: Final = """
 import numpy as np
 from replay_client import Column, LocalServer
 
@@ -38,7 +39,7 @@ with LocalServer() as server, server.client() as client:
             batch = next(sampler)
             sampler.update_priorities(batch, np.arange(16))
     assert table.stats().updated > 0
-'''
+"""
 """What an installed release must be able to do: serve a table to a client."""
 
 
@@ -106,27 +107,25 @@ def entries(changelog: str) -> str:
 def changes(version: str, date: str) -> dict[str, Callable[[str], str]]:
     """Return how each file that has the version is changed."""
 
-    def set_to(pattern: str, line: str) -> Callable[[str], str]:
-        def change(text: str) -> str:
-            changed, count = re.subn(pattern, line, text, count=1, flags=re.MULTILINE)
-            if not count:
-                raise ReleaseError(f"no line matches {pattern!r}")
-            return changed
-
-        return change
-
-    def in_chart(text: str) -> str:
-        return set_to(r"^appVersion: .*$", f'appVersion: "{version}"')(set_to(r"^version: .*$", f"version: {version}")(text))
-
-    def in_citation(text: str) -> str:
-        return set_to(r"^date-released: .*$", f"date-released: {date}")(set_to(r"^version: .*$", f"version: {version}")(text))
+    def lines(**values: str) -> Callable[[str], str]:
+        """Set ``name: value`` lines of YAML."""
+        return lambda text: functools.reduce(
+            lambda changed, name: _set(changed, rf"^{name}: .*$", f"{name}: {values[name]}"), values, text
+        )
 
     return {
-        "pyproject.toml": set_to(r'^version = ".*"$', f'version = "{version}"'),
-        "deploy/helm/replay/Chart.yaml": in_chart,
-        "CITATION.cff": in_citation,
-        "CHANGELOG.md": set_to(rf"^{re.escape(UNRELEASED)}$", f"{UNRELEASED}\n\n## [{version}] - {date}"),
+        "pyproject.toml": lambda text: _set(text, r'^version = ".*"$', f'version = "{version}"'),
+        "deploy/helm/replay/Chart.yaml": lines(version=version, appVersion=f'"{version}"'),
+        "CITATION.cff": lines(version=version, **{"date-released": date}),
+        "CHANGELOG.md": lambda text: text.replace(UNRELEASED, f"{UNRELEASED}\n\n## [{version}] - {date}", 1),
     }
+
+
+def _set(text: str, pattern: str, line: str) -> str:
+    changed, count = re.subn(pattern, line, text, count=1, flags=re.MULTILINE)
+    if not count:
+        raise ReleaseError(f"no line matches {pattern!r}")
+    return changed
 
 
 def build() -> list[Path]:

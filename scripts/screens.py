@@ -1,4 +1,4 @@
-"""Takes the pictures of terminal screens in docs/: `make screens`, or `python -m scripts.screens`.
+"""Takes the pictures of terminal screens in docs/pictures/: `make screens`, or `python -m scripts.screens`.
 
 Like a user, it trains CartPole with a server in a terminal of 80 x 24 characters, and looks at the run with `replay`.
 """
@@ -29,7 +29,7 @@ from rich.text import Text
 
 from scripts.pages import environment, namespaces
 
-DOCS: Final = Path(__file__).resolve().parents[1] / "docs"
+PICTURES: Final = Path(__file__).resolve().parents[1] / "docs" / "pictures"
 COLUMNS, LINES = 80, 24
 LONGEST_LINES: Final = 200
 """Maximum output lines of a command that prints and exits."""
@@ -126,7 +126,7 @@ def shoot(*command: str) -> None:
     """Run a command to its end, and save a picture of what it printed."""
     terminal = Terminal(*command, lines=LONGEST_LINES)
     terminal.finish()
-    terminal.save(DOCS / f"{'-'.join(command[:2])}.svg")
+    terminal.save(PICTURES / f"{'-'.join(command[:2])}.svg")
     terminal.kill()
 
 
@@ -139,10 +139,10 @@ def take() -> None:
         server.wait(lambda text: "listening on" in text)
         trainer = Terminal(*TRAINING)
         trainer.wait(BAR_AT.search)
-        trainer.save(DOCS / "replay-train.svg")
+        trainer.save(PICTURES / "replay-train.svg")
         top = Terminal("replay", "top")
         top.wait(SPARKLINE.search)
-        top.save(DOCS / "replay-top.svg")
+        top.save(PICTURES / "replay-top.svg")
         top.kill()
         shoot("replay", "stats")
         shoot("replay", "inspect", "cartpole", "--rows", "2")

@@ -1,6 +1,7 @@
 """Double DQN, C51 and R2D2 with prioritized replay, as parts for your own training loop.
 
-`docs/trainer.md` shows such a loop. The commands `replay-train` and `replay-actor` are built from the same parts.
+`docs/trainer/trainer.md` shows such a loop. The commands `replay-train` and `replay-actor` are built from the same
+parts.
 """
 
 from importlib import import_module

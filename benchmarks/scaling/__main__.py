@@ -1,4 +1,4 @@
-"""Writes the figures and the picture of "Sizing" in docs/scaling.md.
+"""Writes the figures and the picture of "Sizing" in docs/operations/scaling.md.
 
     python -m benchmarks.scaling [--measure]
 
@@ -21,7 +21,7 @@ from benchmarks.scaling.page import rewrite
 
 COSTS: Final = Path(__file__).with_name("costs.json")
 REALITY: Final = Path(__file__).with_name("reality.json")
-PAGE: Final = Path("docs/scaling.md")
+PAGE: Final = Path("docs/operations/scaling.md")
 
 
 def main(*, measure: bool = False) -> None:

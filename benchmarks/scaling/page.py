@@ -1,4 +1,4 @@
-"""The figures of "Sizing" in docs/scaling.md."""
+"""The figures of "Sizing" in docs/operations/scaling.md."""
 
 from __future__ import annotations
 

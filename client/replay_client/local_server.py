@@ -78,8 +78,8 @@ class LocalServer:
             token: the token that clients must send; None: a random one.
             log_path: file that the server appends its log to; None: the log is discarded, but errors quote its end.
             keep_open: file descriptors that the server inherits.
-            **settings: further settings of `replay-server`, such as ``max_tables=10``; see docs/server.md. Variables
-                ``REPLAY_SERVER_*`` do not apply.
+            **settings: further settings of `replay-server`, such as ``max_tables=10``; see docs/operations/server.md.
+                Variables ``REPLAY_SERVER_*`` do not apply.
 
         Raises:
             MissingExtraError: the extra ``server`` is not installed.

@@ -20,7 +20,7 @@ project_copyright = "replay-service contributors"
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "README"
-include_patterns = ["*.md", "docs/*.md", "docs/site/*.md"]
+include_patterns = ["*.md", "docs/**.md", "benchmarks/findings.md"]
 exclude_patterns = [".*", "build", "node_modules"]
 default_role = "py:obj"
 suppress_warnings = ["ref.python"]  # fields called `bytes` are ambiguous with the type in annotations
@@ -55,34 +55,59 @@ html_static_path: list[str] = []
 CONTENTS = """
 ```{toctree}
 :hidden:
-:caption: Guide
-docs/client
-docs/steps
-docs/mixed-data
-docs/scaling
-docs/ray
-docs/kubernetes
-docs/slurm
-docs/data
-docs/integrations
-docs/recipes
-docs/trainer
-docs/backpressure
-docs/checkpoints
-docs/server
-docs/monitoring
-docs/security
-docs/reliability
-docs/troubleshooting
-docs/glossary
+:caption: Start
+docs/tutorial
+```
+```{toctree}
+:hidden:
+:caption: How to
+docs/how-to/choosing
+docs/how-to/client
+docs/how-to/many-actors
+docs/how-to/images
+docs/how-to/recurrent
+docs/how-to/mixed-data
+docs/how-to/data
+docs/how-to/integrations
+docs/how-to/recipes
+docs/how-to/ray
+```
+```{toctree}
+:hidden:
+:caption: Concepts
+docs/concepts/overview
+docs/concepts/steps
+docs/concepts/backpressure
+docs/concepts/glossary
+```
+```{toctree}
+:hidden:
+:caption: The trainer
+docs/trainer/trainer
+docs/trainer/learning-curves
+docs/trainer/cliffwalk
+```
+```{toctree}
+:hidden:
+:caption: Operations
+docs/operations/server
+docs/operations/scaling
+docs/operations/kubernetes
+docs/operations/slurm
+docs/operations/monitoring
+docs/operations/security
+docs/operations/checkpoints
+docs/operations/stability
+docs/operations/reliability
+docs/operations/troubleshooting
 ```
 ```{toctree}
 :hidden:
 :caption: Coming from elsewhere
-docs/expectations
-docs/from-reverb
-docs/from-cpprb
-docs/from-torchrl
+docs/coming-from/expectations
+docs/coming-from/from-reverb
+docs/coming-from/from-cpprb
+docs/coming-from/from-torchrl
 ```
 ```{toctree}
 :hidden:
@@ -96,11 +121,12 @@ docs/site/examples
 ```{toctree}
 :hidden:
 :caption: Project
-docs/benchmarks
-docs/cliffwalk
-docs/learning-curves
-docs/architecture
+docs/project/benchmarks
+benchmarks/findings
+docs/project/architecture
 CONTRIBUTING
+SECURITY
+CODE_OF_CONDUCT
 CHANGELOG
 ```
 """
@@ -113,7 +139,7 @@ if only_pages:
 
 def complete(app: Sphinx, page: str, source: list[str]) -> None:
     """Add what pages do not contain in the repository."""
-    for folder in ("](examples/)", "](../examples/)"):
+    for folder in ("](examples/)", "](../examples/)", "](../../examples/)"):
         source[0] = source[0].replace(folder, "](/docs/site/examples.md)")
     if page == root_doc:
         source[0] += CONTENTS

@@ -4,7 +4,7 @@
     python examples/recipes/offline.py
 
 The episodes come from a hand-written controller. With `--data-dir`, a server keeps them for later programs, and
-docs/data.md says how to load those of others, such as Minari's or Parquet files.
+docs/how-to/data.md says how to load those of others, such as Minari's or Parquet files.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Runs every attack against a separate server, and writes the results into a document.
 
-    python -m tests.attacks --report docs/security.md
+    python -m tests.attacks --report docs/operations/security.md
 
 Each attack gets a new server with TLS and tokens. A bystander process draws batches before and during the attack, and
 reconnects from time to time. Attackers have half of the processors to themselves. An attack that slows the bystander

@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.report import FINDINGS, Section
-
-PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
-
-
-def test_what_the_page_says_of_its_figures_is_what_is_written_when_they_are_measured_anew() -> None:
-    assert PAGE.read_text("utf-8").endswith(FINDINGS.read_text("utf-8"))
+from benchmarks.report import Section
 
 
 def test_the_terminal_shows_what_the_page_says_of_the_figures() -> None:

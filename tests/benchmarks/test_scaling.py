@@ -96,5 +96,5 @@ def test_the_simulation_tells_what_a_real_server_used() -> None:
 
 
 def test_the_page_has_the_figures_of_the_measured_costs() -> None:
-    page = (ROOT / "docs" / "scaling.md").read_text()
+    page = (ROOT / "docs" / "operations" / "scaling.md").read_text()
     assert page == rewrite(page, Costs.load(COSTS), load_reality(REALITY))

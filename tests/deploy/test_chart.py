@@ -153,8 +153,8 @@ def test_the_command_in_a_server_s_pod_has_the_token_of_the_administrator(
 
 def test_the_image_and_the_installation_have_what_the_documented_runs_need() -> None:
     assert RUN["trainer"]["args"] == ["--env=ALE/Pong-v5"]
-    for page, installed in (("kubernetes.md", "Dockerfile"), ("slurm.md", "docs/slurm.md")):
-        assert "ALE/Pong-v5" in (ROOT / "docs" / page).read_text("utf-8")
+    for page, installed in (("kubernetes.md", "Dockerfile"), ("slurm.md", "docs/operations/slurm.md")):
+        assert "ALE/Pong-v5" in (ROOT / "docs" / "operations" / page).read_text("utf-8")
         extras = re.findall(r"\[([a-z,]*agent[a-z,]*)\]", (ROOT / installed).read_text("utf-8"))
         assert extras
         assert all("atari" in found.split(",") for found in extras)

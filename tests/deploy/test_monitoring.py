@@ -25,7 +25,7 @@ from tests.packaging.project import ROOT
 DEPLOY = ROOT / "deploy"
 RULES = sorted((DEPLOY / "prometheus" / "rules").glob("*.yml"))
 DASHBOARDS = sorted((DEPLOY / "grafana" / "dashboards").glob("*.json"))
-PAGE = ROOT / "docs" / "monitoring.md"
+PAGE = ROOT / "docs" / "operations" / "monitoring.md"
 RECORDED = re.compile(r"\b\w+:\w+:\w+")
 EXPORTED = re.compile(r"\b(?:replay|grpc_server|process)_\w+")
 SERIES = {"counter": ("",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}

@@ -1,4 +1,4 @@
-"""The recipes run at a small size; their long forms reach the figures that docs/recipes.md states."""
+"""The recipes run at a small size; their long forms reach the figures that docs/how-to/recipes.md states."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+
+pytest.importorskip("jax", reason="jax is not installed")
+
 from replay_client import ReplayClient
 
 from examples.recipes import dreamer, evaluation, her, impala, jax_dqn, muzero, offline, ppo, qmix, rlpd, sac

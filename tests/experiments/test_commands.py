@@ -130,7 +130,7 @@ def printed(table: Table) -> str:
 
 
 def test_the_tables_of_the_experiments_fit_80_characters() -> None:
-    docs = Path(__file__).parents[2] / "docs"
+    docs = Path(__file__).parents[2] / "docs" / "trainer"
     for env in ("Acrobot-v1", "CartPole-v1", "MountainCar-v0"):
         points = curve_file(docs / "learning-curves" / f"{env}.csv").read()
         shown = printed(compare_table(env, groups_of(curves_of(points))))

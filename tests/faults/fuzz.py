@@ -1,6 +1,6 @@
 """Sends mutated and random messages to every RPC of a server, and damaged files to its loader.
 
-    python -m tests.faults.fuzz --messages 1000000 --report docs/reliability.md
+    python -m tests.faults.fuzz --messages 1000000 --report docs/operations/reliability.md
 
 Every message is answered or refused by a typed error within seconds; the server stays up, its tables stay usable, and
 its memory and file handles do not grow.

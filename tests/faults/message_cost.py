@@ -1,6 +1,6 @@
 """Measures what expensive messages cost other clients, by size.
 
-    python -m tests.faults.message_cost --report docs/reliability.md
+    python -m tests.faults.message_cost --report docs/operations/reliability.md
 
 One client sends messages whose fields, names and keys are chosen to be expensive. Another one makes small calls in a
 loop. The longest small call that overlaps an expensive message shows how long the event loop was blocked; on a busy

@@ -1,6 +1,6 @@
 """Breaks the network between a server and its clients again and again, and audits the data.
 
-    python -m tests.faults.network_torture --minutes 10 --report docs/reliability.md
+    python -m tests.faults.network_torture --minutes 10 --report docs/operations/reliability.md
 
 Server and clients run in separate network namespaces, see `tests.faults.link`. Needs root.
 """

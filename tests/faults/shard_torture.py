@@ -1,6 +1,6 @@
 """Kills servers of a table over several servers under load again and again, and audits the table after every kill.
 
-    python -m tests.faults.shard_torture --kills 100 --report docs/reliability.md
+    python -m tests.faults.shard_torture --kills 100 --report docs/operations/reliability.md
 
 Actors and a learner of the client library run all the time. Each row has a number, so that the audit knows which rows
 were acknowledged, and which priority the learner set last.

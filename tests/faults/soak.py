@@ -1,6 +1,6 @@
 """Runs a server under mixed load for a long time: memory, handles and latencies must not grow.
 
-    python -m tests.faults.soak --minutes 30 [--report docs/reliability.md]
+    python -m tests.faults.soak --minutes 30 [--report docs/operations/reliability.md]
 
 The load has two writers and a learner on streams, unary calls of every kind, tables created and dropped, clients that
 come and go, waiting calls that time out, and checkpoints, at a steady pace below the machine's capacity. The server's

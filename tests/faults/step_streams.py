@@ -1,4 +1,4 @@
-"""Writes random streams to tables of steps, and compares all that can be drawn with what docs/steps.md says.
+"""Writes random streams to tables of steps, and compares all that can be drawn with what docs/concepts/steps.md says.
 
     python -m tests.faults.step_streams --streams 10000
 

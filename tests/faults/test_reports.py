@@ -15,7 +15,7 @@ from tests.faults import soak
 from tests.faults.soak import Sample
 
 ROOT = Path(__file__).parents[2]
-REPORT = ROOT / "docs" / "reliability.md"
+REPORT = ROOT / "docs" / "operations" / "reliability.md"
 TOO_LITTLE = {
     "soak": ("--minutes", "0.3"),
     "torture": ("--kills", "0"),

@@ -1,6 +1,6 @@
 """Kills a server under load again and again, and audits the restarted server after every kill.
 
-    python -m tests.faults.torture --kills 500 --report docs/reliability.md
+    python -m tests.faults.torture --kills 500 --report docs/operations/reliability.md
 
 The ring is small, so that rows are overwritten all the time. Workers speak the contract directly: the audit knows of
 every insert and every priority whether it was acknowledged or only sent.

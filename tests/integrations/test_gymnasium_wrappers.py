@@ -14,7 +14,6 @@ from typing import Any, Final
 from unittest.mock import MagicMock
 
 import gymnasium
-import jax
 import numpy as np
 import pytest
 import torch
@@ -31,6 +30,7 @@ from tests.integrations.watched_envs import Watched, WatchedVector, noted, store
 from tests.support.examples import examples
 from tests.support.server_process import ServerProcess
 
+jax: Any = pytest.importorskip("jax", reason="jax is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Gymnasium, about these environments
 
 Wrap = Callable[[Any], Any]

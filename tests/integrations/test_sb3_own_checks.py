@@ -1,4 +1,4 @@
-"""What the tests of Stable-Baselines3 check of its own replay buffers; docs/integrations.md says which do not apply."""
+"""What Stable-Baselines3 tests of its own replay buffers; docs/how-to/integrations.md says what does not apply."""
 
 from __future__ import annotations
 

@@ -144,8 +144,9 @@ def test_the_first_block_that_fails_is_shown_with_its_output(tmp_path: Path, con
 def test_figures_are_of_the_runs_that_the_pages_name() -> None:
     claim = (ROOT / "tests" / "experiments" / "test_claim.py").read_text("utf-8")
     (seeds,) = re.findall(r"^SEEDS = (\d+)$", claim, re.MULTILINE)
-    assert f"median of {seeds} seeds" in " ".join((ROOT / "docs" / "cliffwalk.md").read_text("utf-8").split())
-    reliability = (ROOT / "docs" / "reliability.md").read_text("utf-8")
+    cliffwalk = (ROOT / "docs" / "trainer" / "cliffwalk.md").read_text("utf-8")
+    assert f"median of {seeds} seeds" in " ".join(cliffwalk.split())
+    reliability = (ROOT / "docs" / "operations" / "reliability.md").read_text("utf-8")
     (kills,) = re.findall(r"`make torture KILLS=(\d+)`", reliability)
     assert {*re.findall(r"^\| servers killed under load \| (.*) \|$", reliability, re.MULTILINE)} == {
         f"{kills} | {kills}",

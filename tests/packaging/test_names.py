@@ -1,4 +1,4 @@
-"""Words that have one meaning in the names of the code, as docs/glossary.md lists them."""
+"""Words that have one meaning in the names of the code, as docs/concepts/glossary.md lists them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PLACES = re.compile(r"`([\w/.]+)`")
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 RULES = {
     word: tuple(_PLACES.findall(places))
-    for word, places in _ROWS.findall((ROOT / "docs" / "glossary.md").read_text("utf-8"))
+    for word, places in _ROWS.findall((ROOT / "docs" / "concepts" / "glossary.md").read_text("utf-8"))
 }
 """The places of each word: folders, with a slash at the end, and files."""
 

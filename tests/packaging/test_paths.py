@@ -1,4 +1,4 @@
-"""The files that docs/architecture.md names, and the paths of calls through them."""
+"""The files that docs/project/architecture.md names, and the paths of calls through them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.server_process import ServerProcess
 MOST_FILES = 8
 _ROWS = 3000
 """More than a block."""
-_TEXT = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+_TEXT = (ROOT / "docs" / "project" / "architecture.md").read_text("utf-8")
 _FILES = re.compile(r"`([\w/.]+\.py)`")
 _OF_THE_PROCESS = ("__main__.py", "process/main.py")
 """On each stack of a server: they run the event loop."""
@@ -47,7 +47,7 @@ _CLIENT = (
 def listed(call: str) -> list[list[str]]:
     """Files of the client and the server in the row of a call, in their order."""
     row = re.search(rf"^\| {call} \|(.*)\|(.*)\|$", _TEXT, re.MULTILINE)
-    assert row, f"docs/architecture.md has no row for {call}"
+    assert row, f"docs/project/architecture.md has no row for {call}"
     return [_FILES.findall(cell) for cell in row.groups()]
 
 

@@ -7,7 +7,7 @@
     replay_agent.ray.stop("pong")
 
 Ray starts, places and restarts the processes. Rows never pass through it. `replay-train --ray` uses the same parts; see
-docs/ray.md.
+docs/how-to/ray.md.
 """
 
 from importlib import import_module

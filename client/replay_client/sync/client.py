@@ -80,7 +80,8 @@ class ReplayClient:
 
         Args:
             address: ``host:port``, or gRPC's ``dns:...`` or ``unix:path``. With several addresses, separated by commas,
-                tables are distributed over these servers; see docs/scaling.md. Later clients need only one of them.
+                tables are distributed over these servers; see docs/operations/scaling.md. Later clients need only one
+                of them.
             token: for a server that requires one; sent in plain text without `tls`. The path of a file is read again
                 when the file changes; a function is called before each call, see `replay_client.security.Token`.
             tls: certificates for TLS; None: plain text.
@@ -149,7 +150,8 @@ class ReplayClient:
             capacity: maximum number of rows, such as 1_000_000 or 1e6; at most 2,000,000,000 with ``"rank"``.
             backend: ``"sum_tree"`` (proportional to mass), ``"rank"``, ``"uniform"``, or ``"fifo"``: a queue,
                 whose draws remove the oldest rows, and whose inserts wait when it is full.
-            steps: makes this a table of steps, which draws `Transitions` or `Sequences` of them; see docs/steps.md.
+            steps: makes this a table of steps, which draws `Transitions` or `Sequences` of them; see
+                docs/concepts/steps.md.
             seed: makes draws reproducible for the same operations in the same order, on a single server.
             if_exists: what to do with an existing table: ``"open"`` it with its rows, ``"reset"`` it, or raise an
                 ``"error"``. None also opens it, but logs a warning if it has rows. The reset is a separate call: if

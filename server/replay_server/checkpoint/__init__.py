@@ -1,4 +1,4 @@
 """Checkpoints: copies of tables in separate directories, taken while the server runs.
 
-docs/checkpoints.md describes the format.
+docs/operations/checkpoints.md describes the format.
 """

@@ -2,7 +2,7 @@
 
     <checkpoint-dir>/lock                   held by the server that writes here
     <checkpoint-dir>/owner.json             which server that is
-    <checkpoint-dir>/<series>-000001/       see docs/checkpoints.md
+    <checkpoint-dir>/<series>-000001/       see docs/operations/checkpoints.md
 
 A checkpoint gets its final name once it is completely on disk. It is renamed again before it is removed.
 """

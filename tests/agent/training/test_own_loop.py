@@ -14,7 +14,7 @@ import torch
 
 from tests.support.server_process import ServerProcess
 
-PAGE = Path(__file__).parents[3] / "docs" / "trainer.md"
+PAGE = Path(__file__).parents[3] / "docs" / "trainer" / "trainer.md"
 OWN_AGENT, OWN_LOOP = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), re.M | re.S)
 
 

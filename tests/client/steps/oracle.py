@@ -1,4 +1,4 @@
-"""What docs/steps.md says about tables of steps, as slow and obvious code.
+"""What docs/concepts/steps.md says about tables of steps, as slow and obvious code.
 
 It was written from that page alone, without a look at the product. It knows what was written, and says which steps can
 be drawn and what each item contains.

@@ -1,6 +1,6 @@
 """Sequences that are drawn a limited number of times, and new sequences before others, by the client.
 
-The rules are in docs/backpressure.md and docs/client.md.
+The rules are in docs/concepts/backpressure.md and docs/how-to/client.md.
 """
 
 from __future__ import annotations

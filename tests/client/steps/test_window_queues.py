@@ -1,4 +1,4 @@
-"""Queues of sequences and transitions, as docs/backpressure.md describes them."""
+"""Queues of sequences and transitions, as docs/concepts/backpressure.md describes them."""
 
 from __future__ import annotations
 

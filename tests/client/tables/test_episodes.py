@@ -1,4 +1,4 @@
-"""Reading whole episodes: of one row, and of all rows. The oracle knows only what docs/client.md says."""
+"""Reading whole episodes: of one row, and of all rows. The oracle knows only what docs/how-to/client.md says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutable columns: written again by key, alone or on a sampler's stream, as docs/client.md describes it."""
+"""Mutable columns: written again by key, alone or on a sampler's stream, as docs/how-to/client.md describes it."""
 
 from __future__ import annotations
 

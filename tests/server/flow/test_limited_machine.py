@@ -1,7 +1,7 @@
 """A table with `max_times_sampled` compared with a dict of the draws that each row has left, under random operations.
 
-The oracle is the paragraph in docs/backpressure.md: a row can be drawn so often and no more, is evicted like any other,
-and is no longer drawn after a restart if it had its last draw before.
+The oracle is the paragraph in docs/concepts/backpressure.md: a row can be drawn so often and no more, is evicted like
+any other, and is no longer drawn after a restart if it had its last draw before.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One table over several servers; see docs/scaling.md.
+"""One table over several servers; see docs/operations/scaling.md.
 
 Each server has a shard: a table of its own, with a share of the capacity. Keys of the whole table contain the id of
 the shard.
