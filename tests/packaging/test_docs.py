@@ -16,7 +16,7 @@ from scripts.try_docs import NO_NAMESPACE
 from tests.packaging.project import ROOT
 from tests.support.deadlines import PATIENCE_S
 
-SLOW = {"security.md", "trainer.md"}
+SLOW = {"README.md", "security.md", "trainer.md", "tutorial.md"}
 """Pages that train, which only `make try-docs` runs. `test_own_loop` also runs the program on the trainer's page."""
 RUNNING = "<!-- background: ready -->\n```bash\necho ready; sleep 60\n```\n"
 FAILING = "```bash\nreplay tables --server localhost:1\n```\n"
@@ -92,7 +92,7 @@ def test_the_failure_of_a_forked_command_is_noticed(forked: ForkedPages, tmp_pat
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name in SLOW], ids=lambda page: page.name)
 def test_every_block_of_a_slow_page_says_how_it_runs(page: Path) -> None:
-    assert {block.mark for block in blocks_of(page)} <= {"", "background"}
+    assert {block.mark for block in blocks_of(page)} <= {"", "background", "file", "not run"}
 
 
 def test_blocks_share_a_folder_a_network_and_variables(tmp_path: Path) -> None:

@@ -33,6 +33,10 @@ MAX_BLOCKS_IN_FLIGHT: Final = 16
 """Maximum unacknowledged blocks. The server recognizes retries of only this many inserts per writer."""
 BLOCK_ROWS: Final = 1024
 """Default limit of rows per block. With more streams, the default is one row for each stream."""
+DELAYED_BLOCKS_IN_FLIGHT: Final = 2
+"""Default of unacknowledged blocks in a table that delays inserts. Rows that wait there are steps of an old policy."""
+DELAYED_BLOCK_ROWS: Final = 64
+"""Default limit of rows per block in such a table."""
 BLOCK_BYTES: Final = 1 << 20
 """Default limit of bytes per block, unless one row for each stream takes more."""
 _PRIORITY: Final = Column("float64")
@@ -44,7 +48,7 @@ class WriterOptions:
 
     streams: int
     block_rows: int | None
-    max_blocks_in_flight: int
+    max_blocks_in_flight: int | None
     max_delay_s: float
     reconnect_timeout_s: float | None
     waits_while_away: bool = True
@@ -106,7 +110,9 @@ class Writing:
         Raises:
             InvalidArgumentError: an option is out of range.
         """
-        most = checked_count("max_blocks_in_flight", options.max_blocks_in_flight, most=MAX_BLOCKS_IN_FLIGHT)
+        default = DELAYED_BLOCKS_IN_FLIGHT if table.may_delay_inserts else MAX_BLOCKS_IN_FLIGHT
+        given = default if options.max_blocks_in_flight is None else options.max_blocks_in_flight
+        most = checked_count("max_blocks_in_flight", given, most=MAX_BLOCKS_IN_FLIGHT)
         rows = None if options.block_rows is None else checked_count("block_rows", options.block_rows)
         streams = checked_count("streams", options.streams)
         self._table = table
@@ -191,5 +197,6 @@ class Writing:
 
 
 def _block_rows(table: TableDescription, wanted: int | None, streams: int) -> int:
-    fitting = wanted or max(streams, min(BLOCK_ROWS, BLOCK_BYTES // table.row_bytes))
+    most = DELAYED_BLOCK_ROWS if table.may_delay_inserts else BLOCK_ROWS
+    fitting = wanted or max(streams, min(most, BLOCK_BYTES // table.row_bytes))
     return min(fitting, table.rows_per_insert)

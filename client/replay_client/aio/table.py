@@ -24,7 +24,7 @@ from replay_client._operations.table import TableHandle
 from replay_client._rows.buffers import Blank
 from replay_client._rows.columns import BatchOrKeys, chosen_columns
 from replay_client._transport.call import Operation
-from replay_client._writing.writing import MAX_BLOCKS_IN_FLIGHT, WriterOptions
+from replay_client._writing.writing import WriterOptions
 from replay_client.aio._connection import Connection
 from replay_client.aio._session import LoopSession
 from replay_client.aio.row_reader import RowReader
@@ -167,7 +167,7 @@ class Table(TableHandle):
         *,
         streams: int = 1,
         block_rows: int | None = None,
-        max_blocks_in_flight: int = MAX_BLOCKS_IN_FLIGHT,
+        max_blocks_in_flight: int | None = None,
         max_delay_s: float = 1.0,
         reconnect_timeout_s: float | None = 60.0,
     ) -> Writer:

@@ -72,6 +72,11 @@ class TableDescription:
         return self.steps is not None or "max_times_sampled" in self.parameters
 
     @property
+    def may_delay_inserts(self) -> bool:
+        """Whether inserts wait for draws: those into queues, and those that a rate limiter keeps in a ratio."""
+        return self.backend == FIFO or (self.rate_limit is not None and self.rate_limit.samples_per_insert is not None)
+
+    @property
     def rows_per_insert(self) -> int:
         """Maximum rows per insert request.
 

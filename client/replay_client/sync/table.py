@@ -40,7 +40,7 @@ from replay_client._transport.insert_ids import InsertId
 from replay_client._transport.local_calls import is_local
 from replay_client._transport.long_waits import LongWait
 from replay_client._transport.session import Session
-from replay_client._writing.writing import MAX_BLOCKS_IN_FLIGHT, WriterOptions
+from replay_client._writing.writing import WriterOptions
 from replay_client.batch import Batch, Rows, UpdateResult
 from replay_client.draws import DEFAULT_BETA, DrawMode, Prefetch, SamplerOptions, WeightNorm
 from replay_client.results.copies import Exported, Loaded
@@ -461,7 +461,7 @@ class Table(TableHandle):
         *,
         streams: int = 1,
         block_rows: int | None = None,
-        max_blocks_in_flight: int = MAX_BLOCKS_IN_FLIGHT,
+        max_blocks_in_flight: int | None = None,
         max_delay_s: float = 1.0,
         reconnect_timeout_s: float | None = 60.0,
     ) -> Writer:
@@ -471,8 +471,10 @@ class Table(TableHandle):
             streams: number of streams of experience, one for each environment; ``writer[i]`` is one of them. They share
                 a connection.
             block_rows: rows per block, which is one message. None: up to 1024 rows or 1 MiB, but at least one row of
-                each stream.
-            max_blocks_in_flight: number of unacknowledged blocks, 1 to 16, at which `append` waits.
+                each stream. In a queue, or with `samples_per_insert`, None is up to 64 rows.
+            max_blocks_in_flight: number of unacknowledged blocks, 1 to 16, at which `append` waits. None: 16. In a
+                queue, or with `samples_per_insert`, None is 2: rows that wait for draws are steps of an old policy, so
+                the actor should not be far ahead.
             max_delay_s: maximum seconds that a row waits in an incomplete block. The writer sends blocks 0.1 s after
                 their first row, or later if the server has many writers and asks for larger blocks.
             reconnect_timeout_s: seconds to retry an unreachable server. None: the client's default; 0: do not retry;

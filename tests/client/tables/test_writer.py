@@ -23,6 +23,7 @@ from replay_client import (
 from replay_client._transport.answered_stream import PulledMessages
 from replay_client._transport.frame_stream import SentFrames
 from replay_client._writing import outbox
+from replay_client._writing.writing import DELAYED_BLOCK_ROWS
 from replay_proto.v1 import replay_pb2
 
 from tests.client.conftest import COLUMNS, ways
@@ -359,3 +360,30 @@ def test_a_table_without_steps_does_not_take_how_episodes_end(table: Table) -> N
             writer.end_episodes([True, True], terminated=[False, True])
         writer.end_episodes([True, True])
     assert len(table) == 2
+
+
+@pytest.mark.parametrize("options", [{"samples_per_insert": 1.0, "error_buffer": 100.0}, {"backend": "fifo"}])
+def test_an_actor_is_only_a_few_rows_ahead_of_the_draws_that_its_inserts_wait_for(
+    options: dict[str, Any], server: ServerProcess, connect: Connect
+) -> None:
+    """Those rows are steps of an old policy."""
+    table = connect(server).create_table(f"ahead-{len(options)}", columns=COLUMNS, capacity=100, **options)
+    appended = 0
+
+    def append() -> None:
+        nonlocal appended
+        for number in range(1000):
+            writer.append(**row(number))
+            appended += 1
+
+    writer = table.writer()
+    thread = threading.Thread(target=append)
+    thread.start()
+    wait_until(lambda: appended >= 2 * DELAYED_BLOCK_ROWS, "the writer was full")
+    thread.join(0.5)
+    ahead = appended
+    while thread.is_alive():
+        table.sample(10)
+        thread.join(0.001)
+    writer.abort()
+    assert ahead <= 100 + 3 * DELAYED_BLOCK_ROWS + 1  # stored, two blocks on their way, and one that is collected

@@ -31,7 +31,7 @@ from replay_client._shards.merged import merged_description, merged_inspection
 from replay_client._shards.round import PartMemory
 from replay_client._transport.call import time_limit
 from replay_client._transport.data_path import DataPath
-from replay_client._writing.writing import MAX_BLOCKS_IN_FLIGHT, WriterOptions
+from replay_client._writing.writing import WriterOptions
 from replay_client.batch import Batch, Rows, UpdateResult
 from replay_client.draws import DEFAULT_BETA, DrawMode, Prefetch, WeightNorm
 from replay_client.errors import (
@@ -347,7 +347,7 @@ class ShardedTable(Table):
         *,
         streams: int = 1,
         block_rows: int | None = None,
-        max_blocks_in_flight: int = MAX_BLOCKS_IN_FLIGHT,
+        max_blocks_in_flight: int | None = None,
         max_delay_s: float = 1.0,
         reconnect_timeout_s: float | None = 60.0,
     ) -> ShardedWriter:
