@@ -34,7 +34,7 @@ def main() -> int:
     found = [(each, problem) for each in asked for problem in each["vulns"]]
     for package, problem in found:
         fixed = ", ".join(problem["fix_versions"]) or "no version yet"
-        print(f"{package['name']} {package['version']}: {problem['id']}, mended in {fixed}")
+        print(f"{package['name']} {package['version']}: {problem['id']}, fixed in {fixed}")
     print(f"audited {len(asked)} of {len(answers)} pinned versions: {len(found)} known vulnerabilities")
     return 1 if found else 0
 

@@ -132,7 +132,7 @@ def build_recurrent_network(spec: NetworkSpec) -> RecurrentQNetwork:
 
 
 def rescaled(values: Tensor, epsilon: float) -> Tensor:
-    """Compress values, so that one learning rate suits small and large returns.
+    """Compress values, so that a single learning rate suits small and large returns.
 
     This computes ``h(x) = sign(x) * (sqrt(abs(x) + 1) - 1) + epsilon * x``, rewritten to stay precise near 0.
     """

@@ -20,7 +20,7 @@ from replay_client.errors import InvalidArgumentError
 
 @dataclass(frozen=True, eq=False)
 class RowInfo:
-    """What the server knows of drawn rows, besides their priorities. In a table of steps, of their anchors."""
+    """What the server knows of drawn rows, other than their priorities. In a table of steps, of their anchors."""
 
     times_sampled: NDArray[np.uint32]
     """uint32[batch]: how often each row was drawn before the request for this batch, since it was inserted or the

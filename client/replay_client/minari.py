@@ -66,7 +66,7 @@ class ExportedDataset:
     steps: int
     """Number of its steps."""
     unfinished: int
-    """Number of episodes that were left out because they have no end: they go on, or were abandoned."""
+    """Number of episodes that were left out because they have no end: they continue, or were abandoned."""
     broken: int
     """Number of episodes that were left out because steps are missing: they were evicted, or removed by a reset."""
     inserted: int

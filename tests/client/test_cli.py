@@ -155,11 +155,11 @@ def test_figures_go_on_in_the_terminal_while_the_server_restarts(start_server: C
     def shows(part: bytes) -> Callable[[], bool]:
         del shown[:]
 
-        def look() -> bool:
+        def poll() -> bool:
             shown.extend(os.read(screen, 65536))
             return part in shown
 
-        return look
+        return poll
 
     process = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment())
     wait_until(shows(b"no tables"), "there were figures")
@@ -209,15 +209,15 @@ def test_what_a_screen_has_no_room_for_is_counted_on_it(server: ServerProcess, n
     with ReplayClient(server.address) as client:
         found = client.stats()
     stats = replace(found, tables={name: found.tables[name] for name in names})  # other tests' names may be too long
-    for trouble in ("", "server away for 3 s: nobody answers"):
+    for problem in ("", "server away for 3 s: nobody answers"):
         with console.capture() as captured:
-            console.print(stats_screen(console, stats, server.address, None, trouble))
+            console.print(stats_screen(console, stats, server.address, None, problem))
         shown = captured.get()
         assert len(shown.splitlines()) <= 24
         count = int(re.search(r"(\d+) more tables", shown)[1])  # type: ignore[index]
         assert count + sum(f"{name} " in shown for name in stats.tables) == len(stats.tables)
         assert "method" in shown
-        assert trouble in shown
+        assert problem in shown
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_names_from_the_server_cannot_control_the_terminal(client: ReplayClient,
     named = replace(one, table=replace(one.table, name=hostile, backend=hostile))
     crowd = Stats(replace(stats.server, version=hostile), {hostile: named})
     for view in (
-        stats_screen(screen(), crowd, "here", None, trouble=hostile),
+        stats_screen(screen(), crowd, "here", None, problem=hostile),
         stats_screen(screen(), crowd, "here", hostile),
         table_list([named.table], "here"),
     ):
@@ -125,14 +125,14 @@ def test_an_inspection_fits_into_the_screen(new_table: NewTable, backend: str, h
     table.insert(rows(range(900)), priorities=np.random.default_rng(0).exponential(size=900) ** 5)
     inspection = table.inspect()
     seen = Inspected(inspection, table.read(inspection.largest.row_keys), 0.4)
-    for trouble in ("", "server away for 3 s: nobody answers"):
-        lines = shown(inspect_screen(screen(height), seen, trouble), screen(height))
+    for problem in ("", "server away for 3 s: nobody answers"):
+        lines = shown(inspect_screen(screen(height), seen, problem), screen(height))
         text = "\n".join(lines)
         assert len(lines) <= height
         assert max(map(len, lines)) <= 80
         for part in (table.name, "900 of 1,000", "priority", str(inspection.largest.row_keys[2])):
             assert part in text
-        assert trouble in text
+        assert problem in text
         assert ("rows by priority" in text) == ("rows by times drawn" in text) == (height >= 24)
         assert ("rows by weight" in text) == (height >= 50)
 

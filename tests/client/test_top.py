@@ -22,10 +22,10 @@ from replay_client.cli.formats import count_text, printable_text, shortened_text
 from replay_client.cli.inspect_view import Inspected
 from replay_client.cli.table_view import fill_share
 from replay_client.cli.text_plot import sparkline
-from replay_client.cli.top.app import Looked, OneTable, Overview, TableRows, Top
+from replay_client.cli.top.app import OneTable, Overview, Polled, TableRows, Top
 from replay_client.cli.top.history import History
 from replay_client.cli.top.table_list import TableList
-from replay_client.cli.watch import Trouble, looks
+from replay_client.cli.watch import Problem, polls
 from replay_client.results.shards import Shard, ShardMap
 from replay_client.results.stats import Stats, TableStats
 from replay_proto.v1 import replay_pb2
@@ -55,9 +55,9 @@ class Feed:
     def __init__(self, first: Stats, inspect: Callable[[str], Inspected] = refuse) -> None:
         self.first = first
         self._inspect = inspect
-        self._later: queue.Queue[Stats | Trouble | None] = queue.Queue()
+        self._later: queue.Queue[Stats | Problem | None] = queue.Queue()
 
-    def put(self, seen: Stats | Trouble) -> None:
+    def put(self, seen: Stats | Problem) -> None:
         self._later.put(seen)
 
     def drive(self, steps: Steps, width: int = 80, height: int = 24) -> None:
@@ -218,8 +218,8 @@ def test_rows_of_a_table_that_was_left_do_not_appear_as_those_of_another(client:
         await pilot.press("enter", "i")
         assert text_of(pilot, "#rows").startswith("reading the priorities")
         feed.put(stats)
-        feed.put(Trouble("the inspection is over", None))
-        await until(pilot, lambda: "is over" in text_of(pilot, "#trouble"), "the inspection is over")
+        feed.put(Problem("the inspection is over", None))
+        await until(pilot, lambda: "is over" in text_of(pilot, "#problem"), "the inspection is over")
         assert text_of(pilot, "#rows").startswith("reading the priorities")
 
     feed.drive(steps)
@@ -248,7 +248,7 @@ def test_the_distribution_of_a_table_is_seen_anew_each_time(stats: Stats, client
         await until(pilot, lambda: "20.0k of 100k" in "".join(screen_of(pilot)), "the new rows are seen")
         client.drop_table(name)
         feed.put(stats)
-        await until(pilot, lambda: "there is no table" in text_of(pilot, "#trouble"), "the table is gone")
+        await until(pilot, lambda: "there is no table" in text_of(pilot, "#problem"), "the table is gone")
         await pilot.press("escape")
         assert isinstance(pilot.app.screen, OneTable)
         assert pilot.app.screen.top.inspecting is None
@@ -319,21 +319,21 @@ def test_names_cannot_control_the_terminal(stats: Stats) -> None:
     Feed(Stats(server, tables)).drive(steps)
 
 
-def test_statistics_that_arrive_while_screens_come_and_go_are_no_trouble(stats: Stats) -> None:
+def test_statistics_that_arrive_while_screens_come_and_go_are_no_problem(stats: Stats) -> None:
     """The thread that fetches statistics knows nothing of screens that are half laid out, or half removed."""
 
     async def steps(pilot: Pilot[None]) -> None:
         app = pilot.app
         for view in (Overview(), OneTable(NAMES[0]), TableRows(NAMES[0])):
             app.push_screen(view)
-            app.post_message(Looked(stats))
+            app.post_message(Polled(stats))
             await pilot.pause()
-            app.post_message(Looked(stats))
+            app.post_message(Polled(stats))
             await app.pop_screen()
-            app.post_message(Looked(stats))
+            app.post_message(Polled(stats))
             await pilot.pause()
         app.exit()
-        app.post_message(Looked(stats))
+        app.post_message(Polled(stats))
 
     Feed(stats).drive(steps)
 
@@ -342,22 +342,22 @@ def test_it_waits_while_the_server_is_away(start_server: Callable[..., ServerPro
     server = start_server()
     with ReplayClient(server.address, timeout_s=1.0) as client:
         client.create_table("awaited", columns={"x": Column("int64")}, capacity=100)
-        seen = looks(client.stats, 0.05)
+        seen = polls(client.stats, 0.05)
         first = next(seen)
         assert isinstance(first, Stats)
         top = Top(first, seen, refuse, server.address)
 
         async def steps(pilot: Pilot[None]) -> None:
-            trouble = pilot.app.screen.query_one("#trouble", Static)
+            problem = pilot.app.screen.query_one("#problem", Static)
             assert listed(pilot) == ["awaited"]
             await until(pilot, lambda: len(top.history.tables["awaited"].inserted) > 2, "rates are recorded")
-            assert not trouble.display
+            assert not problem.display
             server.kill()
-            await until(pilot, lambda: trouble.display, "it says that the server is away")
-            assert "server away for" in text_of(pilot, "#trouble")
+            await until(pilot, lambda: problem.display, "it says that the server is away")
+            assert "server away for" in text_of(pilot, "#problem")
             assert listed(pilot) == ["awaited"]
             await asyncio.to_thread(server.restart)
-            await until(pilot, lambda: not trouble.display, "the server is back")
+            await until(pilot, lambda: not problem.display, "the server is back")
             assert listed(pilot) == []
 
         run_app(top, steps)
@@ -369,7 +369,7 @@ def test_what_ends_the_statistics_is_shown(stats: Stats) -> None:
         raise MemoryError
 
     async def steps(pilot: Pilot[None]) -> None:
-        await until(pilot, lambda: "no statistics any more" in text_of(pilot, "#trouble"), "it is said")
+        await until(pilot, lambda: "no statistics any more" in text_of(pilot, "#problem"), "it is said")
 
     run_app(Top(stats, fails(), refuse, "here:50051"), steps)
 

@@ -28,7 +28,7 @@ _NARROW = ("tbf", "rate", "4mbit", "burst", "16kb", "latency", "300ms")
 
 
 class Link:
-    """A simulated network link with injectable faults; `mend` removes them."""
+    """A simulated network link with injectable faults; `repair` removes them."""
 
     server_host = _SERVER
     """Address of a server at the server's end."""
@@ -63,7 +63,7 @@ class Link:
         self.delays_by = next(
             (discipline[0] for discipline in (_NETEM, _NARROW) if self._shape(clients, discipline)), ""
         )
-        self.mend()
+        self.repair()
 
     @property
     def at_server(self) -> Sequence[str]:
@@ -113,7 +113,7 @@ class Link:
         for space in self._spaces.values():
             self._shape(space, discipline)
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """Remove all faults."""
         for space in self._spaces.values():
             self._tables(space, "-F", _CHAIN)

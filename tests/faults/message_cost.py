@@ -407,7 +407,7 @@ def main(*, report: Annotated[Path | None, Parameter(validator=document_with("co
     """Measure, and report.
 
     Args:
-        report: document whose section on costs is written anew.
+        report: document whose section on costs is written again.
     """
     with tempfile.TemporaryDirectory(prefix="costs-") as name:
         measured = MessageCosts(Path(name))

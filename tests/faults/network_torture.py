@@ -29,7 +29,7 @@ from tests.faults.network_load import NetworkFigures
 from tests.faults.report import document_with, write_section
 from tests.support.server_process import ServerProcess
 
-TROUBLES = {
+PROBLEMS = {
     "cable pulled out": lambda link: link.cut(),
     "packets swallowed": lambda link: link.swallow(),
     "packets to the server swallowed": lambda link: link.swallow("s"),
@@ -53,7 +53,7 @@ class NetworkTorture:
     """Maximum duration of most faults."""
     long_s: float
     """Minimum duration of the other faults, which last up to twice as long."""
-    troubles: Counter[str] = field(default_factory=Counter)
+    problems: Counter[str] = field(default_factory=Counter)
     """Number of faults by kind."""
     left: list[str] = field(default_factory=list)
     """Remaining faults of the current round; each occurs once per round."""
@@ -62,17 +62,17 @@ class NetworkTorture:
         """Run undisturbed for a while, then inject a fault."""
         time.sleep(self.random.uniform(0.1, self.short_s))
         if not self.left:
-            self.left = self.random.sample(list(TROUBLES), len(TROUBLES))
-        trouble = self.left.pop()
-        TROUBLES[trouble](self.link)
-        self.troubles[trouble] += 1
+            self.left = self.random.sample(list(PROBLEMS), len(PROBLEMS))
+        problem = self.left.pop()
+        PROBLEMS[problem](self.link)
+        self.problems[problem] += 1
         is_long = self.random.random() < _LONG
         span_s = (self.long_s, 2 * self.long_s) if is_long else (0.05, self.short_s)
         time.sleep(self.random.uniform(*span_s))
-        self.link.mend()
+        self.link.repair()
 
 
-def torture(link: Link, server: ServerProcess, troubles: NetworkTorture, rounds: Iterator[object]) -> NetworkFigures:
+def torture(link: Link, server: ServerProcess, problems: NetworkTorture, rounds: Iterator[object]) -> NetworkFigures:
     """Load a server over the link during rounds of faults; return the result of the audit.
 
     Raises:
@@ -86,7 +86,7 @@ def torture(link: Link, server: ServerProcess, troubles: NetworkTorture, rounds:
     )
     try:
         for _ in rounds:
-            troubles.once()
+            problems.once()
             assert clients.poll() is None, "the clients gave up"
         figures, _ = clients.communicate(timeout=_PATIENCE_S)
     finally:
@@ -101,18 +101,18 @@ def server_flags(link: Link, data: Path) -> tuple[str, ...]:
     return ("--host", link.server_host, "--insecure", "--no-same-host", "--data-dir", str(data))
 
 
-def lines(troubles: NetworkTorture, figures: NetworkFigures, minutes: float) -> Iterator[tuple[str, str]]:
+def lines(problems: NetworkTorture, figures: NetworkFigures, minutes: float) -> Iterator[tuple[str, str]]:
     """A description and the figure."""
     yield "minutes", f"{minutes:g}"
-    for trouble, count in sorted(troubles.troubles.items()):
-        yield trouble, f"{count:,}"
+    for problem, count in sorted(problems.problems.items()):
+        yield problem, f"{count:,}"
     yield "rows acknowledged", f"{figures.rows:,}"
     yield "batches drawn", f"{figures.batches:,}"
     yield "inserts that were repeated and not applied again", f"{figures.repeated_inserts:,}"
     yield "rows compared", f"{figures.rows_audited:,}"
     yield "of these, with a priority that a learner had set", f"{figures.priorities_audited:,}"
     yield (
-        f"longest pause of a client, with troubles of up to {2 * troubles.long_s:g} s",
+        f"longest pause of a client, with problems of up to {2 * problems.long_s:g} s",
         f"{figures.longest_pause_s:.1f} s",
     )
     # Any violation would have ended the run.
@@ -135,8 +135,8 @@ def main(
 
     Args:
         minutes: how long to go on.
-        long_s: how long long troubles last.
-        seed: chooses moments and troubles.
+        long_s: how long long problems last.
+        seed: chooses moments and problems.
         report: document whose section on networks is replaced.
     """
     if reason := obstacle():
@@ -145,16 +145,16 @@ def main(
         folder = Path(name)
         flags = server_flags(link, folder / "data")
         server = ServerProcess(folder / "log", *flags, within=link.at_server)
-        troubles = NetworkTorture(link, random.Random(seed), 1.5, long_s)
+        problems = NetworkTorture(link, random.Random(seed), 1.5, long_s)
         try:
             rounds = _until(time.monotonic() + minutes * 60)
-            figures = torture(link, server, troubles, iter(track(rounds, description="breaking", total=None)))
+            figures = torture(link, server, problems, iter(track(rounds, description="breaking", total=None)))
         finally:
             server.kill()
-        for what, figure in lines(troubles, figures, minutes):
+        for what, figure in lines(problems, figures, minutes):
             print(f"{figure:>12}  {what}")
         if report is not None:
-            write_section(report, "network", ("", "figure"), lines(troubles, figures, minutes))
+            write_section(report, "network", ("", "figure"), lines(problems, figures, minutes))
 
 
 if __name__ == "__main__":

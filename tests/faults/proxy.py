@@ -51,14 +51,14 @@ class Proxy:
         """Silently hold back all data."""
         self._passing.clear()
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """Forward everything again, held-back data first."""
         self._passing.set()
 
     def close(self) -> None:
         """Reset all connections, and stop listening."""
         self.refuses = True
-        self.mend()
+        self.repair()
         self._listener.close()
         self.reset()
 

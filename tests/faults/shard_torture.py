@@ -299,7 +299,7 @@ def main(
     Args:
         kills: how often to kill a server.
         seed: chooses moments and servers.
-        report: document whose section on torture of several servers is written anew.
+        report: document whose section on torture of several servers is written again.
     """
     lines = list(tortured(kills, seed).lines())
     for what, figure in lines:

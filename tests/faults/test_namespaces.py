@@ -13,10 +13,10 @@ import pytest
 
 from tests.faults.link import Link, obstacle
 from tests.faults.network_load import LEAST
-from tests.faults.network_torture import TROUBLES, NetworkTorture, server_flags, torture
+from tests.faults.network_torture import PROBLEMS, NetworkTorture, server_flags, torture
 from tests.support.server_process import ServerProcess
 
-ROUNDS = 2 * len(TROUBLES)
+ROUNDS = 2 * len(PROBLEMS)
 WAITING_CLIENT = textwrap.dedent("""
     # Writes and learns, and then waits for rows that nobody inserts.
     import sys, time
@@ -69,11 +69,11 @@ def test_nothing_is_lost_or_doubled_whatever_the_network_does(
     link: Link, start_server: Callable[..., ServerProcess], tmp_path: Path
 ) -> None:
     server = start_server(*server_flags(link, tmp_path / "data"), within=link.at_server)
-    troubles = NetworkTorture(link, random.Random(3), 0.8, 2.0)
-    figures = torture(link, server, troubles, iter(range(ROUNDS)))
-    assert troubles.troubles == dict.fromkeys(TROUBLES, 2)
+    problems = NetworkTorture(link, random.Random(3), 0.8, 2.0)
+    figures = torture(link, server, problems, iter(range(ROUNDS)))
+    assert problems.problems == dict.fromkeys(PROBLEMS, 2)
     assert min(figures.rows, figures.batches, figures.priorities_audited, figures.rows_audited) > LEAST
-    assert figures.longest_pause_s > 0.5, "no trouble was felt"
+    assert figures.longest_pause_s > 0.5, "no problem was felt"
     assert "Traceback" not in server.log()
 
 

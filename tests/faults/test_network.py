@@ -64,7 +64,7 @@ def learn(table: Table, stop: threading.Event) -> int:
     raise AssertionError("a sampler has no end")
 
 
-def trouble(proxy: Proxy, duration_s: float) -> None:
+def problem(proxy: Proxy, duration_s: float) -> None:
     """Break the network at random, in all ways."""
     rng = random.Random(3)
     deadline = time.monotonic() + duration_s
@@ -75,7 +75,7 @@ def trouble(proxy: Proxy, duration_s: float) -> None:
             case 0:
                 proxy.cut()
                 time.sleep(rng.uniform(0.02, 0.3))
-                proxy.mend()
+                proxy.repair()
             case 1:
                 proxy.refuses = True
                 proxy.reset()
@@ -94,7 +94,7 @@ def test_nothing_is_lost_or_doubled_over_a_bad_network(proxy: Proxy, client: Rep
         inserted = threads.submit(insert, tables[1], stop)
         learned = threads.submit(learn, tables[0], stop)
         try:
-            trouble(proxy, DURATION_S)
+            problem(proxy, DURATION_S)
         finally:
             stop.set()
     count, keys = written.result(), inserted.result()
@@ -115,7 +115,7 @@ def test_a_network_that_lets_nothing_through_is_given_up_on_in_time(proxy: Proxy
     with pytest.raises((DeadlineExceededError, ServerUnavailableError)):
         table.insert(rows([1]), timeout_s=1.0)
     assert time.monotonic() - began < 5.0
-    proxy.mend()
+    proxy.repair()
     wait_until(lambda: table.describe().inserted >= 1, "the server answers again")
     table.insert(rows([2]))
     numbers = table.read(np.arange(4))["number"].tolist()

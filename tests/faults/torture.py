@@ -288,7 +288,7 @@ def main(
     Args:
         kills: how often to kill each server.
         seed: chooses moments and rows.
-        report: document whose section on torture is written anew.
+        report: document whose section on torture is written again.
     """
     rows, steps = (tortured(kills, seed, item) for item in (None, ITEM))
     lines = [

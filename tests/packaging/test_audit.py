@@ -34,7 +34,7 @@ def audited(folder: Path, auditor: str) -> subprocess.CompletedProcess[str]:
     ("answers", "status", "says"),
     [
         ([FINE, SKIPPED], 0, "audited 1 of 2 pinned versions: 0 known vulnerabilities"),
-        ([FINE, BAD], 1, "torch 2.0: CVE-1, mended in 2.1\naudited 2 of 2 pinned versions: 1 known"),
+        ([FINE, BAD], 1, "torch 2.0: CVE-1, fixed in 2.1\naudited 2 of 2 pinned versions: 1 known"),
         ([SKIPPED], 0, "audit skipped"),
     ],
 )

@@ -70,7 +70,7 @@ RETRY_S: Final = 0.2
 
 
 class RestartedError(Exception):
-    """The trainer was restarted, or its table was: begin anew."""
+    """The trainer was restarted, or its table was: begin again."""
 
 
 class ActingRun:
@@ -141,7 +141,7 @@ class ActingRun:
         return None
 
     def _act(self, table: Table, writer: Writer, stop: threading.Event) -> bool:
-        """Alternately look at the progress and act. Return True when the run is over, False for another table."""
+        """Alternately poll the progress and act. Return True when the run is over, False for another table."""
         recorders = make_recorders(writer, self._task.n_step, self._task.gamma)
         is_ahead = False
         while not stop.is_set():
@@ -214,7 +214,7 @@ def own_epsilon(epsilons: Sequence[float], name: str) -> float | None:
 
 
 def run_actor(settings: ActorSettings, stop: threading.Event) -> None:
-    """Act for a run, and begin anew after each restart of its trainer.
+    """Act for a run, and begin again after each restart of its trainer.
 
     Args:
         settings: settings of the actor.

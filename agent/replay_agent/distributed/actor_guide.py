@@ -46,8 +46,8 @@ EPISODES_S: Final = 0.2
 """Interval at which episodes are read."""
 MAX_WAITING: Final = 10_000
 """Episodes that may wait for the training loop; the others stay in their table."""
-_LOOK_S: Final = 0.05
-"""Interval between looks at what the training loop has done."""
+_POLL_S: Final = 0.05
+"""Interval between polls of what the training loop has done."""
 _END_S: Final = 5.0
 """Time limit for telling actors that the run is over."""
 _READ_ROWS: Final = 1_000
@@ -158,7 +158,7 @@ class ActorGuide:
         answered_at = time.monotonic()
         episodes_at = 0.0
         while True:
-            is_last = self._is_over.wait(_LOOK_S)
+            is_last = self._is_over.wait(_POLL_S)
             now = time.monotonic()
             try:
                 self._publish_weights()

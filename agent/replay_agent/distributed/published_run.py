@@ -16,7 +16,7 @@ from replay_agent.settings.actor_settings import ActorSettings
 log = logging.getLogger("replay_agent.actor")
 
 PAUSE_S: Final = 0.5
-"""Seconds that one call waits for news; between calls, the actor looks whether it was told to stop."""
+"""Seconds that one call waits for news; between calls, the actor checks whether it was told to stop."""
 GONE_S: Final = 10.0
 """If the tables of a run are gone for this long, the run is over. A server that restarts without its tables gets them
 back from the trainer sooner."""
@@ -26,7 +26,7 @@ often."""
 WEIGHTS_RETRY_S: Final = 5.0
 """Pause after weights could not be read."""
 _RETRY_S: Final = 0.2
-"""Pause before another look for a task that is not there yet."""
+"""Pause before another poll for a task that is not there yet."""
 
 
 class SeveralRunsError(ValueError):

@@ -73,7 +73,7 @@ class ActorTask:
     """What an actor does, from the start of a trainer to its end.
 
     Attributes:
-        start: random number of this start of the trainer. After a restart of the trainer, actors begin anew.
+        start: random number of this start of the trainer. After a restart of the trainer, actors begin again.
         env_id: Gymnasium id of the environment.
         table: name of the table for steps.
         n_step: steps of a transition.
@@ -84,7 +84,7 @@ class ActorTask:
         epsilons: constant probabilities of a random action, one for each actor; empty: actors use that of `Progress`.
         actor_priorities: whether actors compute the priorities of new rows.
         clip_rewards: whether actors clip the rewards that they record to [-1, 1].
-        check_steps: environment steps of an actor between two looks at the progress.
+        check_steps: environment steps of an actor between two polls of the progress.
         environments: environments of an actor.
         atari: how Atari games are played.
     """
@@ -132,7 +132,7 @@ class Progress(NamedTuple):
     start: int
     """that of `ActorTask`"""
     table: int
-    """the table of steps, from `table_number`; another one: it was created anew"""
+    """the table of steps, from `table_number`; another one: it was created again"""
     goal: int
     """actors pause while as many rows were ever inserted into the table"""
     epsilon: float

@@ -173,7 +173,7 @@ class Learner(ABC, Generic[Network, BatchT]):
         return learner
 
     def saved(self, env_id: str, atari: AtariOptions, first_action: int, evaluation_epsilon: float) -> SavedAgent:
-        """Return what `load` needs besides the weights."""
+        """Return what `load` needs in addition to the weights."""
         own = name_of(type(self)) if type(self).__module__.partition(".")[0] != "replay_agent" else None
         return SavedAgent(
             env_id=env_id,

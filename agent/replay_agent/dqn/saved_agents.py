@@ -23,7 +23,7 @@ AGENT_FILE: Final = "agent.json"
 FORMAT: Final = 1
 _NETWORKS: Final = (
     "checkpoints/step-*[0-9]/best.safetensors",
-    "best.safetensors",  # that of the last start that ended; a run that goes on may have a better one
+    "best.safetensors",  # that of the last start that ended; a run that continues may have a better one
     "checkpoints/step-*[0-9]/online.safetensors",
 )
 

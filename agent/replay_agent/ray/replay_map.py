@@ -111,9 +111,9 @@ class ReplayMap:
             try:
                 self._look()
             except (ReplayError, RayActorError, GetTimeoutError) as error:
-                log.warning("the shard map is looked at again: %s", error)
+                log.warning("the shard map is polled again: %s", error)
             except Exception:
-                log.exception("the shard map is looked at again")
+                log.exception("the shard map is polled again")
             time.sleep(LOOK_EVERY_S)
 
     def _look(self) -> None:

@@ -36,7 +36,7 @@ LEARNER_RESTARTS: Final = 3
 OBJECT_STORE_BYTES: Final = 100 << 20
 """Size of Ray's object store if this command starts Ray. It can be small, because no rows pass through Ray."""
 _LOOPBACK: Final = "127.0.0.1"
-_LOOK_S: Final = 0.2
+_POLL_S: Final = 0.2
 AUTO: Final = "auto"
 
 
@@ -150,7 +150,7 @@ def _follow(settings: TrainSettings, run: RunDirectory, gpus: float, stop_reques
     training = learner.train.remote()
     is_told = False
     try:
-        while not ray.wait([training], timeout=_LOOK_S)[0]:
+        while not ray.wait([training], timeout=_POLL_S)[0]:
             if stop_request.is_set() and not is_told:
                 is_told = True
                 learner.stop.remote()

@@ -1,7 +1,7 @@
 """Publishes state in a table, and reads the newest publication, in any client; see `ReplayClient.publish`.
 
 Each publication has consecutive rows, one for each part. Readers accept only publications that are whole, so they never
-see half of one, whatever happens to its publisher, and whoever else publishes at the same time.
+see half of one, whatever happens to its publisher, and no matter who else publishes at the same time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from replay_client.results.description import TableDescription
 from replay_client.results.published import Published
 
 WAITS_FOR_S: Final = 5.0
-"""Maximum seconds that one call waits for the next publication. Then the client looks again: its publisher may have
+"""Maximum seconds that one call waits for the next publication. Then the client polls again: its publisher may have
 ended before the last part."""
 _ATTEMPTS: Final = 8
 """Attempts to publish without rows of other publications in between, and to read before the rows are evicted."""
@@ -29,7 +29,7 @@ _MANY: Final = KEPT + 2
 _MANY_ROWS: Final = 64
 """A reader that knows a version looks at so many publications from there on, or at so many rows."""
 LOOK_AGAIN_S: Final = 0.5
-"""Pause before another look for a table that does not exist."""
+"""Pause before another poll for a table that does not exist."""
 
 
 class _Newest(NamedTuple):
@@ -84,7 +84,7 @@ class Channel:
     def latest(self, known: int | None, wait_s: float) -> Operation[Published | None]:
         """Read the newest publication, unless its version is ``known``.
 
-        If there is none, wait for the next one, for at most ``wait_s`` seconds and `WAITS_FOR_S`. None: look again.
+        If there is none, wait for the next one, for at most ``wait_s`` seconds and `WAITS_FOR_S`. None: poll again.
         """
         for _ in range(_ATTEMPTS):
             newest, expected_key = yield from self._newest(known)

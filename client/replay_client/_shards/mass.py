@@ -47,7 +47,7 @@ def rows_by_shard(chances: Sequence[float], row_count: int, mode: DrawMode, rand
     if mode == "independent":
         numbers: list[int] = random.multinomial(row_count, chances).tolist()
         return numbers
-    # A part of the line that lies in one shard needs no point. In a part with a boundary between two shards, the point
+    # A part of the line that is in one shard needs no point. In a part with a boundary between two shards, the point
     # may lie on either side of it.
     last = max(shard for shard, chance in enumerate(chances) if chance)
     ends = [*accumulate(chances[:last]), *[1.0] * (len(chances) - last)]  # the sum of all chances may round to less

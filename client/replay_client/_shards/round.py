@@ -1,6 +1,6 @@
 """A round draws one or more batches of a distributed table together, and collects their parts from the shards.
 
-The rows of all parts lie in one piece of memory, shard after shard. Each reply is written to its place there.
+The rows of all parts are in one piece of memory, shard after shard. Each reply is written to its place there.
 A `Bundle` then copies the rows of each batch in random order.
 """
 

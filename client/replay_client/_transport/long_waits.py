@@ -32,9 +32,9 @@ FOR_INSERTS: Final = frozenset({"inserts", "room", "turn"})
 """What inserts may wait for; see `LimitedError`."""
 FOR_DRAWS: Final = frozenset({"rows", "windows", "samples"})
 """What draws may wait for."""
-_LOOK_S: Final = 0.5
+_POLL_S: Final = 0.5
 _IDLE_LOOKS: Final = 40
-"""Number of looks without any wait after which the thread ends."""
+"""Number of polls without any wait after which the thread ends."""
 
 
 class LongWait:
@@ -85,9 +85,9 @@ class _Watch:
     def _run(self) -> None:
         idle = 0
         while idle < _IDLE_LOOKS or not self._ends():
-            time.sleep(min(_LOOK_S, WARN_AFTER_S / 4))
+            time.sleep(min(_POLL_S, WARN_AFTER_S / 4))
             idle = 0 if _waits else idle + 1
-            with suppress(MemoryError):  # the next look may have some
+            with suppress(MemoryError):  # the next poll may have some
                 self._look()
 
     def _look(self) -> None:
@@ -96,7 +96,7 @@ class _Watch:
                 wait.tell()
 
     def _ends(self) -> bool:
-        """Whether no wait began after the last look; from now on, the next one starts another thread."""
+        """Whether no wait began after the last poll; from now on, the next one starts another thread."""
         with self._guard:
             mine, self.thread = self.thread, None
             if _waits:

@@ -34,7 +34,7 @@ from replay_client.results.description import TableDescription
 
 log = logging.getLogger(__name__)
 
-_AWAY_LOOK_S: Final = 0.05
+_AWAY_POLL_S: Final = 0.05
 """Seconds between checks whether the server is away, in calls that do not wait while it is."""
 
 
@@ -122,7 +122,7 @@ class Delivery:
         if not self._waits_while_away:
             if self.writing.pending.is_failing:
                 raise ServerUnavailableError("the server is away; an open writer keeps sending the rows")
-            left = _AWAY_LOOK_S if left is None else min(left, _AWAY_LOOK_S)
+            left = _AWAY_POLL_S if left is None else min(left, _AWAY_POLL_S)
         wait_for_change(self._changed, left)
         self._outbox.check()
 

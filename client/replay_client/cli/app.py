@@ -31,7 +31,7 @@ from replay_client.cli.options import (
     show,
 )
 from replay_client.cli.plain import plain_description, plain_inspection, plain_stats
-from replay_client.cli.watch import Watched, looks
+from replay_client.cli.watch import Watched, polls
 from replay_client.cli.watch import watch as watch_it
 from replay_client.draws import DEFAULT_BETA
 from replay_client.errors import ReplayError, TableNotFoundError
@@ -113,8 +113,8 @@ def stats(
         if watch:
             watch_it(
                 Watched(
-                    look=lambda: _stats_of(client, table),
-                    screen=lambda console, seen, trouble: render.stats_screen(console, seen, server, table, trouble),
+                    poll=lambda: _stats_of(client, table),
+                    screen=lambda console, seen, problem: render.stats_screen(console, seen, server, table, problem),
                     line=render.stats_line,
                     plain=plain_stats,
                 ),
@@ -137,7 +137,7 @@ def top(*, server: Server = DEFAULT_SERVER, interval: Interval = 1.0) -> None:
     from replay_client.cli.top.app import Top  # textual takes half a second to import
 
     with client_of(server, timeout_s=_timeout_s(interval, is_watching=True)) as client:
-        seen = looks(client.stats, interval)
+        seen = polls(client.stats, interval)
         first = next(seen)
         assert isinstance(first, Stats)  # the first request raises errors
         Top(first, seen, lambda name: _inspected(client, name, DEFAULT_BETA, LARGEST), server).run()
@@ -161,11 +161,11 @@ def inspect(
         print("replay: --png draws one picture; leave out --watch", file=sys.stderr)
         sys.exit(EXIT_USAGE)
     with client_of(server, timeout_s=_timeout_s(interval, is_watching=watch)) as client:
-        look = partial(_inspected, client, table, beta, rows or LARGEST)
+        poll = partial(_inspected, client, table, beta, rows or LARGEST)
         if watch:
-            watch_it(Watched(look, inspect_screen, str, plain_inspection), interval, as_json=as_json)
+            watch_it(Watched(poll, inspect_screen, str, plain_inspection), interval, as_json=as_json)
             return
-        seen = look()
+        seen = poll()
     if png is not None:
         _draw(seen.distributions(), png)
     if as_json:

@@ -27,7 +27,7 @@ Tables = Annotated[tuple[str, ...], Parameter(help="Names of tables; default: al
 def copy(source: Source, destination: Destination, tables: Tables = (), /, *, as_json: Json = False) -> None:
     """Copy tables to another service, which may have more or fewer servers.
 
-    The tables are created with the same config. If a copy was interrupted, the same command goes on.
+    The tables are created with the same config. If a copy was interrupted, the same command continues.
     REPLAY_DESTINATION_TOKEN and REPLAY_DESTINATION_TLS_CA, _CERT and _KEY replace REPLAY_TOKEN and REPLAY_TLS_... for
     the destination.
     """
@@ -73,7 +73,7 @@ def _told(table: TableCopy) -> Iterator[Advance]:
     except BaseException:
         rows = max(rows, table.found)
         print(
-            f"replay: {rows:,} of {table.total:,} rows of table {table.name} are copied; the same command goes on",
+            f"replay: {rows:,} of {table.total:,} rows of table {table.name} are copied; the same command continues",
             file=sys.stderr,
         )
         raise

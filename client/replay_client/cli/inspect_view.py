@@ -82,14 +82,14 @@ def inspect_view(seen: Inspected, width: int) -> RenderableType:
     return Group(_name(seen), _side_by_side(panels, per_row), largest)
 
 
-def inspect_screen(console: Console, seen: Inspected, trouble: str) -> RenderableType:
+def inspect_screen(console: Console, seen: Inspected, problem: str) -> RenderableType:
     """Render like `inspect_view`, but leave out bars, panels and rows that do not fit into the terminal's height.
 
-    ``trouble`` says why there is nothing newer to show; empty if there is no trouble.
+    ``problem`` says why there is nothing newer to show; empty if there is no problem.
     """
     width, inspection = console.width, seen.inspection
     per_row = _panels_per_row(width)
-    header = [*([Text(trouble, "red")] if trouble else []), _name(seen), _facts_line(seen.distributions())]
+    header = [*([Text(problem, "red")] if problem else []), _name(seen), _facts_line(seen.distributions())]
     if not len(inspection.ranks):
         return Group(*header, Text("no rows", _FAINT))
     room = console.height - len(console.render_lines(Group(*header), pad=False)) - _EDGES

@@ -139,17 +139,17 @@ def _checkpoint_name(checkpoint: Checkpoint) -> Text:
 
 
 def stats_view(
-    stats: Stats, server: str, table: str | None, width: int, most: int | None = None, trouble: str = ""
+    stats: Stats, server: str, table: str | None, width: int, most: int | None = None, problem: str = ""
 ) -> RenderableType:
     """Render the statistics of a server: one table in detail, or a list of all tables.
 
     ``width`` is the terminal's width in characters. For one table, ``most`` limits the number of bars. For all tables,
-    it limits the total number of waits, tables and methods. ``trouble`` says why there are no newer statistics; empty
-    if there is no trouble.
+    it limits the total number of waits, tables and methods. ``problem`` says why there are no newer statistics; empty
+    if there is no problem.
     """
     header: list[RenderableType] = [server_line(stats, server)]
-    if trouble:
-        header.append(Text(printable_text(f"no statistics: {trouble}"), "red"))
+    if problem:
+        header.append(Text(printable_text(f"no statistics: {problem}"), "red"))
     header += away_text(stats)
     if table is not None:
         name = Text(printable_text(table), f"bold {ACCENT}", overflow="fold")
@@ -175,11 +175,11 @@ def stats_view(
     )
 
 
-def stats_screen(console: Console, stats: Stats, server: str, table: str | None, trouble: str = "") -> RenderableType:
+def stats_screen(console: Console, stats: Stats, server: str, table: str | None, problem: str = "") -> RenderableType:
     """Render like `stats_view`, with as many waits, tables and methods (or bars) as fit into the terminal's height."""
 
     def view(most: int) -> RenderableType:
-        return stats_view(stats, server, table, console.width, most, trouble)
+        return stats_view(stats, server, table, console.width, most, problem)
 
     def is_too_high(most: int) -> bool:
         return len(console.render_lines(view(most), pad=False)) > console.height

@@ -16,7 +16,7 @@ from replay_client.errors import InvalidArgumentError
 from replay_client.results.shards import ShardMap
 from replay_client.sync.client import ReplayClient
 
-_LOOK_S: Final = 1.0
+_POLL_S: Final = 1.0
 
 app = App(name="shards", help="Show and change the servers over which tables are distributed.")
 
@@ -82,7 +82,7 @@ def _retired(client: ReplayClient, shard: int, *, is_patient: bool, is_forced: b
             if error.message != said:
                 print(error.message, file=sys.stderr)
             said = error.message
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     return client.shards.mark(shard, state="retired")
 
 

@@ -21,7 +21,7 @@ S = TypeVar("S")
 
 
 @dataclass(frozen=True)
-class Trouble:
+class Problem:
     """Why there is nothing new to show."""
 
     message: str
@@ -37,7 +37,7 @@ class Trouble:
 class Watched(Generic[S]):
     """What to watch, and how to show it."""
 
-    look: Callable[[], S]
+    poll: Callable[[], S]
     """Fetches what is watched; may raise `ReplayError`."""
     screen: Callable[[Console, S, str], RenderableType]
     """Renders it for the terminal's size. The last argument says why there is nothing newer, or is empty."""
@@ -61,22 +61,22 @@ def watch(watched: Watched[S], interval_s: float, *, as_json: bool) -> None:
         pass
 
 
-def looks(
-    look: Callable[[], S], interval_s: float, pause: Callable[[float], object] = time.sleep
-) -> Iterator[S | Trouble]:
-    """Call ``look`` forever; yield its results, or a `Trouble` for each error. Raise only errors of the first call.
+def polls(
+    poll: Callable[[], S], interval_s: float, pause: Callable[[float], object] = time.sleep
+) -> Iterator[S | Problem]:
+    """Call ``look`` forever; yield its results, or a `Problem` for each error. Raise only errors of the first call.
 
     ``pause`` waits for a number of seconds between two requests.
     """
-    yield look()
+    yield poll()
     answered = time.monotonic()
     while True:
         pause(interval_s)
         try:
-            seen = look()
+            seen = poll()
         except ReplayError as error:
             is_away = isinstance(error, (ServerUnavailableError, DeadlineExceededError))
-            yield Trouble(error.message, time.monotonic() - answered if is_away else None)
+            yield Problem(error.message, time.monotonic() - answered if is_away else None)
             answered = answered if is_away else time.monotonic()
         else:
             yield seen
@@ -86,20 +86,20 @@ def looks(
 def _show(console: Console, watched: Watched[S], interval_s: float) -> None:
     last: S | None = None
     with Live(console=console, screen=True, auto_refresh=False) as live:
-        for seen in looks(watched.look, interval_s):
-            last = last if isinstance(seen, Trouble) else seen
+        for seen in polls(watched.poll, interval_s):
+            last = last if isinstance(seen, Problem) else seen
             assert last is not None  # the first request raises errors
-            trouble = str(seen) if isinstance(seen, Trouble) else ""
-            live.update(watched.screen(console, last, trouble), refresh=True)
+            problem = str(seen) if isinstance(seen, Problem) else ""
+            live.update(watched.screen(console, last, problem), refresh=True)
 
 
 def _print_lines(watched: Watched[S], interval_s: float) -> None:
-    for seen in looks(watched.look, interval_s):
-        text = str(seen) if isinstance(seen, Trouble) else watched.line(seen)
+    for seen in polls(watched.poll, interval_s):
+        text = str(seen) if isinstance(seen, Problem) else watched.line(seen)
         print(time.strftime("%H:%M:%S"), text, flush=True)
 
 
 def _print_objects(watched: Watched[S], interval_s: float) -> None:
-    for seen in looks(watched.look, interval_s):
-        found = {"error": seen.message, "away_s": seen.away_s} if isinstance(seen, Trouble) else watched.plain(seen)
+    for seen in polls(watched.poll, interval_s):
+        found = {"error": seen.message, "away_s": seen.away_s} if isinstance(seen, Problem) else watched.plain(seen)
         print_json(found, indent=None)

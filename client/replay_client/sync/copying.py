@@ -57,7 +57,7 @@ def prepared(
 ) -> list[TableCopy]:
     """Check that tables can be copied, and create them on the destination; without ``names``, all tables.
 
-    A copy goes on only with the same ``rows_at_once``, the most rows that are read together.
+    A copy continues only with the same ``rows_at_once``, the most rows that are read together.
 
     Raises:
         InvalidArgumentError: both are one service, or a table is a queue, or its rate limiter does not allow so many
@@ -105,7 +105,7 @@ class TableCopy:
         Raises:
             TableExistsError: the destination has rows that this copy has not inserted, or the source has changed since
                 the copy began.
-            ReplayError: as for `Table.read` and `Table.insert`. A new copy goes on from there.
+            ReplayError: as for `Table.read` and `Table.insert`. A new copy continues from there.
         """
         for keys in self._order.parts():
             rows = self._read(keys)

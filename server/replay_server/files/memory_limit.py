@@ -16,7 +16,7 @@ from typing import NamedTuple
 from replay_server.files.mapped_file import NoSpaceError
 
 _SPARE_BYTES = 32 << 20
-"""Memory that is kept free for messages, and for what the kernel charges besides."""
+"""Memory that is kept free for messages, and for what the kernel charges in addition."""
 _UNLIMITED = 1 << 60
 """Version 1 expresses "no limit" as a number above this one."""
 

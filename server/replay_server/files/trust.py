@@ -147,14 +147,14 @@ def _check_writers(path: Path, found: os.stat_result, *, may_be_sticky: bool) ->
         return
     sticky = f" or `chmod +t {_quoted(path)}`, which leaves entries to their owners," if may_be_sticky else ""
     if found.st_mode & stat.S_IWOTH:
-        who, mend = "everybody", "o-w"
+        who, repair = "everybody", "o-w"
     elif found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid):
-        who, mend = f"the group {_group(found.st_gid)}", "g-w"
+        who, repair = f"the group {_group(found.st_gid)}", "g-w"
     else:
         return
     raise UntrustedError(
         f"{path} is writable by {who}: expected only {_own_user()}; "
-        f"`chmod {mend} {_quoted(path)}`{sticky} or choose another directory"
+        f"`chmod {repair} {_quoted(path)}`{sticky} or choose another directory"
     )
 
 

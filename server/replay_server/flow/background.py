@@ -112,12 +112,12 @@ class Background:
             try:
                 await work()
                 loop.in_a_row = 0
-            except Exception as error:  # of any kind: the loop must go on
+            except Exception as error:  # of any kind: the loop must continue
                 pause_s = min(FIRST_PAUSE_S * 2**loop.in_a_row, LONGEST_PAUSE_S)
                 loop.failures += 1
                 loop.in_a_row += 1
                 log.error(
-                    "%s failed, %d in a row; it goes on in %g s: %s",
+                    "%s failed, %d in a row; it continues in %g s: %s",
                     *(name, loop.in_a_row, pause_s, error or type(error).__name__),
                     exc_info=None if isinstance(error, RequestError | OSError | MemoryError) else error,
                 )

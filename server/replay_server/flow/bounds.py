@@ -23,12 +23,12 @@ if TYPE_CHECKING:  # settings import this module before the kernels are loaded
     from replay_server.storage.table_config import TableConfig
 
 PLAIN_BYTES: Final = 1 << 20
-"""Maximum bytes of a request besides rows, keys and priorities, as documented in the protocol."""
+"""Maximum bytes of a request without rows, keys and priorities, as documented in the protocol."""
 _BYTES_PER_ROW: Final = 16
 """Bytes of a key and a priority."""
 
 _OTHER_FILES: Final = 6
-"""Files of a table besides its columns: links, header, priorities, writers' records, checksums and sync points."""
+"""Files of a table other than its columns: links, header, priorities, writers' records, checksums and sync points."""
 _FILES_OF_MUTABLE: Final = 2
 """More files with mutable columns: versions, and checksums of places."""
 _TABLES_SHARE: Final = 0.2
@@ -103,7 +103,7 @@ class Bounds:
         most, setting = self.longest(has_rows=False)
         if is_insert:
             most, setting = PLAIN_BYTES + _BYTES_PER_ROW * MOST_ROWS_AT_ONCE, "not a setting"
-        _check("bytes of a message besides its rows", most, size, setting)
+        _check("bytes of a message without its rows", most, size, setting)
 
     def check_local_connections(self, connections: int) -> None:
         """Refuse too many connections to the local socket."""

@@ -1,7 +1,7 @@
 """The cache of compiled kernels: a separate folder for each version of the code.
 
 Numba reuses a compiled kernel as long as the file that defines it is unchanged. But kernels here call kernels in other
-files and use their constants, so numba would keep using old callees. Hence each version has its own folder,
+files and use their constants, so numba would keep using old callees. So each version has its own folder,
 ``kernels-<digest>``. The digest covers every source file that defines a kernel or a constant for kernels (all of
 ``backends`` and ``kernels``), and the compiler's version and settings. It need not cover the processor, which numba
 checks.

@@ -31,7 +31,7 @@ class Needed(NamedTuple):
 
 
 def _no_more(names: str) -> dict[str, Needed | None]:
-    """Fields that whoever may call the RPC, or may send the message that they are in, may also set."""
+    """Fields that a caller may set who may call the RPC, or send the message that they are in."""
     return dict.fromkeys(names.split())
 
 

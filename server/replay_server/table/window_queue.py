@@ -4,7 +4,7 @@ A window is complete when its last row is stored, so the windows of a stream are
 several windows, because it closes an episode, the one with the earliest anchor comes first.
 
 Inserts wait while they would overwrite a row of a window that was not delivered. Windows that are not complete yet do
-not make inserts wait, because the stream of an actor that has died never goes on: such a window is lost, and counted,
+not make inserts wait, because the stream of an actor that has died never continues: such a window is lost, and counted,
 when as many rows as the table's capacity have been inserted after its first one. Rows stay live for as long, even after
 they were delivered.
 """

@@ -81,7 +81,7 @@ from tests.client.tables.test_writer import (
     test_a_row_does_not_wait_for_its_block_to_fill,
     test_a_writer_of_a_dropped_table_says_so_and_keeps_its_rows,
     test_an_error_of_the_block_is_not_hidden,
-    test_an_unused_writer_and_one_closed_twice_are_no_trouble,
+    test_an_unused_writer_and_one_closed_twice_are_no_problem,
     test_append_waits_rather_than_grow_while_the_server_is_slow,
     test_rows_arrive_once_each_and_in_order,
 )

@@ -148,8 +148,8 @@ def test_a_dropped_table_is_gone(client: ReplayClient, table: Table) -> None:
 
 def test_a_table_made_anew_is_another_one(client: ReplayClient, table: Table) -> None:
     client.drop_table(table.name)
-    anew = client.create_table(table.name, columns=COLUMNS, capacity=1000)
-    assert anew.uid != table.uid
+    again = client.create_table(table.name, columns=COLUMNS, capacity=1000)
+    assert again.uid != table.uid
     for call in (
         lambda: table.insert(rows([1])),
         lambda: table.sample(1, beta=0.4),

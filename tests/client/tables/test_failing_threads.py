@@ -68,7 +68,7 @@ def test_a_shard_that_is_away_is_looked_for_again(
     shard: Any = Shard()
     away._look(weakref.ref(shard), threading.Event())
     assert shard.looks == 2
-    assert "looking for a server that is away goes on" in caplog.text
+    assert "looking for a server that is away continues" in caplog.text
 
 
 def test_long_waits_are_told_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,8 +95,8 @@ def test_spawned_workers_are_given_the_table(table: Table) -> None:
 def test_a_table_that_was_made_anew_meanwhile_is_another_one(client: ReplayClient, table: Table) -> None:
     packed = pickle.dumps(table)
     table.drop()
-    anew = client.create_table(table.name, columns=COLUMNS, capacity=1000)
-    anew.insert(rows([1]))
+    again = client.create_table(table.name, columns=COLUMNS, capacity=1000)
+    again.insert(rows([1]))
     arrived: Table = pickle.loads(packed)
     attempts: list[Callable[[], object]] = [
         lambda: arrived.insert(rows([1])),

@@ -266,13 +266,13 @@ def test_a_dropped_table_and_a_new_one_are_told_apart(client: ReplayClient, tabl
     sampler.update_priorities(batch, np.ones(4))
     with pytest.raises(TableNotFoundError):
         exhaust(sampler)
-    anew = client.create_table(table.name, columns=COLUMNS, capacity=1000)
+    again = client.create_table(table.name, columns=COLUMNS, capacity=1000)
     with pytest.raises(TableReplacedError):
         next(sampler)
     with pytest.raises(TableReplacedError):
         exhaust(sampler)
-    anew.insert(rows([2]))
-    with anew.sampler(4, beta=0.4) as after:
+    again.insert(rows([2]))
+    with again.sampler(4, beta=0.4) as after:
         assert next(after)["number"].tolist() == [2] * 4
 
 

@@ -64,7 +64,7 @@ def test_leaving_the_block_sends_the_rest(table: Table) -> None:
     assert numbers_in(table) == [0, 1, 2]
 
 
-def test_an_unused_writer_and_one_closed_twice_are_no_trouble(table: Table) -> None:
+def test_an_unused_writer_and_one_closed_twice_are_no_problem(table: Table) -> None:
     with table.writer() as writer:
         writer.flush()
         writer.end_episode()
@@ -255,14 +255,14 @@ def test_a_writer_of_a_dropped_table_says_so_and_keeps_its_rows(table: Table) ->
 def test_a_writer_of_a_table_made_anew_says_so(client: ReplayClient, table: Table) -> None:
     writer = table.writer(block_rows=4)
     client.drop_table(table.name)
-    anew = client.create_table(table.name, columns=COLUMNS, capacity=1000)
+    again = client.create_table(table.name, columns=COLUMNS, capacity=1000)
     for number in range(6):
         writer.append(**row(number))
     with pytest.raises(TableReplacedError):
         writer.close()
     kept = writer.unacknowledged_rows()
     assert kept["number"].tolist() == list(range(6))
-    assert anew.insert(kept).tolist() == list(range(6))
+    assert again.insert(kept).tolist() == list(range(6))
 
 
 def test_an_error_of_the_block_is_not_hidden(table: Table, caplog: pytest.LogCaptureFixture) -> None:

@@ -185,7 +185,7 @@ def test_no_token_outlives_its_file(file: Path, caplog: pytest.LogCaptureFixture
     tokens = Tokens(file, ticks=ticks)
     file.unlink()
     ticks.now = 1.0
-    assert tokens.digest_of(SECRET) is not None, "it may be about to be written anew"
+    assert tokens.digest_of(SECRET) is not None, "it may be about to be written again"
     for ticks.now in (2.0, 3.0):
         assert tokens.digest_of(SECRET) is None
     assert caplog.text.count("is missing, its content no longer applies") == 1

@@ -20,7 +20,7 @@ LOOP = "live page"
 
 
 class Work:
-    """Rounds that fail until they are mended."""
+    """Rounds that fail until they are repaired."""
 
     def __init__(self, error: Exception) -> None:
         self.error: Exception | None = error
@@ -70,7 +70,7 @@ def test_a_loop_that_fails_is_logged_and_counted_and_goes_on(
 
     run(test)
     first = caplog.records[0]
-    assert first.getMessage().startswith("live page failed, 1 in a row; it goes on in 0 s: ")
+    assert first.getMessage().startswith("live page failed, 1 in a row; it continues in 0 s: ")
     assert (first.exc_info is not None) == has_traceback
 
 

@@ -91,8 +91,8 @@ def send(table: CalledTable, method: str, message: bytes) -> bool:
 
 def assert_usable(table: CalledTable) -> None:
     """Check that the server still works: a recreated table accepts rows and returns them."""
-    anew = make_victim(table.caller)
-    assert set(anew.sample(20).values) <= {*range(9, 20), 77}
+    again = make_victim(table.caller)
+    assert set(again.sample(20).values) <= {*range(9, 20), 77}
 
 
 # Bytes that are not a valid message.

@@ -139,9 +139,9 @@ def test_a_dropped_table_is_gone_and_its_name_is_free(new_table: NewTable, calle
     assert table.name not in caller.table_names()
     with refused("TABLE_NOT_FOUND", table=table.name):
         table.describe()
-    anew = new_table(table.name, capacity=7)
-    assert anew.uid != table.uid
-    assert (anew.describe().size, anew.describe().inserted) == (0, 0)
+    again = new_table(table.name, capacity=7)
+    assert again.uid != table.uid
+    assert (again.describe().size, again.describe().inserted) == (0, 0)
 
 
 def test_a_dropped_table_gives_its_files_back_whatever_was_refused_before(

@@ -1,6 +1,6 @@
 """The screens of `replay top`; textual draws them.
 
-    seen = looks(client.stats, interval_s)
+    seen = polls(client.stats, interval_s)
     Top(next(seen), seen, inspect, "localhost:50051").run()
 
 A thread fetches statistics and posts them to the app. The app shows them on its current screen.
@@ -30,7 +30,7 @@ from replay_client.cli.table_view import table_view, wait_text
 from replay_client.cli.text_plot import sparkline
 from replay_client.cli.top.history import History
 from replay_client.cli.top.table_list import TableList
-from replay_client.cli.watch import Trouble
+from replay_client.cli.watch import Problem
 from replay_client.errors import ReplayError
 from replay_client.results.stats import Stats
 
@@ -43,28 +43,28 @@ _LINES_BESIDE_BARS = 20
 _LEAST_BARS = 4
 
 
-class Looked(Message):
+class Polled(Message):
     """New statistics or rows, or the reason why there are none."""
 
-    def __init__(self, seen: Stats | Inspected | Trouble) -> None:
+    def __init__(self, seen: Stats | Inspected | Problem) -> None:
         """Hold what was seen."""
         super().__init__()
         self.seen = seen
 
 
 class View(Screen[None]):
-    """A screen with a line about the server and lines about trouble; subclasses show statistics below them."""
+    """A screen with a line about the server and lines about problem; subclasses show statistics below them."""
 
     def compose(self) -> ComposeResult:
         """Lay the screen out."""
         yield Static(id="server")
-        yield Static(id="trouble")
+        yield Static(id="problem")
         yield from self.content()
         yield Footer()
 
     @abstractmethod
     def content(self) -> ComposeResult:
-        """Lay out what is below the lines about the server and trouble."""
+        """Lay out what is below the lines about the server and problem."""
 
     @abstractmethod
     def show(self, stats: Stats, history: History) -> None:
@@ -88,11 +88,11 @@ class View(Screen[None]):
         line = server_line(top.stats, top.address, top.history.cpu_share)
         self.query_one("#server", Static).update(line)
         lines = list(away_text(top.stats))
-        if top.trouble is not None:
-            lines.insert(0, Text(printable_text(f"no statistics: {top.trouble}"), "red"))
-        trouble = self.query_one("#trouble", Static)
-        trouble.update(Text("\n").join(lines))
-        trouble.display = bool(lines)
+        if top.problem is not None:
+            lines.insert(0, Text(printable_text(f"no statistics: {top.problem}"), "red"))
+        problem = self.query_one("#problem", Static)
+        problem.update(Text("\n").join(lines))
+        problem.display = bool(lines)
         self.show(top.stats, top.history)
 
 
@@ -231,7 +231,7 @@ class Top(App[None]):
     """The app."""
 
     CSS = """
-    #server, #trouble, #name, #rates, #waits { height: auto; }
+    #server, #problem, #name, #rates, #waits { height: auto; }
     TableList { height: 1fr; scrollbar-size-vertical: 1; }
     Overview VerticalScroll { height: auto; max-height: 8; scrollbar-size-vertical: 1; }
     OneTable VerticalScroll { height: 1fr; scrollbar-size-vertical: 1; }
@@ -244,7 +244,7 @@ class Top(App[None]):
     ]
 
     def __init__(
-        self, first: Stats, later: Iterator[Stats | Trouble], inspect: Callable[[str], Inspected], address: str
+        self, first: Stats, later: Iterator[Stats | Problem], inspect: Callable[[str], Inspected], address: str
     ) -> None:
         """Show ``first``, then each of ``later``.
 
@@ -257,7 +257,7 @@ class Top(App[None]):
         super().__init__()
         self.address = address
         self.stats = first
-        self.trouble: Trouble | None = None
+        self.problem: Problem | None = None
         self.history = History()
         self.history.add(first)
         self.inspecting: str | None = None
@@ -275,14 +275,14 @@ class Top(App[None]):
         """Stop fetching statistics."""
         self._ended.set()
 
-    def on_looked(self, looked: Looked) -> None:
+    def on_polled(self, polled: Polled) -> None:
         """Show what was seen."""
-        self.trouble = looked.seen if isinstance(looked.seen, Trouble) else None
-        if isinstance(looked.seen, Stats):
-            self.stats = looked.seen
-            self.history.add(looked.seen)
-        if isinstance(looked.seen, Inspected) and isinstance(self.screen, TableRows):
-            self.screen.saw(looked.seen)
+        self.problem = polled.seen if isinstance(polled.seen, Problem) else None
+        if isinstance(polled.seen, Stats):
+            self.stats = polled.seen
+            self.history.add(polled.seen)
+        if isinstance(polled.seen, Inspected) and isinstance(self.screen, TableRows):
+            self.screen.saw(polled.seen)
         if isinstance(self.screen, View):
             # Use the screen's own queue: the screen takes messages from it only after it has laid out its widgets.
             self.screen.call_later(self.screen.refresh_view)
@@ -291,15 +291,15 @@ class Top(App[None]):
         try:
             self._fetch_all()
         except Exception as error:  # nothing new will come, and the screen shall not look as if all were well
-            self.post_message(Looked(Trouble(f"no statistics any more, start again: {error!r}", None)))
+            self.post_message(Polled(Problem(f"no statistics any more, start again: {error!r}", None)))
 
     def _fetch_all(self) -> None:
         for seen in self._later:
             if self._ended.is_set():
                 return
-            self.post_message(Looked(seen))
+            self.post_message(Polled(seen))
             if isinstance(seen, Stats) and self.inspecting is not None:
                 try:
-                    self.post_message(Looked(self._inspect(self.inspecting)))
+                    self.post_message(Polled(self._inspect(self.inspecting)))
                 except ReplayError as error:
-                    self.post_message(Looked(Trouble(error.message, None)))
+                    self.post_message(Polled(Problem(error.message, None)))

@@ -39,7 +39,7 @@ class TableHistory:
 
 
 class History:
-    """The recent rates of a server and its tables. They start anew if the server restarts or a table is replaced."""
+    """The recent rates of a server and its tables. They start again if the server restarts or a table is replaced."""
 
     def __init__(self) -> None:
         """Start without rates."""

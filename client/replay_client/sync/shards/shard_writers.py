@@ -33,7 +33,7 @@ from replay_client.errors import DeadlineExceededError, ReplayError, ServerUnava
 from replay_client.results.description import TableDescription
 from replay_client.sync.shards.servers.members import Member
 from replay_client.sync.shards.servers.reports import report_of
-from replay_client.sync.shards.servers.roster import AWAY_LOOK_S, Roster
+from replay_client.sync.shards.servers.roster import AWAY_POLL_S, Roster
 from replay_client.sync.writer import Writer
 
 log = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ class ShardWriters:
         self._roster.heard(max((writer.shards_version for writer in self), default=0))
         away = self.away
         if away:
-            self._roster.look(every_s=AWAY_LOOK_S)
+            self._roster.poll(every_s=AWAY_POLL_S)
         for shard_id in away:
             self._report(shard_id)
         if self.has_changed or self._orphans or time.monotonic() >= self._retry_at:

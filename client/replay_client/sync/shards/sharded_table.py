@@ -67,7 +67,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_LOOK_S: Final = 1.0
+_POLL_S: Final = 1.0
 """Minimum seconds between searches for a newer shard map, which calls start in a thread.
 
 Samplers and writers hear of newer maps in replies.
@@ -113,7 +113,7 @@ class ShardedTable(Table):
     @property
     def _members(self) -> tuple[Member, ...]:
         """The shards at present."""
-        self._roster.look(every_s=_LOOK_S)
+        self._roster.poll(every_s=_POLL_S)
         return self._roster.members
 
     def size(self) -> int:
@@ -337,7 +337,7 @@ class ShardedTable(Table):
         return ShardedLoader(loaders, rooms, priorities=priorities, heard=self._heard)
 
     def _copy_loader(self, insert_into: Callable[[Table], Insert]) -> RowLoader:
-        """Create a loader for a copy; see `Table._copy_loader`. It chooses the same shards whenever a copy goes on."""
+        """Create a loader for a copy; see `Table._copy_loader`. It chooses the same shards when a copy continues."""
         loaders = [(member, member.table._copy_loader(insert_into)) for member in self._active()]
         rooms = [member.description.capacity for member, _ in loaders]
         return ShardedLoader(loaders, rooms, priorities=True, heard=self._heard)
@@ -429,7 +429,7 @@ class ShardedTable(Table):
             TableNotFoundError: the table was dropped.
             ServerUnavailableError: no server is reachable.
         """
-        self._roster.look(every_s=_LOOK_S)
+        self._roster.poll(every_s=_POLL_S)
         return table_stats_of_all(self._roster.fleet, self._roster.shards, self.name)
 
     def inspect(self, *, largest: int = 10) -> Inspection:

@@ -21,7 +21,7 @@ ends calls of connections that hold unfinished messages:
 
 Calls end until the caller holds a single message in the second case, and one less than the limit in the third,
 beginning with the largest connections. Of a connection, half of the calls end, chosen at random, and more at the next
-look if that was not enough. So if an honest client looks odd for once, its other calls go on, and it makes progress.
+look if that was not enough. So if an honest client looks odd for once, its other calls continue, and it makes progress.
 
 If a caller completes nothing and has `_MANY_CALLS` on a connection, the connection is closed instead: to end the calls
 one by one takes 0.1 ms for each, and more bytes would arrive than are freed.
@@ -171,7 +171,7 @@ class Connection:
         self.socket, self.unfinished, self.searches, self._looked_at = None, 0.0, 0, 0
 
     def end(self, refusal: RequestError, *, all_calls: bool) -> float:
-        """End calls that may hold an unfinished message: all of them, or half, so that others go on.
+        """End calls that may hold an unfinished message: all of them, or half, so that others continue.
 
         Returns:
             About how many bytes they held. Which of the calls held them is not known.

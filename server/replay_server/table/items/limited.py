@@ -1,7 +1,7 @@
 """Items that may be drawn a limited number of times; then they stay in the ring, but are no longer drawn.
 
 An item without draws left is `replay_server.backends.index.DEAD_PRIORITY` in the stored priorities, and so stays out of
-the draws after a restart. The draws of other items are counted in memory only: a restart begins to count anew.
+the draws after a restart. The draws of other items are counted in memory only: a restart begins to count again.
 """
 
 from __future__ import annotations

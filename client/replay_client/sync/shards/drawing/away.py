@@ -20,7 +20,7 @@ from replay_client.sync.shards.servers.members import Member
 log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S: Final = 0.25
-_LOOK_S: Final = 0.5
+_POLL_S: Final = 0.5
 MOST_HELD: Final = 1 << 16
 """Maximum number of updates held for a shard."""
 
@@ -64,9 +64,9 @@ class AwayShard:
             self._thread.join()
 
     def _call(self, call: Call) -> Content:
-        return self.member.session.connection.call(replace(call, timeout_s=_LOOK_S))
+        return self.member.session.connection.call(replace(call, timeout_s=_POLL_S))
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Ask the server for the table; return whether it has answered. The thread calls this."""
         table = self.member.table
         try:
@@ -86,8 +86,8 @@ def _look(away: weakref.ref[AwayShard], ended: threading.Event) -> None:
     while not ended.wait(_LOOK_EVERY_S):
         shard = away()
         try:
-            if shard is None or shard.look():
+            if shard is None or shard.poll():
                 return
         except Exception:  # of any kind: otherwise, the shard would stay away for good
-            log.exception("looking for a server that is away goes on")
+            log.exception("looking for a server that is away continues")
         del shard

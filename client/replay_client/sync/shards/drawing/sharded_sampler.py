@@ -47,7 +47,7 @@ from replay_client.sync.shards.drawing.credit import Credit
 from replay_client.sync.shards.drawing.nothing_to_draw import nothing_to_draw, too_small
 from replay_client.sync.shards.drawing.shard_stream import ShardStream
 from replay_client.sync.shards.servers.members import Member
-from replay_client.sync.shards.servers.roster import AWAY_LOOK_S, Roster
+from replay_client.sync.shards.servers.roster import AWAY_POLL_S, Roster
 from replay_client.sync.shards.servers.updating import update_rows
 
 log = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ class ShardedSampler(Sampler):
         self._updates = False  # whether priorities were ever updated; if not, the token may lack that right
         self._computing_s = 10 * _BRIEF_S  # mean time between two calls of `next()`
         self._returned_s = time.perf_counter()  # when the last batch was returned
-        self._looked_at = 0.0  # when `_request` last looked at the shards, on the clock `time.monotonic`
+        self._polled_at = 0.0  # when `_request` last looked at the shards, on the clock `time.monotonic`
         self._together_before = 0  # what `_together` returned then
         self._begin()
 
@@ -327,11 +327,11 @@ class ShardedSampler(Sampler):
         now = time.monotonic()
         missing = self.prefetch - self.in_flight
         is_early = self._together_before > 1 and missing < min(self._together_before, self.prefetch)
-        if is_early and now - self._looked_at < _STATE_EVERY_S:
+        if is_early and now - self._polled_at < _STATE_EVERY_S:
             return  # most calls, if one message requests the batches of several of them
         together = self._together_before = self._together()
         is_due = together == 1 or missing >= together
-        self._looked_at = now
+        self._polled_at = now
         self._follow()
         self._welcome_back()
         if is_due:
@@ -548,7 +548,7 @@ class ShardedSampler(Sampler):
     def _follow(self) -> None:
         """Switch to the shards of the newest map that the roster knows."""
         if self._away:
-            self._roster.look(every_s=AWAY_LOOK_S)
+            self._roster.poll(every_s=AWAY_POLL_S)
         if self._roster.members is self._seen:
             return
         members = self._roster.members

@@ -48,13 +48,13 @@ def _found(fleet: Fleet, shards: ShardMap, name: str, opened: Uids) -> tuple[dic
         ServerUnavailableError: no server is reachable.
     """
 
-    def look() -> Operation[TableDescription | TableNotFoundError]:
+    def poll() -> Operation[TableDescription | TableNotFoundError]:
         try:
             return (yield from operations.describe(name))
         except TableNotFoundError as error:
             return error
 
-    found = ask_all(fleet.sessions_of(shards), look)
+    found = ask_all(fleet.sessions_of(shards), poll)
     there = {shard: found[shard.id] for shard in shards.in_use if shard.id in found}
     uids = {
         shard: opened.get(shard.id, each.uid) for shard, each in there.items() if isinstance(each, TableDescription)

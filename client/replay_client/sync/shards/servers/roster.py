@@ -3,7 +3,7 @@
     roster = Roster(fleet, name, members, shards)
     roster.members                      # the shards of the newest known map
     roster.heard(version)               # a reply had this version: if it is newer, a thread opens the new shards
-    roster.look(every_s=0.5)            # the same at intervals, because a server is away
+    roster.poll(every_s=0.5)            # the same at intervals, because a server is away
 
 The table, its samplers and its writers share a roster. None of them waits for it: they poll whether `members` has
 changed.
@@ -84,8 +84,8 @@ class Fills:
 
 log = logging.getLogger(__name__)
 
-AWAY_LOOK_S: Final = 0.5
-"""Seconds between looks for a newer map while a server is away."""
+AWAY_POLL_S: Final = 0.5
+"""Seconds between polls for a newer map while a server is away."""
 _HEARD_S: Final = 0.02
 _RETRY_S: Final = 0.5
 
@@ -102,9 +102,9 @@ class Roster:
         self._map = shards
         self._fleet = fleet
         self._name = name
-        self._looked_at = time.monotonic()
+        self._polled_at = time.monotonic()
         self._looking = threading.Lock()
-        """Held during a look."""
+        """Held during a poll."""
 
     def __reduce__(self) -> tuple[Callable[..., Roster], tuple[Any, ...]]:
         return Roster, (self._fleet, self._name, self.members, self._map)
@@ -146,13 +146,13 @@ class Roster:
     def heard(self, version: int) -> None:
         """Note that a server has this version of the map. Cheap if the version is not new."""
         if version > self._map.version:
-            self.look(every_s=_HEARD_S)
+            self.poll(every_s=_HEARD_S)
         elif self._is_incomplete:
-            self.look(every_s=_RETRY_S)
+            self.poll(every_s=_RETRY_S)
 
-    def look(self, *, every_s: float) -> None:
-        """Look for a newer map in a thread, unless the last look was less than ``every_s`` seconds ago."""
-        if time.monotonic() - self._looked_at < every_s:
+    def poll(self, *, every_s: float) -> None:
+        """Look for a newer map in a thread, unless the last poll was less than ``every_s`` seconds ago."""
+        if time.monotonic() - self._polled_at < every_s:
             return
         if not self._looking.acquire(blocking=False):
             return
@@ -166,7 +166,7 @@ class Roster:
         except ReplayError as error:  # for example, no server answers, or the client was closed
             log.debug("no newer shard map for table %r: %s", self._name, error)
         finally:
-            self._looked_at = time.monotonic()
+            self._polled_at = time.monotonic()
             self._looking.release()
 
     def _renew(self) -> None:
