@@ -124,6 +124,8 @@ docs/site/examples
 docs/project/benchmarks
 benchmarks/findings
 docs/project/architecture
+docs/project/storage
+docs/project/shards
 CONTRIBUTING
 SECURITY
 CODE_OF_CONDUCT

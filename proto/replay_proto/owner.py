@@ -3,7 +3,7 @@
     <folder>/owner.json         written by the server that owns the folder; its modification time is the heartbeat
 
 The record is a single JSON object, padded with blanks, so that it can be overwritten in place without disk space. Its
-checksum detects a torn record. `docs/project/architecture.md` lists who reads the record, and what each reader checks.
+checksum detects a torn record. `docs/project/storage.md` lists who reads the record, and what each reader checks.
 """
 
 from __future__ import annotations

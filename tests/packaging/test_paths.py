@@ -27,6 +27,7 @@ MOST_FILES = 8
 _ROWS = 3000
 """More than a block."""
 _TEXT = (ROOT / "docs" / "project" / "architecture.md").read_text("utf-8")
+_PAGES = "".join(page.read_text("utf-8") for page in sorted((ROOT / "docs" / "project").glob("*.md")))
 _FILES = re.compile(r"`([\w/.]+\.py)`")
 _OF_THE_PROCESS = ("__main__.py", "process/main.py")
 """On each stack of a server: they run the event loop."""
@@ -63,7 +64,7 @@ def check(call: str, files: list[str], stacks: Iterable[tuple[str, ...]]) -> Non
 def test_each_file_that_is_named_exists() -> None:
     every = [path for package in PACKAGES.values() for path in package.rglob("*.py")] + [*ROOT.glob("*/**/*.py")]
     known = {f"/{path.relative_to(ROOT)}" for path in every if ".venv" not in path.parts}
-    absent = [name for name in set(_FILES.findall(_TEXT)) if not any(path.endswith(f"/{name}") for path in known)]
+    absent = [name for name in set(_FILES.findall(_PAGES)) if not any(path.endswith(f"/{name}") for path in known)]
     assert not absent
 
 
