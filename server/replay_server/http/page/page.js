@@ -2,6 +2,7 @@
 
 import { MINUTES, Points, ratesPlot, showHistogram } from "./charts.js";
 import * as format from "./format.js";
+import { Overview } from "./overview.js";
 
 const RETRY_MS = 2000;
 const SILENT_MS = 15000;
@@ -67,7 +68,6 @@ class Card {
 
   /** Load the rates of the last ten minutes. */
   async loadHistory() {
-    if (!this.element.open) return;
     const points = await pointsOf(this.name).catch(() => null); // the server may stop before or during its reply
     if (!points) return;
     this.points.merge(points);
@@ -75,9 +75,7 @@ class Card {
   }
 
   opened() {
-    if (!this.element.open || !this.figures) return;
-    this.loadHistory();
-    this.show(this.figures);
+    if (this.element.open && this.figures) this.show(this.figures);
   }
 
   show(figures) {
@@ -175,14 +173,29 @@ class Card {
 }
 
 const cards = new Map();
+const overview = new Overview(byId("overview"), openCard);
 let version = null;
 let lastEvent = 0;
 let silentMs = SILENT_MS;
 let before = null;
 
-function showTables(tables) {
+/** Open the card of a table, and move there. */
+function openCard(name) {
+  const { element } = cards.get(name);
+  element.open = true;
+  element.scrollIntoView({ block: "start" });
+  element.querySelector("summary").focus({ preventScroll: true });
+}
+
+/** Load the histories of tables one after another, so that many tables take few connections. */
+async function loadHistories() {
+  for (const card of [...cards.values()]) await card.loadHistory();
+}
+
+function showTables(tables, at) {
   const wanted = byId("filter").value.toLowerCase();
   const names = new Set(tables.map((table) => table.name));
+  const isFirst = !cards.size;
   for (const [name, card] of cards) {
     if (!names.has(name)) {
       card.element.remove();
@@ -192,15 +205,19 @@ function showTables(tables) {
   tables.forEach((figures, i) => {
     let card = cards.get(figures.name);
     if (!card) {
-      card = new Card(figures.name, i < OPEN_CARDS);
+      card = new Card(figures.name, tables.length <= OPEN_CARDS);
       cards.set(figures.name, card);
       byId("tables").insertBefore(card.element, byId("tables").children[i] ?? null);
-      card.loadHistory();
+      if (!isFirst) card.loadHistory();
     }
     card.element.hidden = !figures.name.toLowerCase().includes(wanted);
     if (!card.element.hidden) card.show(figures);
     else card.points.append(figures.points);
   });
+  if (isFirst) loadHistories();
+  byId("overview").hidden = tables.length < 2;
+  const shown = tables.filter((figures) => !cards.get(figures.name).element.hidden);
+  if (tables.length > 1) overview.show(shown, (name) => cards.get(name).points.columns, at);
   byId("filter").hidden = tables.length <= OPEN_CARDS;
   byId("empty").hidden = tables.length > 0;
 }
@@ -285,7 +302,7 @@ function show(server) {
   lastEvent = Date.now();
   setConnected(`live, ${format.clock(server.at)}`, false);
   showServer(server);
-  showTables(server.tables);
+  showTables(server.tables, server.at);
   showCalls(server.methods);
   showPlace(server.place);
   showCheckpoints(server.checkpoints, server.at);
@@ -306,7 +323,7 @@ function connect() {
     setConnected("no connection to the server, trying again", true);
     setTimeout(connect, RETRY_MS);
   };
-  cards.forEach((card) => card.loadHistory());
+  loadHistories();
 }
 
 // A hidden page costs the server nothing.
@@ -316,5 +333,5 @@ setInterval(() => {
     setConnected(`no news for ${format.duration((Date.now() - lastEvent) / 1000)}`, true);
   }
 }, 1000);
-byId("filter").addEventListener("input", () => before && showTables(before.tables));
+byId("filter").addEventListener("input", () => before && showTables(before.tables, before.at));
 connect();
