@@ -42,8 +42,8 @@ class Line {
     button.addEventListener("click", open);
     header.append(button);
     this.problem = this.cell("problem");
-    this.fill = this.cell();
-    this.rates = SHOWN.map((series) => this.cell(series));
+    this.fill = this.cell("wide");
+    this.rates = SHOWN.map((series) => this.cell(series === "updated" ? `${series} wide` : series));
     this.svg = document.createElementNS(SVG, "svg");
     this.svg.setAttribute("viewBox", `0 0 ${WIDTH} ${HEIGHT}`);
     this.svg.setAttribute("role", "img");
