@@ -27,6 +27,10 @@ NOT_DEEP := $(if $(ARGS),, and not deep)
 # process that has imported all tests, unless coverage is measured, which has to begin before the imports.
 WORKERS := $(if $(COVER),--numprocesses 4,--tx '4*popen//python=$(BIN)/python -m tests.support.worker') --dist worksteal
 
+SHELL_SCRIPTS := .ci/run benchmarks/peers/install.sh deploy/slurm/train.sh
+# Templates of Helm are YAML only after Helm has filled them in.
+YAML := $(wildcard *.yml .github/*.yml .github/*/*.yml deploy/grafana/*/*/*.yml deploy/prometheus/*.yml deploy/prometheus/*/*.yml deploy/helm/*/*.yaml)
+
 .PHONY: run test test-page test-chart integrations coverage test-deep test-lowest release-check docs screens try-docs lint format proto torture torture-network fuzz attack soak bench clean help
 
 run: $(VENV)/.installed  ## Train CartPole-v1 through a server of its own and show the result.
@@ -77,16 +81,7 @@ docs: $(VENV)/.installed  ## Build the site in build/site: guide, API reference,
 screens: $(VENV)/.installed  ## Take the pictures of terminal screens; trains for a minute.
 	$(BIN)/python -m scripts.screens
 
-try-# Tests of the repository itself, and of libraries beyond the extras, are left out.
-test-lowest: $(VENV)/.installed  ## The tests with the oldest dependencies that pyproject.toml allows.
-	rm -rf $(LOWEST_VENV)
-	$(BIN)/python -m scripts.lowest $(LOWEST_VENV)
-	$(LOWEST_VENV)/bin/pytest -m "not timed and not long and not deep" --numprocesses 4 --dist worksteal --ignore tests/packaging $(ARGS)
-
-release-check: $(VENV)/.installed  ## Build the wheel and sdist, and use them with every Python.
-	$(BIN)/python -m scripts.release --check
-
-docs: $(VENV)/.installed  ## Run every command and program of the README and docs/ like a user.
+try-docs: $(VENV)/.installed  ## Run every command and program of the README and docs/ like a user.
 	$(BIN)/python -m scripts.try_docs $(ARGS)
 
 # Checks style, types, the contract, whether generated code is current, and pinned packages for known vulnerabilities.
@@ -95,6 +90,8 @@ lint: $(VENV)/.installed $(PROTO_VENV)/.installed $(AUDIT_VENV)/.installed  ## S
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/buf lint proto
+	$(BIN)/shellcheck --severity=warning $(SHELL_SCRIPTS)
+	$(BIN)/check-yaml --multi $(YAML)
 	$(PROTO_VENV)/bin/python scripts/generate_proto.py --check
 	$(AUDIT_VENV)/bin/python scripts/audit.py
 

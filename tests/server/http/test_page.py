@@ -197,7 +197,7 @@ def test_those_of_many_tables_that_need_attention_come_first(
     hungry = caller.create("v-hungry", rate_limiter=rate_limiter(10, 2.0, (10.0, 30.0)))
     full = caller.create("w-full", rate_limiter=rate_limiter(1, 1.0, (-10.0, 10.0)))
     full.insert(range(10))
-    waiting = [hungry.begin_sample(1, wait_s=60.0), full.begin_insert([1], wait_s=60.0)]
+    waiting: list[Any] = [hungry.begin_sample(1, wait_s=60.0), full.begin_insert([1], wait_s=60.0)]
     page = open_page(server)
     page.wait("count => document.querySelectorAll('#overview tbody tr').length === count", MANY)
     tables[17].insert(range(10))  # evicts keys 0 to 9
