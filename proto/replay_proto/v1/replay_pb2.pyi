@@ -14,7 +14,7 @@ The field `rows` has the number 15 in every message, so that both ends can build
 If the server requires tokens, each call sends one as metadata: "authorization: Bearer TOKEN". Each RPC below states
 the right that it requires on the table named in a message.
 
-A request may have at most 1 MiB besides `rows` and arrays of keys and priorities; a longer one fails with
+A request may have at most 1 MiB in addition to `rows` and arrays of keys and priorities; a longer one fails with
 RESOURCE_EXHAUSTED / TOO_LARGE. A request with rows may have at most 32 fields and no groups; otherwise, it fails
 with INVALID_ARGUMENT.
 
