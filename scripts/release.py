@@ -114,6 +114,7 @@ def changes(version: str, date: str) -> dict[str, Callable[[str], str]]:
         )
 
     return {
+        "README.md": lambda text: _set(text, r"\*\*Version [\d.]+\*\*", f"**Version {version.rpartition('.')[0]}**"),
         "pyproject.toml": lambda text: _set(text, r'^version = ".*"$', f'version = "{version}"'),
         "deploy/helm/replay/Chart.yaml": lines(version=version, appVersion=f'"{version}"'),
         "CITATION.cff": lines(version=version, **{"date-released": date}),
