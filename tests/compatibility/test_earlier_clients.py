@@ -20,7 +20,18 @@ from tests.support.server_process import ServerProcess
 
 RECORDINGS = sorted((Path(__file__).parent / "recordings").glob("*.jsonl"))
 SERVICE = "/replay.v1.ReplayService/"
-DRAWN_OR_MEASURED = {"uid", "table_uid", "server_uid", "owner_id", "directory", "socket", "server", "ages_s", "rates"}
+DRAWN_OR_MEASURED = {
+    "uid",
+    "table_uid",
+    "server_uid",
+    "owner_id",
+    "directory",
+    "socket",
+    "server",
+    "ages_s",
+    "rates",
+    "delay_s",
+}
 """Fields that differ between two servers of one version. Draws are equal, because the tables have a seed."""
 
 

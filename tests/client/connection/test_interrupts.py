@@ -39,14 +39,14 @@ client = ReplayClient(sys.argv[1])
 table = client.table(sys.argv[2])
 """
 WRITING = """
-with table.writer(block_rows=10) as writer:
+with table.writer(block_rows=10, max_blocks_in_flight=16) as writer:
     for number in range(1_000_000):
         writer.append(number=number, obs=np.zeros(3), done=False)
         if number == 199:
             print("ready", flush=True)
 """
 LEAVING = """
-with table.writer(block_rows=10) as writer:
+with table.writer(block_rows=10, max_blocks_in_flight=16) as writer:
     for number in range(150):
         writer.append(number=number, obs=np.zeros(3), done=False)
     flush = writer.flush

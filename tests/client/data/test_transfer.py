@@ -126,6 +126,7 @@ def test_an_export_that_is_not_possible_creates_no_directory(
 
 
 def test_what_is_wrong_is_said_in_one_line(replay: Replay, table: Table, tmp_path: Path) -> None:
+    pytest.importorskip("minari", reason="minari is not installed")
     (tmp_path / "text").write_text("no rows")
     for arguments, said in [
         (("export", table.name, "text"), "File exists"),

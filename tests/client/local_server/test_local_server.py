@@ -178,10 +178,12 @@ def test_a_missing_extra_is_said_with_how_to_install_it(monkeypatch: pytest.Monk
 
 def test_the_modules_of_the_extra_are_known() -> None:
     distributions = packages_distributions()
-    extra = metadata()["project"]["optional-dependencies"]["server"]
-    assert {canonicalize_name(distributions[module][0]) for module in local_server.NEEDED} == {
-        canonicalize_name(Requirement(line).name) for line in extra
-    }
+    project = metadata()["project"]
+    extra, base = (
+        {canonicalize_name(Requirement(line).name) for line in lines}
+        for lines in (project["optional-dependencies"]["server"], project["dependencies"])
+    )
+    assert {canonicalize_name(distributions[module][0]) for module in local_server.NEEDED} == extra - base
 
 
 def test_how_far_a_first_start_is_is_shown(

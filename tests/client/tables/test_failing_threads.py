@@ -58,7 +58,7 @@ def test_a_shard_that_is_away_is_looked_for_again(
     class Shard:
         looks = 0
 
-        def look(self) -> bool:
+        def poll(self) -> bool:
             self.looks += 1
             if self.looks == 1:
                 raise MemoryError
