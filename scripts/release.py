@@ -76,10 +76,10 @@ def release(version: str) -> None:
     if output("git", "tag", "--list", f"v{version}"):
         raise ReleaseError(f"the tag v{version} exists")
     notes = entries(ROOT.joinpath("CHANGELOG.md").read_text("utf-8"))
-    for name, change in changes(version, datetime.date.today().isoformat()).items():
-        file = ROOT / name
-        file.write_text(change(file.read_text("utf-8")), "utf-8")
     try:
+        for name, change in changes(version, datetime.date.today().isoformat()).items():
+            file = ROOT / name
+            file.write_text(change(file.read_text("utf-8")), "utf-8")
         check(build())
     except BaseException:
         run("git", "checkout", "--quiet", "--", ".")
