@@ -36,12 +36,13 @@ class ServerAccess:
 
 
 @contextmanager
-def replay_server(address: str | None, folder: Path) -> Iterator[ServerAccess]:
+def replay_server(address: str | None, folder: Path, *, keeps_tables: bool = False) -> Iterator[ServerAccess]:
     """Provide a server for an experiment.
 
     Args:
         address: address of a running server; None: start one for the duration of the block.
         folder: directory for the log and token of a started server.
+        keeps_tables: whether a started server keeps its tables in the folder, for the next start.
 
     Raises:
         LocalServerError: the server could not be started.
@@ -52,6 +53,8 @@ def replay_server(address: str | None, folder: Path) -> Iterator[ServerAccess]:
         return
     with (
         own_access(folder / "access") as own,
-        LocalServer(token=own.token, log_path=folder / "server.log") as server,
+        LocalServer(
+            folder / "replay" if keeps_tables else None, token=own.token, log_path=folder / "server.log"
+        ) as server,
     ):
         yield ServerAccess(server.address, own)

@@ -86,8 +86,7 @@ class _Comparison:
 
 @contextmanager
 def _open(settings: CompareSettings) -> Iterator[_Processes]:
-    with replay_server(settings.server, settings.directory) as server:
-        _drop_left_behind(settings, server)
+    with replay_server(settings.server, settings.directory, keeps_tables=True) as server:
         context = multiprocessing.get_context("spawn")
         stopping = context.Event()
         token = None if server.own is None else server.own.token
@@ -97,14 +96,6 @@ def _open(settings: CompareSettings) -> Iterator[_Processes]:
         finally:
             stopping.set()
             pool.shutdown(cancel_futures=True)
-
-
-def _drop_left_behind(settings: CompareSettings, server: ServerAccess) -> None:
-    """Drop the incomplete tables of interrupted runs, which start over."""
-    with server.connect() as client:
-        for table in client.tables():
-            if table.name.startswith(f"{settings.directory.resolve().name}-"):
-                client.drop_table(table.name)
 
 
 def _run_all(comparison: _Comparison, console: Console) -> None:

@@ -42,9 +42,8 @@ COMMON: Final[Mapping[str, Any]] = MappingProxyType(
     {
         "solved_return": None,  # every run takes all its steps
         "evaluation_episodes": 0,
-        "validation_episodes": 20,
-        "confirm_episodes": 20,
-        "checkpoint_interval_s": 3600.0,
+        "validation_share": 1.0,  # all runs are validated at the same steps
+        "checkpoint_interval_s": 300.0,
         "threads": 1,  # runs are parallel, one core each
         "tensorboard": False,
         "progress": False,
@@ -63,6 +62,8 @@ class EnvironmentDefaults:
     """Runs of each step size in the sweep; 0: no sweep."""
     train: Mapping[str, Any]
     """Settings of the trainer."""
+    validation_episodes: int = 20
+    """Greedy episodes of each validation."""
 
 
 _ACROBOT: Final[Mapping[str, Any]] = MappingProxyType(
@@ -99,6 +100,21 @@ _MINATAR: Final[Mapping[str, Any]] = MappingProxyType(
         "validate_interval": 25_000,
     }
 )
+_PONG: Final[Mapping[str, Any]] = MappingProxyType(
+    {
+        **preset("ALE/Pong-v5", "dqn"),
+        "network": "experiments.compare.atari_network:small_network",
+        "dueling": False,
+        "steps": 500_000,  # two million frames
+        "capacity": 100_000,
+        # Step size of uniform replay. Prioritized replay uses a quarter of it, which is the preset's step size.
+        "learning_rate": 4e-4,
+        "target_interval": 500,
+        "learning_starts": 10_000,
+        "epsilon_steps": 100_000,
+        "validate_interval": 25_000,
+    }
+)
 MINATAR_PREFIX: Final = "experiments.compare.minatar_games:MinAtar/"
 
 ENVIRONMENTS: Final[Mapping[str, EnvironmentDefaults]] = MappingProxyType(
@@ -107,6 +123,7 @@ ENVIRONMENTS: Final[Mapping[str, EnvironmentDefaults]] = MappingProxyType(
         "Acrobot-v1": EnvironmentDefaults(10, 3, _ACROBOT),
         "MountainCar-v0": EnvironmentDefaults(5, 2, _MOUNTAIN_CAR),
         f"{MINATAR_PREFIX}Breakout-v1": EnvironmentDefaults(3, 1, _MINATAR),
+        "ALE/Pong-v5": EnvironmentDefaults(2, 0, _PONG, validation_episodes=5),
     }
 )
 OTHERS: Final = EnvironmentDefaults(5, 2, MappingProxyType({}))

@@ -28,7 +28,7 @@ class CompareSettings(Settings):
     """Compare learning curves of Double DQN with uniform, proportional and rank-based replay.
 
     The runs use parallel processes and one server, with a table per run. Without --server it starts a replay server. If
-    started again, it trains the missing runs.
+    started again, it resumes interrupted runs and trains the missing ones.
     """
 
     env: Annotated[str, WHAT] = DEFAULT_ENV
@@ -81,7 +81,9 @@ class CompareSettings(Settings):
     def train(self) -> dict[str, Any]:
         """Trainer settings shared by all runs."""
         given = {} if self.steps is None else {"steps": self.steps}
-        return {**self.defaults.train, **COMMON, "env": self.env, **given}
+        episodes = self.defaults.validation_episodes
+        judged = {"validation_episodes": episodes, "confirm_episodes": episodes}
+        return {**self.defaults.train, **COMMON, **judged, "env": self.env, **given}
 
     @property
     def base_learning_rate(self) -> float:

@@ -16,6 +16,7 @@ from typing import Any
 
 from replay_agent.processes.signals import StopRequest
 from replay_agent.settings.train_settings import TrainSettings
+from replay_agent.training.checkpoint import checkpoints
 from replay_agent.training.run import train
 from replay_agent.training.training_loop import Ending
 from replay_client.security import TLS_PREFIX, TOKEN_VARIABLE
@@ -66,7 +67,7 @@ def prepare_process(stopping: Event, token: str | None) -> None:
 def run_training(values: Mapping[str, Any]) -> Validations | None:
     """Train, and return the learning curve; None if stopped.
 
-    An interrupted run starts over, because its table is missing or incomplete.
+    An interrupted run is resumed from its last checkpoint.
 
     Args:
         values: settings of the trainer, including name and directory of the run.
@@ -76,7 +77,10 @@ def run_training(values: Mapping[str, Any]) -> Validations | None:
     """
     settings = TrainSettings(**values)
     run = settings.runs_dir / str(settings.name)
-    shutil.rmtree(run, ignore_errors=True)
+    if checkpoints(run / "checkpoints"):
+        settings = settings.model_copy(update={"resume": run})
+    else:
+        shutil.rmtree(run, ignore_errors=True)
     try:
         report = train(settings, _stop, Console(quiet=True))
     except Exception as error:

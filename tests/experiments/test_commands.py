@@ -10,7 +10,8 @@ from typing import Final
 import pytest
 from replay_agent.processes.signals import StopRequest
 from replay_agent.settings.train_settings import TrainSettings
-from replay_client import ReplayClient
+from replay_agent.training.checkpoint import checkpoints
+from replay_agent.training.run_directory import RunDirectory
 from replay_proto.command_line import read_settings
 from rich.console import Console
 from rich.table import Table
@@ -172,25 +173,16 @@ def test_learning_curves_are_trained_in_parallel_and_only_once(tmp_path: Path) -
 @pytest.mark.deep
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_a_comparison_that_is_stopped_keeps_no_half_runs(server: ServerProcess, tmp_path: Path) -> None:
+def test_a_run_that_is_stopped_is_resumed_where_it_was(tmp_path: Path) -> None:
     settings = CompareSettings(
-        methods=(ReplayMethod.UNIFORM,),
-        seeds=1,
-        sweep_seeds=0,
-        steps=1_000_000,
-        jobs=1,
-        server=server.address,
-        out=tmp_path / "stopped",
+        methods=(ReplayMethod.UNIFORM,), seeds=1, sweep_seeds=0, steps=2_500, jobs=1, out=tmp_path / "stopped"
     )
+    run = settings.directory / "runs" / "stopped-uniform-1-seed0"
     stop = StopRequest()
-
-    def trains() -> bool:
-        with ReplayClient(server.address) as client:
-            return any(table.name.startswith("stopped-") for table in client.tables())
 
     def stop_when_it_trains() -> None:
         try:
-            wait_until(trains, "it trains", _STARTS_S)
+            wait_until(lambda: bool(checkpoints(run / "checkpoints")), "it trains", _STARTS_S)
         finally:
             stop.set()
 
@@ -198,10 +190,14 @@ def test_a_comparison_that_is_stopped_keeps_no_half_runs(server: ServerProcess, 
     thread.start()
     compare(settings, stop, Console(quiet=True))
     thread.join()
-    assert stop.is_set()
-    assert not (tmp_path / "stopped" / "curves.csv").exists()
-    with ReplayClient(server.address) as client:
-        client.drop_table("stopped-uniform-1-seed0")
+    assert not (settings.directory / "curves.csv").exists()
+    stopped_at = int(checkpoints(run / "checkpoints")[-1].name.removeprefix("step-"))
+    assert stopped_at < 2_500
+
+    compare(settings, StopRequest(), Console(quiet=True))
+    assert RunDirectory(run).earlier_starts == 1
+    steps = [int(row["step"]) for row in lines_of(settings.directory / "curves.csv")]
+    assert steps == [1_000, 2_000, 2_500]
 
 
 def test_lists_are_words_with_commas_in_flags_and_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
