@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from replay_agent.acting.environments import EnvironmentFailedError, checked_spaces, make_environments
+from replay_agent.acting.environments import checked_spaces, make_environments
 from replay_agent.acting.evaluation import action_values, initial_states
 from replay_agent.acting.seeds import ActorSeeds
+from replay_agent.acting.step_guard import STEP_TIMEOUT_S, EnvironmentFailedError, guarded
 from replay_agent.atari_options import AtariOptions
 from replay_agent.dqn.networks import ActingNetwork
 
@@ -152,6 +153,7 @@ class Actor:
         device: torch.device | None = None,
         estimates: bool = False,
         clips_rewards: bool = False,
+        step_timeout_s: float = STEP_TIMEOUT_S,
     ) -> None:
         """Create the environments and start their episodes.
 
@@ -167,6 +169,7 @@ class Actor:
                 with a recurrent network, whose state would advance when the next observation is evaluated.
             clips_rewards: whether the rewards of steps are clipped to [-1, 1] (Mnih et al., 2015, Methods). The returns
                 of finished episodes are those of the environment.
+            step_timeout_s: seconds after which a step counts as hanging.
 
         Raises:
             UnsupportedEnvironmentError: the environment cannot be created, or its spaces are not supported.
@@ -180,6 +183,7 @@ class Actor:
         self._actor_id = actor_id
         self._estimates = estimates
         self._clips_rewards = clips_rewards
+        self._step_timeout_s = step_timeout_s
         self._ahead: NDArray[np.float32] | None = None  # action values of the next observations, if they are known
         self._returns, self._lengths = np.zeros(environments), np.zeros(environments, np.int64)
         self._obs: NDArray[Any] = self._envs.reset(seed=seeds.environment)[0]
@@ -188,7 +192,7 @@ class Actor:
         """Take a step in each environment.
 
         Raises:
-            EnvironmentFailedError: an environment raised an error, or returned a number that is not finite.
+            EnvironmentFailedError: an environment raised an error, hangs, or returned a number that is not finite.
         """
         obs, states = self._obs, self._policy.states
         values = self._policy.values(obs) if self._estimates and self._ahead is None else self._ahead
@@ -236,12 +240,8 @@ class Actor:
         Raises:
             EnvironmentFailedError: as for `step`.
         """
-        try:
+        with guarded(self._env_id, self._step_timeout_s):
             obs, rewards, terminated, truncated, infos = self._envs.step(self._first_action + actions)
-        except Exception as error:
-            raise EnvironmentFailedError(
-                f"the environment {self._env_id} failed in a step: {type(error).__name__}: {error}"
-            ) from error
         next_obs, is_over = obs, terminated | truncated
         if is_over.any():
             next_obs = obs.copy()

@@ -44,10 +44,6 @@ class UnsupportedEnvironmentError(ValueError):
     """The environment cannot be created, or DQN does not support its spaces."""
 
 
-class EnvironmentFailedError(RuntimeError):
-    """The environment raised an error, or returned a number that is not finite."""
-
-
 @dataclass(frozen=True)
 class EnvironmentInfo:
     """The properties of an environment that the agent needs.

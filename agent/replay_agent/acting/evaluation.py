@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from replay_agent.acting.environments import Environment
 from replay_agent.acting.seeds import evaluated_exploration
+from replay_agent.acting.step_guard import STEP_TIMEOUT_S, guarded
 from replay_agent.dqn.networks import ActingNetwork
 
 MAX_PARALLEL_EPISODES = 20
@@ -48,6 +49,7 @@ def evaluate(
     epsilon: float = 0.0,
     device: torch.device | None = None,
     should_stop: Callable[[], bool] = lambda: False,
+    step_timeout_s: float = STEP_TIMEOUT_S,
 ) -> EvaluationResult:
     """Play one episode per seed. Equal seeds and networks give equal episodes.
 
@@ -59,9 +61,11 @@ def evaluate(
         epsilon: probability of a random action; otherwise, actions are greedy.
         device: the network's device; None: the CPU.
         should_stop: called before every step; True stops the evaluation.
+        step_timeout_s: seconds after which a step counts as hanging.
 
     Raises:
         EvaluationStoppedError: ``should_stop`` returned True.
+        EnvironmentFailedError: an environment raised an error, or hangs.
     """
     returns: list[float] = []
     lengths: list[int] = []
@@ -72,7 +76,7 @@ def evaluate(
         for start in range(0, len(seeds), MAX_PARALLEL_EPISODES):
             part = seeds[start : start + MAX_PARALLEL_EPISODES]
             episodes = [
-                _Episode(env, env.reset(seed=seed)[0], evaluated_exploration(seed))
+                _Episode(env, env.reset(seed=seed)[0], evaluated_exploration(seed), step_timeout_s)
                 for env, seed in zip(environments, part, strict=False)
             ]
             _play(network, episodes, first_action, epsilon, device, should_stop)
@@ -90,13 +94,16 @@ class _Episode:
     env: Environment
     obs: NDArray[Any]
     random: np.random.Generator
+    timeout_s: float
     total: float = 0.0
     length: int = 0
     done: bool = False
 
     def step(self, action: int) -> float:
         """Take a step, and return its reward."""
-        self.obs, reward, terminated, truncated, _ = self.env.step(action)
+        name = self.env.spec.id if self.env.spec else type(self.env.unwrapped).__name__
+        with guarded(name, self.timeout_s):
+            self.obs, reward, terminated, truncated, _ = self.env.step(action)
         self.total += float(reward)
         self.length += 1
         self.done = terminated or truncated

@@ -25,8 +25,9 @@ from replay_client import (
 from replay_client.security import token_from_environment
 
 from replay_agent.acting.actor import Actor, FinishedEpisode
-from replay_agent.acting.environments import EnvironmentFailedError, UnsupportedEnvironmentError
+from replay_agent.acting.environments import UnsupportedEnvironmentError
 from replay_agent.acting.seeds import ActorSeeds, RunSeeds
+from replay_agent.acting.step_guard import EnvironmentFailedError
 from replay_agent.distributed.published_run import (
     PAUSE_S,
     PublishedRun,
@@ -93,6 +94,7 @@ class ActingRun:
             atari=task.atari,
             estimates=task.actor_priorities,
             clips_rewards=task.clip_rewards,
+            step_timeout_s=task.step_timeout_s,
         )
         self._reports = [hello(self._number, name)]
         self._report_table: Table | None = None

@@ -23,6 +23,7 @@ from pydantic.dataclasses import dataclass
 from replay_client import Column, Rows
 
 from replay_agent.acting.actor import FinishedEpisode
+from replay_agent.acting.step_guard import STEP_TIMEOUT_S
 from replay_agent.atari_options import AtariOptions
 from replay_agent.dqn.divergence import MAX_RETURN
 from replay_agent.dqn.networks import NetworkSpec
@@ -85,6 +86,7 @@ class ActorTask:
         actor_priorities: whether actors compute the priorities of new rows.
         clip_rewards: whether actors clip the rewards that they record to [-1, 1].
         check_steps: environment steps of an actor between two polls of the progress.
+        step_timeout_s: seconds after which a step of an environment counts as hanging.
         environments: environments of an actor.
         atari: how Atari games are played.
     """
@@ -101,6 +103,7 @@ class ActorTask:
     actor_priorities: bool = False
     clip_rewards: bool = False
     check_steps: int = 50
+    step_timeout_s: float = STEP_TIMEOUT_S
     environments: int = 1
     atari: AtariOptions = AtariOptions()
 

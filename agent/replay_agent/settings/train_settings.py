@@ -36,6 +36,8 @@ MAX_EPSILONS = 10_000
 # A larger ratio would starve environment steps.
 MAX_REPLAY_RATIO = 1e6
 MAX_SHARDS = 256
+# The system's timers take at least this many seconds.
+MAX_STEP_TIMEOUT_S = 1e6
 MAX_ENVS = 1024
 # With fewer, the epsilons of Ape-X are undefined.
 MIN_EXPLORERS = 2
@@ -215,6 +217,8 @@ class TrainSettings(Settings):
     """gradient steps between published versions of the weights"""
     check_steps: Annotated[int, ACTING] = Field(50, ge=1)
     """environment steps of an actor between two checks for newer weights"""
+    step_timeout_s: Annotated[float, ACTING] = Field(600.0, gt=0, le=MAX_STEP_TIMEOUT_S)
+    """seconds after which a step of an environment, with its reset, counts as hanging"""
 
     sticky_actions: Annotated[float, ATARI] = Field(0.25, ge=0, lt=1)
     """probability that the emulator repeats the last action in a frame"""

@@ -15,12 +15,9 @@ from replay_proto.channels import host_and_port
 from rich.console import Console
 from safetensors.torch import save_file
 
-from replay_agent.acting.environments import (
-    EnvironmentFailedError,
-    UnsupportedEnvironmentError,
-    inspect_environment,
-)
+from replay_agent.acting.environments import UnsupportedEnvironmentError, inspect_environment
 from replay_agent.acting.evaluation import EvaluationStoppedError
+from replay_agent.acting.step_guard import EnvironmentFailedError
 from replay_agent.distributed.run_tables import CALL_S
 from replay_agent.dqn.divergence import DivergedError
 from replay_agent.dqn.networks import network_kind
@@ -87,7 +84,7 @@ def train(
         LocalServerError: the embedded server did not start, or died.
         CheckpointError: there is no usable checkpoint to resume from.
         DivergedError: training diverged; earlier checkpoints are kept.
-        EnvironmentFailedError: the environment raised an error, or returned a number that is not finite.
+        EnvironmentFailedError: the environment raised an error, hangs, or returned a number that is not finite.
         ActorsFailError: actors repeatedly fail, or cannot be placed by Ray.
         ReplayError: the server is unreachable, or refuses a call.
     """

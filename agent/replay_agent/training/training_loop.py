@@ -388,6 +388,7 @@ class TrainingLoop:
             epsilon=self._settings.evaluation_epsilon,
             device=self._device,
             should_stop=self._stop.is_set,
+            step_timeout_s=self._settings.step_timeout_s,
         )
         for value in result.returns:
             require_return(float(value), "a greedy episode")
@@ -414,6 +415,7 @@ class TrainingLoop:
             actor_priorities=settings.actors_estimate,
             clip_rewards=settings.clip_rewards,
             check_steps=settings.check_steps,
+            step_timeout_s=settings.step_timeout_s,
         )
         guide = ActorGuide(
             client,
@@ -450,6 +452,7 @@ class TrainingLoop:
             device=self._device,
             estimates=self._settings.actors_estimate,
             clips_rewards=self._settings.clip_rewards,
+            step_timeout_s=self._settings.step_timeout_s,
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from typing import Any
 
 import gymnasium
@@ -9,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 from replay_agent.acting.actor import Actor, Step
-from replay_agent.acting.environments import EnvironmentFailedError, make_environment, make_environments
+from replay_agent.acting.environments import make_environment, make_environments
+from replay_agent.acting.evaluation import evaluate
 from replay_agent.acting.seeds import ActorSeeds
+from replay_agent.acting.step_guard import EnvironmentFailedError, guarded
 from replay_agent.atari_options import AtariOptions
 from replay_agent.dqn.networks import NetworkSpec, build_network
 from replay_agent.r2d2 import build_recurrent_network
@@ -106,6 +110,8 @@ class Failing(Corridor):
         if self.steps == 7:
             if self.failure == "raises":
                 raise ConnectionError("no simulator")
+            if self.failure == "hangs":
+                threading.Event().wait()
             if self.failure == "reward":
                 reward = float("nan")
             else:
@@ -121,6 +127,7 @@ def make_failing() -> gymnasium.Env[Any, Any]:
     ("failure", "message"),
     [
         ("raises", r"test_actors:make_failing failed in a step: ConnectionError: no simulator"),
+        ("hangs", r"test_actors:make_failing hangs: a step has taken 0.2 s"),
         ("reward", r"test_actors:make_failing returned a reward that is not finite, in step \d of an episode: nan"),
         ("observation", r"make_failing returned an observation that is not finite, in step \d of an episode: \[inf"),
     ],
@@ -128,12 +135,43 @@ def make_failing() -> gymnasium.Env[Any, Any]:
 def test_an_environment_that_fails_is_named(failure: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Failing, "failure", failure)
     network = build_network(NetworkSpec((PLACES,), "float32", 2, (4,), dueling=False))
-    actor = Actor(f"{__name__}:make_failing", ActorSeeds(1), network, environments=2)
+    actor = Actor(f"{__name__}:make_failing", ActorSeeds(1), network, environments=2, step_timeout_s=0.2)
     for _ in range(6):
         actor.step(0.0)
     with pytest.raises(EnvironmentFailedError, match=message):
         actor.step(0.0)
     actor.close()
+
+
+@pytest.mark.parametrize(
+    ("failure", "message"),
+    [("raises", r"Failing failed in a step"), ("hangs", r"Failing hangs: a step has taken 0.2 s")],
+)
+def test_an_environment_that_fails_in_an_evaluation_is_named(
+    failure: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Failing, "failure", failure)
+    network = build_network(NetworkSpec((PLACES,), "float32", 2, (4,), dueling=False))
+    with pytest.raises(EnvironmentFailedError, match=message):
+        evaluate(network, make_failing, range(20), epsilon=1.0, step_timeout_s=0.2)
+
+
+def test_the_callers_own_timer_goes_off_although_steps_are_guarded() -> None:
+    def ring(*_: object) -> None:
+        raise TimeoutError
+
+    def step_for_ever() -> None:
+        while True:
+            with guarded("steps"):
+                pass
+
+    earlier_handler, earlier_timer = signal.signal(signal.SIGALRM, ring), signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        with pytest.raises(TimeoutError):
+            step_for_ever()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *earlier_timer)
+        signal.signal(signal.SIGALRM, earlier_handler)
 
 
 @pytest.mark.parametrize("episodic_life", [False, True])

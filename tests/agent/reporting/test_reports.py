@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import replay_agent
-from replay_agent.acting.environments import EnvironmentFailedError
+from replay_agent.acting.step_guard import EnvironmentFailedError
 from replay_agent.dqn.divergence import DivergedError
 from replay_agent.reporting.progress import ProgressView
 from replay_agent.training.training_loop import TrainingLoop
