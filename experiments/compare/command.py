@@ -24,7 +24,7 @@ from experiments.compare.runs import (
     best_runs,
     curve_file,
     curves_of,
-    paper_runs,
+    first_runs,
     sweep_runs,
 )
 from experiments.compare.settings import CompareSettings
@@ -56,7 +56,7 @@ def compare(settings: CompareSettings, stop: StopRequest, console: Console) -> N
     hold_to(directory / "conditions.json", settings.conditions())
     results = curve_file(directory / "curves.csv")
     curves = curves_of(results.read())
-    if _missing(paper_runs(settings) + sweep_runs(settings) + best_runs(settings, curves), curves):
+    if _missing(first_runs(settings) + sweep_runs(settings) + best_runs(settings, curves), curves):
         with _open(settings) as processes:
             _run_all(_Comparison(settings, stop, processes, results), console)
     _show(settings, curves_of(results.read()))
@@ -99,10 +99,10 @@ def _open(settings: CompareSettings) -> Iterator[_Processes]:
 
 
 def _run_all(comparison: _Comparison, console: Console) -> None:
-    """Train with the paper's step sizes, then the sweep, then with the best step sizes."""
+    """Train with the environment's step sizes, then the sweep, then with the best step sizes."""
     settings = comparison.settings
     stages: dict[str, Callable[[], list[TrainingKey]]] = {
-        "paper": lambda: paper_runs(settings),
+        "first": lambda: first_runs(settings),
         "sweep": lambda: sweep_runs(settings),
         "best of sweep": lambda: best_runs(settings, comparison.curves()),
     }

@@ -60,9 +60,9 @@ Curve = Sequence[CurvePoint]
 PAPER: Final[Sequence[Contestant]] = [Contestant(method, factor) for method, factor in PAPER_FACTORS.items()]
 
 
-def paper_runs(settings: CompareSettings) -> list[TrainingKey]:
-    """Return the runs with the paper's step sizes, ordered by seed so that partial results are comparable."""
-    contestants = [contestant for contestant in PAPER if contestant.method in settings.methods]
+def first_runs(settings: CompareSettings) -> list[TrainingKey]:
+    """Return the runs with the environment's step sizes, ordered by seed so that partial results are comparable."""
+    contestants = [Contestant(method, settings.defaults.factors[method]) for method in settings.methods]
     return [TrainingKey(contestant, seed) for seed in range(settings.seed_count) for contestant in contestants]
 
 

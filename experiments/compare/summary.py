@@ -39,6 +39,8 @@ class Group:
     """The runs of one contestant."""
 
     contestant: Contestant
+    origin: str
+    """Where its step size comes from."""
     steps: NDArray[np.int64]
     """int64[validations]: environment steps."""
     returns: NDArray[np.float64]
@@ -58,7 +60,7 @@ class Group:
     @property
     def label(self) -> str:
         """Label for the plot."""
-        return f"{self.contestant} ({'paper' if self.contestant in PAPER else 'best of sweep'})"
+        return f"{self.contestant} ({self.origin})"
 
 
 def groups_of(curves: Mapping[TrainingKey, Curve]) -> list[Group]:
@@ -68,15 +70,16 @@ def groups_of(curves: Mapping[TrainingKey, Curve]) -> list[Group]:
         if key.seed < SWEEP_SEED:
             runs[key.contestant].append(curve)
     order = sorted(runs, key=lambda found: (found not in PAPER, list(ReplayMethod).index(found.method), found.factor))
-    return [_group(contestant, runs[contestant]) for contestant in order]
+    other = "best of sweep" if any(key.seed >= SWEEP_SEED for key in curves) else "same step size"
+    return [_group(contestant, "paper" if contestant in PAPER else other, runs[contestant]) for contestant in order]
 
 
-def _group(contestant: Contestant, curves: Sequence[Curve]) -> Group:
+def _group(contestant: Contestant, origin: str, curves: Sequence[Curve]) -> Group:
     # All runs validate at the same steps, because the trainer itself acts. With separate actors, a run might end late.
     count = min(map(len, curves))
     steps = np.array([point.step for point in curves[0][:count]], dtype=np.int64)
     returns = np.array([[point.mean_return for point in curve[:count]] for curve in curves])
-    return Group(contestant, steps, returns)
+    return Group(contestant, origin, steps, returns)
 
 
 def summary_table(env: str, groups: Sequence[Group]) -> Table:
@@ -94,12 +97,12 @@ def summary_table(env: str, groups: Sequence[Group]) -> Table:
     baseline = _baseline(groups)
     for group in groups:
         # Three lines per entry, because a single line would exceed 80 characters.
-        contestant, origin = group.contestant, "paper" if group.contestant in PAPER else "best of sweep"
+        contestant = group.contestant
         table.add_row(
             f"{contestant.method}, x {contestant.factor:g}", "mean", str(mean(group.overall)), str(mean(group.final))
         )
         middle = interquartile_mean(group.overall), interquartile_mean(group.final)
-        table.add_row(f"  {origin}", "IQM", *map(str, middle))
+        table.add_row(f"  {group.origin}", "IQM", *map(str, middle))
         better = "" if baseline is None or group is baseline else str(_improvement(group, baseline))
         table.add_row(f"  {len(group.returns)} runs", "P(better)" if better else "", better, "")
     return table
@@ -117,7 +120,7 @@ def draw(env: str, groups: Sequence[Group], path: Path) -> None:
         axes.set(title=f"{name} of {runs} runs, 95 % intervals", xlabel="environment steps")
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.grid(alpha=0.3)
-    left.set_ylabel(f"{env}: return of 20 greedy episodes")
+    left.set_ylabel(f"{env}: mean return of evaluations")
     # Below the panels, to avoid covering curves.
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     _draw_improvements(right, groups)

@@ -11,6 +11,7 @@ from benchmarks import paired
 HERE = Path(__file__).parents[2]
 
 
+@pytest.mark.deep
 def test_a_checkout_is_measured_in_every_way_of_stepping(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paired, "_CAPACITIES", {"cartpole": 1_000})
     monkeypatch.setattr(paired, "ROUNDS", 2)

@@ -32,7 +32,7 @@ from experiments.compare.runs import (
     best_runs,
     curve_file,
     curves_of,
-    paper_runs,
+    first_runs,
     sweep_runs,
 )
 from experiments.compare.settings import CompareSettings
@@ -119,7 +119,7 @@ def test_the_best_step_size_is_that_of_the_sweep_and_not_of_the_runs_compared() 
     ]
     assert best_of_sweep(curves_of(points)) == {ReplayMethod.RANK: Contestant(ReplayMethod.RANK, 0.5)}
     assert [key.seed for key in best_runs(settings, curves_of(points))] == [0, 1]
-    assert len(paper_runs(settings)) == 3 * 2
+    assert len(first_runs(settings)) == 3 * 2
     assert len(sweep_runs(settings)) == 3 * 4 * 2
 
 

@@ -12,7 +12,7 @@ from tests.faults.shard_torture import SHARDS, ShardTorture
 from tests.faults.torture import ITEM, Figures, Torture
 from tests.support.server_process import ServerProcess
 
-KILLS = 5
+KILLS = 3
 
 
 @pytest.mark.slow

@@ -78,6 +78,7 @@ def test_the_wheel_holds_every_file_of_a_package_and_says_that_it_is_typed(packa
     assert {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith(f"{package}/")} == sources
 
 
+@pytest.mark.deep
 def test_a_base_install_is_the_client_without_what_the_extras_add(wheel: Path, tmp_path: Path) -> None:
     venv.create(tmp_path, symlinks=True)
     python = tmp_path / "bin" / "python"

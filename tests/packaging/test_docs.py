@@ -16,8 +16,8 @@ from scripts.try_docs import NO_NAMESPACE
 from tests.packaging.project import ROOT
 from tests.support.deadlines import PATIENCE_S
 
-SLOW = {"README.md", "security.md", "trainer.md", "tutorial.md"}
-"""Pages that train, which only `make try-docs` runs. `test_own_loop` also runs the program on the trainer's page."""
+SLOW = {"README.md", "integrations.md", "security.md", "trainer.md", "tutorial.md"}
+"""Pages that take long, because they train or load many libraries; `make try-docs` runs them."""
 RUNNING = "<!-- background: ready -->\n```bash\necho ready; sleep 60\n```\n"
 FAILING = "```bash\nreplay tables --server localhost:1\n```\n"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,7 @@ def imported(package: str, source: Path) -> Iterator[str]:
                 yield below[0] if below and below[0] in parts(package) else "__init__"
 
 
+@cache
 def parts(package: str) -> set[str]:
     """Direct modules and sub-packages of a package."""
     return {part_of(package, source) for source in PACKAGES[package].rglob("*.py")}

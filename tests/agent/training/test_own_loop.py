@@ -32,6 +32,7 @@ def torch_as_before() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("torch_as_before")
 def test_the_loop_of_the_documentation_learns(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
     assert "localhost:50051" in OWN_LOOP
@@ -42,6 +43,7 @@ def test_the_loop_of_the_documentation_learns(server: ServerProcess, capsys: pyt
     assert mean > 60
 
 
+@pytest.mark.deep
 def test_the_agent_of_the_documentation_is_trained_and_evaluated(server: ServerProcess, tmp_path: Path) -> None:
     """As a program of its own, in which the trainer finds the parts by their names."""
     program = tmp_path / "program.py"

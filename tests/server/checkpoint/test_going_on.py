@@ -24,6 +24,7 @@ from replay_server.table.gates import LimiterGate
 from replay_server.table.table import NewRows, Table, WriterStamp
 
 from tests.support.drawing import draw_batch
+from tests.support.examples import examples
 from tests.support.invariants import check_table
 from tests.support.rows import WHOLE, columns_of, values_in
 
@@ -163,7 +164,7 @@ WAYS_BACK: dict[str, Callable[[Table, Path], Table]] = {
 
 @pytest.mark.parametrize("way", WAYS_BACK)
 @pytest.mark.parametrize("config", CONFIGS)
-@settings(max_examples=10)
+@settings(max_examples=examples(5))
 @given(before=OPERATIONS, waiting=st.integers(0, 30), while_waiting=OPERATIONS, after=OPERATIONS)
 def test_a_table_that_comes_back_goes_on_as_if_nothing_had_happened(
     config: str, way: str, before: list[Operation], waiting: int, while_waiting: list[Operation], after: list[Operation]

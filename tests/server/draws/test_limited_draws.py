@@ -30,7 +30,7 @@ NewTable = Callable[..., CalledTable]
 INDEPENDENT = replay_pb2.DRAW_MODE_INDEPENDENT
 DISTINCT = replay_pb2.DRAW_MODE_WITHOUT_REPLACEMENT
 LEAST_P_VALUE = 1e-3
-DRAWS = 4000
+DRAWS = 2000
 BACKENDS = ["sum_tree", "rank", "uniform"]
 
 

@@ -23,7 +23,7 @@ from tests.support.refusals import refused
 NewTable = Callable[..., CalledTable]
 DISTINCT = replay_pb2.DRAW_MODE_WITHOUT_REPLACEMENT
 LEAST_P_VALUE = 1e-3
-BATCHES = 3000
+BATCHES = 1500
 
 PRIORITIES = {
     "even": [1.0, 1.0, 1.0, 1.0],

@@ -201,7 +201,7 @@ class Queueing(RuleBasedStateMachine):
 
 def test_a_queue_of_windows_does_what_a_list_does() -> None:
     case = Queueing.TestCase
-    case.settings = settings(max_examples=examples(50), stateful_step_count=50, deadline=None)
+    case.settings = settings(max_examples=examples(25), stateful_step_count=50, deadline=None)
     case().runTest()
 
 

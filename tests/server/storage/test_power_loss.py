@@ -36,7 +36,7 @@ from tests.support.step_oracle import Oracle, Run, runs_of
 WRITERS = [bytes([number + 1]) * 16 for number in range(4)]
 CAPACITY = 1500
 """Number of rows that fill a few pages of each column."""
-LOSSES = 25
+LOSSES = 12
 MOST_ROWS = 60
 
 

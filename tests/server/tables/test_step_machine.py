@@ -191,5 +191,5 @@ def _machine(backend: str) -> type[StepMachine]:
 @pytest.mark.parametrize("backend", ["sum_tree", "rank", "uniform"])
 def test_a_table_of_steps_does_what_the_oracle_does(backend: str) -> None:
     case = _machine(backend).TestCase
-    case.settings = settings(max_examples=examples(40), stateful_step_count=30, deadline=None)
+    case.settings = settings(max_examples=examples(20), stateful_step_count=30, deadline=None)
     case().runTest()

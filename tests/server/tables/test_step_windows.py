@@ -13,6 +13,7 @@ from replay_server.backends.index import LiveRows
 from replay_server.storage.runs import GOES_ON, TERMINATED, TRUNCATED
 from replay_server.table.items.step_windows import StepWindows
 
+from tests.support.examples import examples
 from tests.support.step_oracle import ENDS, Oracle, Run, runs_of
 
 SLOTS = 96
@@ -132,7 +133,7 @@ class Steps(RuleBasedStateMachine):
         ]
 
 
-Steps.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Steps.TestCase.settings = settings(max_examples=examples(75), stateful_step_count=40, deadline=None)
 TestSteps = Steps.TestCase
 
 

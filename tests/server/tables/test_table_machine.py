@@ -263,5 +263,5 @@ def _test_of(backend: str) -> type[TableMachine]:
 @pytest.mark.parametrize("backend", ["sum_tree", "rank", "uniform"])
 def test_a_table_does_what_its_model_does(backend: str) -> None:
     case = _test_of(backend).TestCase
-    case.settings = settings(max_examples=examples(30), stateful_step_count=40)
+    case.settings = settings(max_examples=examples(15), stateful_step_count=40)
     case().runTest()
