@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from replay_client import Column, InvalidArgumentError, ReplayClient
+from replay_client._learning.answers import BatchReader
 from replay_client._operations import server as operations
+from replay_proto.schema import Schema
 from replay_proto.steps import Steps, Transitions
 from replay_proto.v1 import replay_pb2
 
@@ -26,3 +29,11 @@ def test_an_option_that_the_server_ignores_is_refused(field: str, server: Server
         with pytest.raises(InvalidArgumentError, match=rf"{field}: .* older version than the client; upgrade it"):
             client._run(operations.create_table(config, "error"))
         assert "later" not in client
+
+
+def test_an_answer_without_the_information_that_was_asked_for_is_refused() -> None:
+    reader = BatchReader(Schema({"x": Column("int64")}), None)
+    answer = replay_pb2.SampleResponse(batch=replay_pb2.Batch(keys=np.zeros(1, "<i8").tobytes()), rows=bytes(8))
+    assert reader.sampled(answer.SerializeToString(), replay_pb2.Draw()) is not None
+    with pytest.raises(InvalidArgumentError, match=r"row_info: .* older version than the client; upgrade it"):
+        reader.sampled(answer.SerializeToString(), replay_pb2.Draw(row_info=True))

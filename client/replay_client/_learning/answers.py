@@ -19,7 +19,7 @@ from replay_client._rows.mapped_rows import MappedRows
 from replay_client._rows.positions import WindowPositions
 from replay_client._rows.windows import Windows
 from replay_client.batch import Batch, RowInfo, Rows
-from replay_client.errors import InternalServerError
+from replay_client.errors import InternalServerError, InvalidArgumentError
 
 M = TypeVar("M", replay_pb2.SampleResponse, replay_pb2.LearnResponse, replay_pb2.ReadResponse)
 
@@ -55,21 +55,26 @@ class BatchReader:
         self._has_bytes = carried.size(1) > 0
         """Whether rows have any bytes. If not, none are copied from the mapped files."""
 
-    def sampled(self, answer: Content, mapped: MappedRows | None = None) -> Batch | None:
+    def sampled(self, answer: Content, draw: replay_pb2.Draw, mapped: MappedRows | None = None) -> Batch | None:
         """Decode the batch in a reply to Sample; return None if inserts overwrote its rows during the copy.
 
-        ``mapped`` copies the rows if the reply has none; it must be what the request was made with.
+        ``mapped`` copies the rows if the reply has none; it and ``draw`` must be what the request was made with.
+
+        Raises:
+            InvalidArgumentError: the server is older than the draw's options.
         """
         head, rows = _split(replay_pb2.SampleResponse, answer, mapped)
+        _check_known(draw, head.batch)
         return self._batch(head.batch, rows, mapped)
 
     def learned(
-        self, answer: Content, mapped: MappedRows | None = None
+        self, answer: Content, draw: replay_pb2.Draw, mapped: MappedRows | None = None
     ) -> tuple[replay_pb2.LearnResponse, list[Batch | None]]:
         """Decode a reply to Learn: the message and its batches. A batch may be None, as in `sampled`."""
         head, rows = _split(replay_pb2.LearnResponse, answer, mapped)
         batches, start = [], 0
         for message in head.batches:
+            _check_known(draw, message)
             end = start + (self._row_bytes(message) if rows else 0)
             batches.append(self._batch(message, rows[start:end], mapped))
             start = end
@@ -265,6 +270,14 @@ def joined_rows(parts: Sequence[Rows]) -> Rows:
         steps=np.concatenate([part.steps for part in parts if part.steps is not None]) if has_steps else None,
         ends=np.concatenate([part.ends for part in parts if part.ends is not None]) if has_steps else None,
     )
+
+
+def _check_known(draw: replay_pb2.Draw, message: replay_pb2.Batch) -> None:
+    """Raise InvalidArgumentError if the server has ignored an option of the draw, which is then newer than it."""
+    if draw.row_info and not message.times_sampled:
+        raise InvalidArgumentError.of_field(
+            "row_info", "a server that knows it", "a server of an older version than the client; upgrade it"
+        )
 
 
 def _row_info(message: replay_pb2.Batch) -> RowInfo:

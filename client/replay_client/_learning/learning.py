@@ -241,7 +241,7 @@ class Learning:
 
     def answered(self, exchange: Exchange, answer: Content) -> replay_pb2.LearnResponse:
         """Process the reply to a request that was just removed from `pending`. Return the reply without its rows."""
-        head, batches = self._reader.learned(answer, exchange.mapped)
+        head, batches = self._reader.learned(answer, exchange.draw, exchange.mapped)
         self.updated += head.update.updated + head.row_update.updated
         self.stale += head.update.stale + head.row_update.stale
         exchange.answered(head)

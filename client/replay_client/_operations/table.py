@@ -139,13 +139,13 @@ class TableOperations:
         """Draw a batch."""
         mapped = self._near.mapped
         answer = yield self._draw_call(draw, None if mapped is None else mapped.request)
-        return reader.sampled(answer, mapped) or (yield from self.sample_again(draw, reader))
+        return reader.sampled(answer, draw, mapped) or (yield from self.sample_again(draw, reader))
 
     def sample_again(self, draw: replay_pb2.Draw, reader: BatchReader) -> Operation[Batch]:
         """Draw a replacement for a batch whose rows were overwritten during the copy; the reply contains the rows."""
         mapped = self._near.mapped
         answer = yield self._draw_call(draw, None if mapped is None else mapped.request_again)
-        batch = reader.sampled(answer)
+        batch = reader.sampled(answer, draw)
         assert batch is not None
         return batch
 

@@ -243,4 +243,4 @@ def test_an_answer_with_other_rows_than_its_keys_is_a_fault_of_the_server(row_co
     )
     answer = replay_pb2.SampleResponse(batch=batch, rows=np.arange(row_count).tobytes())
     with pytest.raises(InternalServerError, match=f"the server sent {8 * row_count} bytes for 2 rows of 16 bytes"):
-        BatchReader(schema, None).sampled(answer.SerializeToString())
+        BatchReader(schema, None).sampled(answer.SerializeToString(), replay_pb2.Draw())

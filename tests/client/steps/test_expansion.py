@@ -19,6 +19,8 @@ from replay_proto.v1 import replay_pb2
 from tests.client.steps.oracle import Columns
 from tests.client.steps.planned_episodes import GOES_ON, TERMINATED, TRUNCATED, PlannedEpisode, anchors, drawn
 
+DRAW = replay_pb2.Draw()
+
 Picked = tuple[int, int]
 """The number of an episode, and a step in it."""
 
@@ -171,11 +173,11 @@ def check(columns: Columns, item: Item, made: list[PlannedEpisode], data: st.Dat
     picked = data.draw(st.lists(st.sampled_from(drawable), min_size=1, max_size=6))
     answer = answered(columns, item, made, picked)
     received = replay_pb2.SampleResponse(batch=answer.message, rows=answer.rows)
-    over_wire = BatchReader(answer.steps.schema, answer.steps).sampled(received.SerializeToString())
+    over_wire = BatchReader(answer.steps.schema, answer.steps).sampled(received.SerializeToString(), DRAW)
     assert_drawn(over_wire, columns, item, made, picked)
     named = replay_pb2.SampleResponse(batch=answer.message)
     files: Any = FakeFiles(answer.slots)
-    copied = BatchReader(answer.steps.schema, answer.steps).sampled(named.SerializeToString(), files)
+    copied = BatchReader(answer.steps.schema, answer.steps).sampled(named.SerializeToString(), DRAW, files)
     assert_drawn(copied, columns, item, made, picked)
     assert copied is not None
     assert copied.drawable == 7
@@ -212,7 +214,7 @@ def test_several_batches_of_one_reply_are_told_apart() -> None:
     message = replay_pb2.LearnResponse(
         batches=[each.message for each in answers], rows=b"".join(each.rows for each in answers)
     )
-    _, batches = BatchReader(answers[0].steps.schema, answers[0].steps).learned(message.SerializeToString())
+    _, batches = BatchReader(answers[0].steps.schema, answers[0].steps).learned(message.SerializeToString(), DRAW)
     for batch, these in zip(batches, picked, strict=True):
         assert_drawn(batch, ATARI, item, made, these)
 
@@ -222,9 +224,9 @@ def test_a_batch_overtaken_by_inserts_is_none() -> None:
     files: Any = FakeFiles(answer.slots, is_overtaken=True)
     reader = BatchReader(answer.steps.schema, answer.steps)
     named, received = replay_pb2.SampleResponse(batch=answer.message), replay_pb2.SampleResponse(batch=answer.message)
-    assert reader.sampled(named.SerializeToString(), files) is None
+    assert reader.sampled(named.SerializeToString(), DRAW, files) is None
     received.rows = answer.rows
-    assert reader.sampled(received.SerializeToString(), files) is not None
+    assert reader.sampled(received.SerializeToString(), DRAW, files) is not None
 
 
 def test_columns_that_need_no_rows_are_computed_from_the_windows() -> None:
@@ -235,7 +237,7 @@ def test_columns_that_need_no_rows_are_computed_from_the_windows() -> None:
     files: Any = FakeFiles(answer.slots, is_overtaken=True)
     for mapped in (None, files):
         reader = BatchReader(answer.steps.schema, answer.steps)
-        batch = reader.sampled(replay_pb2.SampleResponse(batch=answer.message).SerializeToString(), mapped)
+        batch = reader.sampled(replay_pb2.SampleResponse(batch=answer.message).SerializeToString(), DRAW, mapped)
         assert batch is not None
         assert batch["discount"].tolist() == [0.25, 0.0, 0.0]
 
@@ -247,4 +249,4 @@ def test_windows_that_do_not_fit_together_are_a_fault_of_the_server(field: str) 
     setattr(answer.message, field, values[: len(values) // 2].tobytes())
     reader = BatchReader(answer.steps.schema, answer.steps)
     with pytest.raises(InternalServerError):
-        reader.sampled(replay_pb2.SampleResponse(batch=answer.message, rows=answer.rows).SerializeToString())
+        reader.sampled(replay_pb2.SampleResponse(batch=answer.message, rows=answer.rows).SerializeToString(), DRAW)
