@@ -15,9 +15,9 @@ from replay_proto.errors import FieldError, InvalidArgumentError
 from replay_proto.schema import DTYPES, Column, Schema
 from replay_proto.v1 import replay_pb2
 
-COLUMNS = st.builds(
-    Column, st.sampled_from(list(DTYPES)), st.lists(st.integers(1, 100), max_size=4), optional=st.booleans()
-)
+from tests.support.columns import columns
+
+COLUMNS = columns(100)
 NAMES = st.from_regex(r"[A-Za-z0-9.\-][A-Za-z0-9_.\-]{0,119}", fullmatch=True)  # with room for the suffix of a mask
 SCHEMAS = st.builds(Schema, st.dictionaries(NAMES, COLUMNS, min_size=1, max_size=8))
 

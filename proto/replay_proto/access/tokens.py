@@ -63,9 +63,9 @@ class Right(Flag):
     READ = auto()
     """See rows and statistics: Sample, Read, Learn, Inspect, ListTables, Stats."""
     WRITE = auto()
-    """Change rows: Insert, Write, UpdatePriorities, UpdateRows."""
+    """Change rows: Insert, Write, UpdatePriorities, UpdateRows, ReportShard."""
     ADMIN = auto()
-    """Change tables as a whole: CreateTable, ResetTable, DropTable."""
+    """Change tables as a whole: CreateTable, ResetTable, DropTable, Checkpoint."""
 
     @classmethod
     def any(cls) -> Right:

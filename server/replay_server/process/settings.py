@@ -67,6 +67,8 @@ class ColumnSettings(BaseModel):
     """Empty for a scalar."""
     optional: bool = False
     """Whether rows may leave it out."""
+    mutable: bool = False
+    """Whether its values may be written again."""
 
 
 class TableSettings(BaseModel):
@@ -100,9 +102,7 @@ class TableSettings(BaseModel):
         """
         from replay_server.storage.table_config import DEFAULT_BACKEND, TableConfig
 
-        columns = {
-            name: Column(column.dtype, column.shape, optional=column.optional) for name, column in self.columns.items()
-        }
+        columns = {name: Column(**column.model_dump()) for name, column in self.columns.items()}
         return TableConfig(
             self.name,
             Schema(columns),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -370,9 +370,8 @@ class TableConfig:
 def _column_to_json(column: Column) -> dict[str, Any]:
     """Convert a column to JSON. Fields that few tables use are omitted if they have their defaults."""
     described: dict[str, Any] = {"dtype": column.dtype.name, "shape": list(column.shape)}
-    if not column.sampled or column.at != "step":
-        described |= {"sampled": column.sampled, "at": column.at}
-    return described | {flag: True for flag in ("optional", "mutable") if getattr(column, flag)}
+    options = {each.name: getattr(column, each.name) for each in fields(Column) if each.name not in described}
+    return described | {name: value for name, value in options.items() if value != getattr(Column, name)}
 
 
 def _finite_only(numbers: Mapping[str, float | None]) -> dict[str, float]:

@@ -65,7 +65,7 @@ REQUESTS = {each.name: each for method in SERVICE.methods for each in messages(m
 def needed(field: Field) -> list[Needed]:
     """What the field, and the messages that it is in, require."""
     names = (each.full_name.split(".")[-2:] for each in field.path)
-    return [more for message, name in names if (more := FIELDS[message][name]) is not None]
+    return [more for message, name in names if (more := FIELDS.get(message, {}).get(name)) is not None]
 
 
 ALL_FIELDS = list(fields())

@@ -15,32 +15,19 @@ from replay_client.security import token_metadata
 from replay_proto.v1 import replay_pb2, replay_pb2_grpc
 from replay_server.rpc.rights import only
 
+from tests.server.access.test_rights import EXPECTED as REQUIRED
 from tests.support.access import ADMIN, ALL, MINE, READ, WRITE, write_usual_tokens
 from tests.support.caller import table_config
 from tests.support.refusals import Refusal, refusal_in
 from tests.support.server_process import ServerProcess
-from tests.support.wire import SERVICE, STREAMS, bytes_field
+from tests.support.wire import METHODS, SERVICE, STREAMS, bytes_field
 
 NAME = f"{MINE}table"
 THEIRS = "theirs"
 TOO_LITTLE = {
-    "CreateTable": READ,
-    "DropTable": READ,
-    "ResetTable": READ,
-    "Insert": READ,
-    "Write": READ,
-    "Sample": WRITE,
-    "Read": WRITE,
-    "UpdatePriorities": READ,
-    "UpdateRows": READ,
-    "Learn": WRITE,
-    "Stats": WRITE,
-    "ListTables": WRITE,
-    "ListCheckpoints": READ,
-    "VerifyCheckpoint": READ,
-    "SetShards": READ,
-    "ReportShard": READ,
-    "Inspect": WRITE,
+    method: WRITE if REQUIRED[method][0].startswith("read ") else READ
+    for method in METHODS
+    if method not in {"DescribeTable", "GetShards", "Checkpoint"}
 }
 """An insufficient right for each RPC except DescribeTable and GetShards, open to all, and Checkpoint, which has only
 names."""

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 from replay_proto.schema import Column, Schema
 from replay_proto.v1 import replay_pb2
+from replay_server.backends import BACKENDS
 
-from tests.server.lifecycle.test_restart import BACKENDS, lived_in
+from tests.server.lifecycle.test_restart import lived_in
 from tests.support.caller import Caller
 from tests.support.deadlines import wait_until
 from tests.support.flow import rate_limiter

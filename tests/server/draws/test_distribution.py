@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from replay_proto.v1 import replay_pb2
+from replay_server.backends import BACKENDS
 from scipy import stats
 
 from tests.support import formulas
@@ -327,7 +328,7 @@ def drawn_in_turn(table: CalledTable) -> list[Sampled]:
 
 
 @pytest.mark.parametrize("data_path", [SAME_HOST], indirect=True, scope="session")
-@pytest.mark.parametrize("backend", ["sum_tree", "rank", "uniform"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_what_is_drawn_is_the_same_whichever_way_it_comes(
     new_table: NewTable, server: ServerProcess, backend: str
 ) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from replay_proto.schema import Column, Schema
 from replay_proto.v1 import replay_pb2
+from replay_server.backends import BACKENDS
 
 from tests.support.caller import CALL_TIMEOUT_S, CalledTable, Caller, LearnStream, make_draw, make_update, wire_only
 from tests.support.deadlines import wait_until
@@ -19,7 +20,6 @@ from tests.support.server_process import ServerProcess
 ALL_DATA_PATHS = True
 
 NewTable = Callable[..., CalledTable]
-BACKENDS = ("sum_tree", "rank", "uniform")
 
 
 @pytest.fixture

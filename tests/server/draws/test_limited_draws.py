@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from replay_proto.schema import Column, Schema
 from replay_proto.v1 import replay_pb2
+from replay_server.backends import BACKENDS
 from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import TableDirectory
 from replay_server.table.draws import Draw, DrawMode
@@ -31,7 +32,6 @@ INDEPENDENT = replay_pb2.DRAW_MODE_INDEPENDENT
 DISTINCT = replay_pb2.DRAW_MODE_WITHOUT_REPLACEMENT
 LEAST_P_VALUE = 1e-3
 DRAWS = 2000
-BACKENDS = ["sum_tree", "rank", "uniform"]
 
 
 def one_after_another(

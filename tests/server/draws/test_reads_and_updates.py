@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from replay_server.backends import BACKENDS
 
 from tests.support.caller import CalledTable, wire_only
 
 ALL_DATA_PATHS = True
 
 NewTable = Callable[..., CalledTable]
-BACKENDS = ("sum_tree", "rank", "uniform")
 EXTREME_KEYS = [-1, -(2**63), 2**63 - 1, 1 << 48]
 
 

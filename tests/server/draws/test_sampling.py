@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from replay_proto.v1 import replay_pb2
+from replay_server.backends import BACKENDS
 
 from tests.support.caller import CalledTable, Caller, wire_only
 from tests.support.deadlines import wait_until
@@ -17,7 +18,6 @@ from tests.support.server_process import ServerProcess
 ALL_DATA_PATHS = True
 
 NewTable = Callable[..., CalledTable]
-BACKENDS = ("sum_tree", "rank", "uniform")
 INDEPENDENT = replay_pb2.DRAW_MODE_INDEPENDENT
 
 

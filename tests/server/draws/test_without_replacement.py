@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 from replay_proto.v1 import replay_pb2
+from replay_server.backends import BACKENDS
 from scipy import stats
 
 from tests.support import formulas
@@ -85,7 +86,7 @@ def test_ordered_draws_have_the_exact_distribution(
         assert stats.chisquare(seen, due * seen.sum() / due.sum()).pvalue > LEAST_P_VALUE
 
 
-@pytest.mark.parametrize("backend", ["sum_tree", "rank", "uniform"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_all_rows_of_a_large_table_are_drawn_once(new_table: NewTable, backend: str) -> None:
     table = new_table(backend=backend, capacity=5000)
     table.insert(np.arange(5000), np.random.default_rng(0).exponential(size=5000) ** 4)

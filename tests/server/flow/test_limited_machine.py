@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from replay_proto.rate_limit import RateLimit
 from replay_proto.schema import Column, Schema
+from replay_server.backends import BACKENDS
 from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import TableDirectory
 from replay_server.table.draws import Draw, DrawMode
@@ -32,7 +33,7 @@ class Limited(RuleBasedStateMachine):
     @initialize(
         capacity=st.integers(1, 60),
         times=st.integers(1, 3),
-        backend=st.sampled_from(["sum_tree", "rank", "uniform"]),
+        backend=st.sampled_from(list(BACKENDS)),
         has_limit=st.booleans(),
     )
     def make(self, capacity: int, times: int, backend: str, has_limit: bool) -> None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from replay_proto.framing import Array
 from replay_proto.rate_limit import RateLimit
 from replay_proto.v1 import replay_pb2
-from replay_server import errors
+from replay_server import backends, errors
 from replay_server.auth import Caller
 from replay_server.catalog import Catalog
 from replay_server.errors import RequestError
@@ -381,7 +381,7 @@ STAMPED = st.tuples(st.just("stamped"), st.integers(1, 8))
 PLAIN = st.tuples(st.just("plain"), st.integers(1, 64))
 OTHERS = st.tuples(st.sampled_from(["draw", "update", "reset", "repeat", "hang up"]), st.just(1))
 PAUSE = st.tuples(st.just("pause"), st.integers(1, 4))
-BACKENDS = st.sampled_from(["sum_tree", "rank", "uniform"])
+BACKENDS = st.sampled_from(sorted(backends.BACKENDS))
 
 
 class Calls:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from replay_proto.v1 import replay_pb2
+from replay_server.backends import BACKENDS
 
 from tests.support.caller import CalledTable
 from tests.support.rows import rows_of
 
 NewTable = Callable[..., CalledTable]
-BACKENDS = ("sum_tree", "rank", "uniform")
 
 
 def test_keys_count_rows_from_zero(table: CalledTable) -> None:

@@ -13,6 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from replay_proto.steps import Transitions
 from replay_proto.v1 import replay_pb2
+from replay_server.backends import BACKENDS
 from replay_server.storage.runs import GOES_ON, TRUNCATED
 
 from tests.support.caller import CalledTable, Caller, WriteStream, wire_only
@@ -25,7 +26,6 @@ ALL_DATA_PATHS = True
 
 StartServer = Callable[..., ServerProcess]
 Call = Callable[[ServerProcess], Caller]
-BACKENDS = ("sum_tree", "rank", "uniform")
 ROUNDS = 4
 STREAMS, EPISODE_ROWS = 50, 100
 OPEN_S = 1.5

@@ -184,12 +184,13 @@ def test_what_is_found_wrong_later_names_the_source_too(file: Path) -> None:
 
 
 def test_a_table_of_the_file_becomes_a_config(file: Path) -> None:
-    file.write_text(TABLE.replace("capacity = 10", "capacity = 1_000\nparameters = { alpha = 1 }\nseed = 5"))
+    given = TABLE.replace("capacity = 10", "capacity = 1_000\nparameters = { alpha = 1 }\nseed = 5")
+    file.write_text(given.replace('"bool"', '"bool", shape = [2], mutable = true'))
     (table,) = load_settings(["--config", str(file)]).tables
     config = table.to_config()
     assert (config.name, config.capacity, config.backend, config.seed) == ("acrobot", 1000, "sum_tree", 5)
     assert config.parameters["alpha"] == 1.0
-    assert {name: str(column) for name, column in config.schema.items()} == {"done": "bool"}
+    assert {name: str(column) for name, column in config.schema.items()} == {"done": "bool[2], mutable"}
 
 
 @pytest.mark.parametrize(

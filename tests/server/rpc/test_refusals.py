@@ -28,6 +28,7 @@ from tests.support.caller import (
 from tests.support.refusals import Refusal, code_of, refusal_in, refused
 from tests.support.rows import WHOLE, rows_of
 from tests.support.server_process import ServerProcess
+from tests.support.wire import SERVICE
 
 ALL_DATA_PATHS = True
 
@@ -392,8 +393,17 @@ NAMED = [
     ("UpdatePriorities", replay_pb2.UpdatePrioritiesRequest(table_uid=OTHER_UID)),
     ("Learn", replay_pb2.LearnRequest(draw=make_draw(1, wait_s=60.0))),
     ("Stats", replay_pb2.StatsRequest()),
+    ("Inspect", replay_pb2.InspectRequest()),
+    ("UpdateRows", replay_pb2.UpdateRowsRequest(table_uid=OTHER_UID)),
+    ("ReportShard", replay_pb2.ReportShardRequest()),
 ]
 """Every method with a table name in its request."""
+
+
+def test_every_method_with_a_table_is_in_the_list() -> None:
+    assert {name for name, _ in NAMED} == {
+        method.name for method in SERVICE.methods if "table" in method.input_type.fields_by_name
+    }
 
 
 def named(request: Message, name: str, uid: bytes = b"") -> Message:

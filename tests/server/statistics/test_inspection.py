@@ -11,7 +11,7 @@ import replay_server.table.inspection
 from numpy.typing import NDArray
 from replay_client import Column, ReplayClient
 from replay_proto.v1 import replay_pb2
-from replay_server.backends import LiveRows
+from replay_server.backends import BACKENDS, LiveRows
 from replay_server.table.inspection import LARGEST_ROWS, Rows, Seen, look, rank
 
 from tests.support import formulas
@@ -20,7 +20,6 @@ from tests.support.refusals import refused
 from tests.support.server_process import ServerProcess
 
 NewTable = Callable[..., CalledTable]
-BACKENDS = ("sum_tree", "rank", "uniform")
 MILLION = 1_000_000
 
 

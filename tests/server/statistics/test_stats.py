@@ -12,6 +12,7 @@ import pytest
 import replay_server
 from replay_proto.schema import Column, Schema
 from replay_proto.v1 import replay_pb2
+from replay_server.backends import BACKENDS
 
 from tests.support import formulas
 from tests.support.caller import CalledTable, Caller, LearnStream, make_draw, make_update
@@ -22,7 +23,6 @@ from tests.support.server_process import ServerProcess
 NewTable = Callable[..., CalledTable]
 StartServer = Callable[..., ServerProcess]
 Call = Callable[[ServerProcess], Caller]
-BACKENDS = ("sum_tree", "rank", "uniform")
 FRACTIONS = [0.0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0]
 
 

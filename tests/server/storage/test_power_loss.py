@@ -15,6 +15,7 @@ from replay_proto.framing import Array
 from replay_proto.rate_limit import RateLimit
 from replay_proto.schema import Column, Schema
 from replay_proto.steps import Next, Stack, Steps, Transitions
+from replay_server.backends import BACKENDS
 from replay_server.backends.index import DEAD_PRIORITY
 from replay_server.errors import RequestError, StoppedError
 from replay_server.storage.power_loss.row_checksums import RowChecksums
@@ -309,7 +310,7 @@ class LifeOfLimits(Life):
         *((Life, "sum_tree", 1500, share) for share in (0.0, 0.5, 0.95, 0.999, 1)),
         *((Life, "rank", 4000, 0.5), (Life, "uniform", 100, 0.95)),
         *((LifeOfUpdates, "sum_tree", 1500, share) for share in (0.5, 0.95)),
-        *((LifeOfLimits, backend, 1500, 0.7) for backend in ("sum_tree", "rank", "uniform")),
+        *((LifeOfLimits, backend, 1500, 0.7) for backend in BACKENDS),
         *((LifeOfSteps, "sum_tree", 1000, 0.5), (LifeOfSteps, "rank", 1000, 0.95), (LifeOfSteps, "uniform", 300, 1)),
     ],
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from replay_proto.framing import Array
+from replay_server.backends import BACKENDS
 from replay_server.errors import RequestError
 from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import TableDirectory
@@ -34,7 +35,7 @@ def values(table: Table) -> list[int]:
     return list(map(int, values_in(b"".join(column.tobytes() for column in out.values()))))
 
 
-@pytest.mark.parametrize("backend", ["sum_tree", "rank", "uniform"])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("broken", list(WHOLE))
 @pytest.mark.parametrize("before", [0, 5, 100, 164, 170])
 def test_an_insert_that_breaks_off_was_never_there(tmp_path: Path, backend: str, broken: str, before: int) -> None:

@@ -9,16 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from replay_proto.errors import FieldError
 from replay_proto.rate_limit import RateLimit
-from replay_proto.schema import DTYPES, Column, Schema
+from replay_proto.schema import Column, Schema
 from replay_proto.steps import Steps, Transitions
 from replay_server.backends import BACKENDS as BACKEND_CLASSES
 from replay_server.storage.table_config import TableConfig
 
+from tests.support.columns import columns
 from tests.support.rows import WHOLE
 
-COLUMNS = st.builds(
-    Column, st.sampled_from(list(DTYPES)), st.lists(st.integers(1, 9), max_size=3), optional=st.booleans()
-)
+COLUMNS = columns(9)
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,20}", fullmatch=True)
 BACKENDS: st.SearchStrategy[tuple[str, dict[str, float]]] = st.one_of(
     st.tuples(

@@ -13,6 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from replay_proto.steps import Discount, Item, Sequences, Stack, Steps, Transitions
+from replay_server.backends import BACKENDS
 from replay_server.errors import RequestError
 from replay_server.storage.runs import GOES_ON
 from replay_server.storage.table_config import TableConfig
@@ -188,7 +189,7 @@ def _machine(backend: str) -> type[StepMachine]:
     return type(f"StepMachine_{backend}", (StepMachine,), {"backend": backend})
 
 
-@pytest.mark.parametrize("backend", ["sum_tree", "rank", "uniform"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_table_of_steps_does_what_the_oracle_does(backend: str) -> None:
     case = _machine(backend).TestCase
     case.settings = settings(max_examples=examples(20), stateful_step_count=30, deadline=None)

@@ -17,6 +17,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from replay_proto.errors import FieldError
+from replay_server.backends import BACKENDS
 from replay_server.errors import RequestError
 from replay_server.rpc.handlers.tables import describe
 from replay_server.storage.table_config import TableConfig
@@ -260,7 +261,7 @@ def _test_of(backend: str) -> type[TableMachine]:
     return type(f"TableMachine_{backend}", (TableMachine,), {"backend": backend})
 
 
-@pytest.mark.parametrize("backend", ["sum_tree", "rank", "uniform"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_table_does_what_its_model_does(backend: str) -> None:
     case = _test_of(backend).TestCase
     case.settings = settings(max_examples=examples(15), stateful_step_count=40)

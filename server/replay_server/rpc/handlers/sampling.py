@@ -12,7 +12,7 @@ from replay_proto.errors import FieldError
 from replay_proto.framing import Carried, Framed
 from replay_proto.v1 import replay_pb2
 
-from replay_server.backends.rank import RankIndex
+from replay_server.backends import BACKENDS
 from replay_server.catalog import Catalog
 from replay_server.flow.admission import Admission
 from replay_server.flow.leases import Lease
@@ -290,7 +290,7 @@ def _check_newest_first(table: Table) -> None:
     config, got = table.config, "NEWEST_FIRST"
     if config.is_queue:
         raise FieldError("draw_mode", "another mode, because a queue delivers the oldest row first", got)
-    if config.backend == RankIndex.name:
+    if BACKENDS[config.backend].is_ranked:
         raise FieldError("draw_mode", "another mode, because rank does not know the rank of a given row", got)
     if config.most_draws:
         raise FieldError("draw_mode", "another mode with max_times_sampled", got)

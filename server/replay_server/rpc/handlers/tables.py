@@ -11,7 +11,7 @@ from replay_proto.v1 import replay_pb2
 
 from replay_server import errors
 from replay_server.auth import Caller
-from replay_server.backends import RankIndex
+from replay_server.backends import BACKENDS
 from replay_server.catalog import Catalog
 from replay_server.rpc.call import Call
 from replay_server.rpc.handlers import fields
@@ -98,7 +98,7 @@ class TableHandlers:
         shards, backend = self._catalog.shards.current, config.backend.name
         servers = 0 if shards is None else len(shards.in_use)
         is_shard = config.whole_capacity or config.whole_uid or config.whole_shards
-        if is_shard and servers > 1 and backend in (RankIndex.name, QUEUE):
+        if is_shard and servers > 1 and (backend == QUEUE or (backend in BACKENDS and BACKENDS[backend].is_ranked)):
             expected = f"another one than {backend!r} for a table on {servers} servers; use one server or 'sum_tree'"
             raise FieldError("backend", expected, repr(backend))
 
