@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from replay_client import Column, ReplayClient, Stack, Table, Transitions
-from replay_client.cli.render import stats_screen
+from replay_client.cli.lists import stats_screen
 from rich.console import Console
 
 from tests.client.numbered import rows

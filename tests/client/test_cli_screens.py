@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from replay_client import Column, ReplayClient, ReplayError, Table
 from replay_client.cli.inspect_view import Inspected, inspect_screen
-from replay_client.cli.render import stats_line, stats_screen, table_list
+from replay_client.cli.lists import stats_line, stats_screen, table_list
 from replay_client.results.stats import Stats
 from rich.console import Console, RenderableType
 

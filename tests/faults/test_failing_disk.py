@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from replay_client import ReplayClient, StorageLostError
-from replay_client.cli import render
+from replay_client.cli import lists
 from rich.console import Console
 
 from tests.support.caller import CalledTable, Caller
@@ -84,7 +84,7 @@ def test_service_goes_on_and_tells(
         server.wait_for_log(f"table {table.name} was not synced, a power loss would lose the last 50 rows")
         console = Console(width=200, record=True, file=io.StringIO())
         with ReplayClient(server.address) as client:
-            console.print(render.stats_view(client.stats(), server.address, table.name, 200))
+            console.print(lists.stats_view(client.stats(), server.address, table.name, 200))
         assert "100 rows not on disk" in console.export_text()
         disk.work()
         wait_until(lambda: table.stats().unsynced == 0, "it is synced once the disk works")

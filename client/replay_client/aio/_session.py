@@ -1,6 +1,6 @@
 """State shared by a client and its tables; see `replay_client._transport.session`.
 
-A pickled or copied session belongs to the event loop that uses it first.
+A pickled or copied session belongs to the event loop that uses it first; its connection checks that.
 """
 
 from __future__ import annotations

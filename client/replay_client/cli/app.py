@@ -16,7 +16,7 @@ from replay_proto.command_line import EXIT_USAGE, new_app, run_app
 from rich.console import Console, RenderableType
 from rich.prompt import Confirm
 
-from replay_client.cli import checkpoints, copy, render, shards, transfer
+from replay_client.cli import checkpoints, copy, export_import, lists, shards
 from replay_client.cli.distribution import Distributions
 from replay_client.cli.formats import printable_text
 from replay_client.cli.inspect_view import Inspected, inspect_screen, inspect_view
@@ -48,8 +48,8 @@ app = new_app(
 app.command(checkpoints.app)
 app.command(shards.app)
 app.command(copy.copy)
-app.command(transfer.export)
-app.command(transfer.import_table, name="import")
+app.command(export_import.export)
+app.command(export_import.import_table, name="import")
 
 TableName = Annotated[str, Parameter(help="Name of the table.")]
 MaybeTableName = Annotated[str | None, Parameter(help="Name of a table; default: all.")]
@@ -95,7 +95,7 @@ def tables(*, server: Server = DEFAULT_SERVER, as_json: Json = False) -> None:
     if as_json:
         print_json([plain_description(description) for description in descriptions])
     else:
-        show(render.table_list(descriptions, server), Console())
+        show(lists.table_list(descriptions, server), Console())
 
 
 @app.command
@@ -114,8 +114,8 @@ def stats(
             watch_it(
                 Watched(
                     poll=lambda: _stats_of(client, table),
-                    screen=lambda console, seen, problem: render.stats_screen(console, seen, server, table, problem),
-                    line=render.stats_line,
+                    screen=lambda console, seen, problem: lists.stats_screen(console, seen, server, table, problem),
+                    line=lists.stats_line,
                     plain=plain_stats,
                 ),
                 interval,
@@ -125,7 +125,7 @@ def stats(
             print_json(plain_stats(_stats_of(client, table)))
         else:
             console = Console()
-            show(render.stats_view(_stats_of(client, table), server, table, console.width), console)
+            show(lists.stats_view(_stats_of(client, table), server, table, console.width), console)
 
 
 @app.command

@@ -8,7 +8,7 @@ from cyclopts import App, Parameter
 from cyclopts.types import PositiveInt
 from rich.console import Console
 
-from replay_client.cli import render
+from replay_client.cli import lists
 from replay_client.cli.formats import bytes_text, count_text
 from replay_client.cli.options import DEFAULT_SERVER, Json, Server, client_of, print_json, show
 from replay_client.cli.plain import plain_fields
@@ -61,7 +61,7 @@ def list_all(*, server: Server = DEFAULT_SERVER, as_json: Json = False) -> None:
     if as_json:
         print_json([_plain(checkpoint) for checkpoint in found])
     else:
-        show(render.checkpoint_list(found, server), Console())
+        show(lists.checkpoint_list(found, server), Console())
 
 
 @app.command

@@ -1,16 +1,14 @@
-"""Formats numbers, rows and lists for people."""
+"""Formats numbers and rows for people."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich import box
 from rich.columns import Columns
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from replay_client.batch import Rows
@@ -79,17 +77,6 @@ ACCENT = "cyan"
 """Color of names."""
 FAINT = "dim"
 """Style of what matters less."""
-
-
-def grid_of(*headings: str) -> Table:
-    """Create a list with these headings and no rows; ``>`` in front of a heading right-aligns its column."""
-    grid = Table(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for place, heading in enumerate(headings):
-        justify: Literal["left", "right"] = "right" if heading.startswith(">") else "left"
-        # In narrow terminals, wrap long text (names, and lists in the last column) before truncating numbers.
-        is_short = justify == "right" or 0 < place < len(headings) - 1
-        grid.add_column(heading.removeprefix(">"), justify=justify, no_wrap=is_short, overflow="fold")
-    return grid
 
 
 _MOST_ELEMENTS = 4

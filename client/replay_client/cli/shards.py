@@ -9,9 +9,9 @@ from typing import Annotated, Final
 from cyclopts import App, Parameter
 from rich.console import Console
 
+from replay_client.cli.lists import shard_list
 from replay_client.cli.options import DEFAULT_SERVER, Json, Server, client_of, print_json, show
 from replay_client.cli.plain import plain
-from replay_client.cli.render import shard_list
 from replay_client.errors import InvalidArgumentError
 from replay_client.results.shards import ShardMap
 from replay_client.sync.client import ReplayClient

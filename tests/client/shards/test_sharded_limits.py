@@ -22,7 +22,7 @@ from replay_client import (
     TableEmptyError,
     Transitions,
 )
-from replay_client._shards.limits import charges, move, spare_samples
+from replay_client._shards.rate_limits import charges, move, spare_samples
 from replay_client.sync.shards.drawing.credit import Credit
 from replay_client.sync.shards.drawing.sharded_sampler import ShardedSampler
 from replay_proto.rate_limit import RateLimit, divided, joined

@@ -23,7 +23,7 @@ from replay_client import (
     Table,
     TableResetError,
 )
-from replay_client.cli import render
+from replay_client.cli import lists
 from replay_client.cli.plain import plain_stats
 from rich.console import Console
 
@@ -233,7 +233,7 @@ def test_the_command_shows_how_the_limiter_stands(new_table: NewTable) -> None:
     table.sample(5, beta=0.4)
     console = Console(width=200, record=True, file=io.StringIO())
     stats = Stats(server=ANY_SERVER, tables={table.name: table.stats()})
-    console.print(render.stats_view(stats, "server", table.name, 200))
+    console.print(lists.stats_view(stats, "server", table.name, 200))
     shown = console.export_text()
     assert re.search(r"draws per insert +2", shown)
     assert re.search(r"difference +19 of 12 to 28", shown)

@@ -25,7 +25,7 @@ from textual.widgets import DataTable, Footer, Static
 
 from replay_client.cli.formats import count_text, printable_text
 from replay_client.cli.inspect_view import Inspected, inspect_screen
-from replay_client.cli.render import away_text, method_figures, server_line, shard_figures
+from replay_client.cli.lists import away_text, method_figures, server_line, shard_figures
 from replay_client.cli.table_view import table_view, wait_text
 from replay_client.cli.text_plot import sparkline
 from replay_client.cli.top.history import History

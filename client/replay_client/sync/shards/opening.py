@@ -8,7 +8,7 @@ from replay_proto.v1 import replay_pb2
 
 from replay_client._operations import server as operations
 from replay_client._operations.server import IfExists
-from replay_client._shards.checks import NOT_DIVIDED, check_kind
+from replay_client._shards.divisible import NOT_DIVIDED, check_kind
 from replay_client.errors import InvalidArgumentError
 from replay_client.results.shards import ShardMap
 from replay_client.sync.shards.servers.fleet import Fleet

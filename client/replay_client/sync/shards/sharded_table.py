@@ -26,8 +26,8 @@ from replay_client._rows.buffers import Blank, ColumnBuffers
 from replay_client._rows.checks import checked_keys, checked_priorities, checked_rows
 from replay_client._rows.columns import BatchOrKeys, chosen_columns
 from replay_client._shards.keys import global_keys, live_keys, local_keys, shard_ids
-from replay_client._shards.limits import joined_refusal
 from replay_client._shards.merged import merged_description, merged_inspection
+from replay_client._shards.rate_limits import joined_refusal
 from replay_client._shards.round import PartMemory
 from replay_client._transport.call import time_limit
 from replay_client._transport.data_path import DataPath

@@ -8,7 +8,7 @@ from typing import Final
 
 from replay_proto.rate_limit import RateLimit
 
-from replay_client._shards.limits import Move, charges, move, spare_samples
+from replay_client._shards.rate_limits import Move, charges, move, spare_samples
 from replay_client.errors import DeadlineExceededError, LimitedError, ReplayError, TableEmptyError
 from replay_client.sync.shards.drawing.shard_stream import ShardStream
 
@@ -85,7 +85,7 @@ class Credit:
         return bool(found)
 
     def move(self) -> Move | None:
-        """Return how to make room for waiting inserts; see `replay_client._shards.limits.move`."""
+        """Return how to make room for waiting inserts; see `replay_client._shards.rate_limits.move`."""
         waiting = [shard_id for shard_id, stream in self._streams.items() if stream.state.waiting_inserts]
         return None if self._limit.samples_per_insert is None else move(self._limit, self._differences, waiting)
 
@@ -127,5 +127,5 @@ class Credit:
 
     @property
     def _differences(self) -> dict[int, float]:
-        """The difference of each shard by id, as if all charges were granted; see `replay_client._shards.limits`."""
+        """The difference of each shard by id, as if all charges were granted; see `_shards.rate_limits`."""
         return {shard_id: stream.state.difference - stream.charging for shard_id, stream in self._streams.items()}

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from replay_client._operations import server as operations
-from replay_client._shards.checks import newest_map
+from replay_client._shards.map_clashes import newest_map
 from replay_client._transport.call import Operation
 from replay_client._transport.session import Session
 from replay_client.errors import CheckpointNotFoundError, ServerUnavailableError

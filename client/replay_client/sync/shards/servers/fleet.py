@@ -15,8 +15,9 @@ from dataclasses import replace
 from typing import Final, get_args
 
 from replay_client._operations import server as operations
-from replay_client._shards.checks import check_divisible, newest_map, refuse_clash
+from replay_client._shards.divisible import check_divisible
 from replay_client._shards.keys import MOST_ID
+from replay_client._shards.map_clashes import newest_map, refuse_clash
 from replay_client._transport.address import address_order
 from replay_client._transport.session import Session
 from replay_client.errors import (

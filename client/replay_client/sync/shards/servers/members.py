@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from replay_proto.v1 import replay_pb2
 
 from replay_client._operations import server as operations
-from replay_client._shards.checks import check_divisible, check_table
+from replay_client._shards.divisible import check_divisible, check_table
 from replay_client._transport.call import Operation
 from replay_client._transport.session import Session
 from replay_client.errors import (

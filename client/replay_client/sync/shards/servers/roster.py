@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol
 from weakref import WeakSet
 
 from replay_client._operations import server as operations
-from replay_client._shards.checks import refuse_clash
+from replay_client._shards.map_clashes import refuse_clash
 from replay_client.errors import InvalidArgumentError, ReplayError
 from replay_client.results.shards import ShardMap
 from replay_client.results.stats import ShardReport

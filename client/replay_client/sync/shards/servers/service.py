@@ -5,7 +5,7 @@ from __future__ import annotations
 from replay_proto.v1 import replay_pb2
 
 from replay_client._operations import server as operations
-from replay_client._shards.checks import newest_map
+from replay_client._shards.map_clashes import newest_map
 from replay_client._shards.merged import merged_description, merged_stats, merged_table_stats
 from replay_client._transport.address import address_order
 from replay_client._transport.call import Operation

@@ -5,7 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from typing import Literal
 
+from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -17,7 +19,6 @@ from replay_client.cli.formats import (
     bytes_text,
     count_text,
     duration_text,
-    grid_of,
     number_text,
     printable_text,
     shortened_text,
@@ -30,6 +31,17 @@ from replay_client.results.stats import MethodStats, Stats, TableStats
 
 _ADDRESS = 24
 """Maximum width of an address in lists of figures."""
+
+
+def grid_of(*headings: str) -> Table:
+    """Create a list with these headings and no rows; ``>`` in front of a heading right-aligns its column."""
+    grid = Table(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for place, heading in enumerate(headings):
+        justify: Literal["left", "right"] = "right" if heading.startswith(">") else "left"
+        # In narrow terminals, wrap long text (names, and lists in the last column) before truncating numbers.
+        is_short = justify == "right" or 0 < place < len(headings) - 1
+        grid.add_column(heading.removeprefix(">"), justify=justify, no_wrap=is_short, overflow="fold")
+    return grid
 
 
 def shard_list(shards: Iterable[Shard], server: str) -> RenderableType:
