@@ -34,16 +34,21 @@ def guarded(env_id: str, timeout_s: float = STEP_TIMEOUT_S) -> Iterator[None]:
         EnvironmentFailedError: the environment raised an error, or the step took too long.
     """
 
+    is_over = False
+
     def interrupt(*_: Any) -> None:
-        raise EnvironmentFailedError(
-            f"the environment {env_id} hangs: a step has taken {timeout_s:g} s (--step-timeout-s)"
-        )
+        if not is_over:
+            raise EnvironmentFailedError(
+                f"the environment {env_id} hangs: a step has taken {timeout_s:g} s (--step-timeout-s)"
+            )
 
     is_main = threading.current_thread() is threading.main_thread()
     if is_main:
+        # The caller's timer is stopped before its handler is replaced, and started after that is back.
+        remaining_s, interval_s = signal.setitimer(signal.ITIMER_REAL, 0.0)
         earlier_handler = signal.signal(signal.SIGALRM, interrupt)
-        remaining_s, interval_s = signal.setitimer(signal.ITIMER_REAL, timeout_s)
         began = time.monotonic()
+        signal.setitimer(signal.ITIMER_REAL, timeout_s)
     try:
         yield
     except EnvironmentFailedError:
@@ -53,6 +58,7 @@ def guarded(env_id: str, timeout_s: float = STEP_TIMEOUT_S) -> Iterator[None]:
             f"the environment {env_id} failed in a step: {type(error).__name__}: {error}"
         ) from error
     finally:
+        is_over = True
         if is_main:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
             signal.signal(signal.SIGALRM, earlier_handler)
