@@ -59,7 +59,16 @@ class ReplayAccess:
     def next_batch(self, beta: float) -> TensorBatch:
         """Request another batch with this ``beta``, and return the oldest batch in flight."""
         if self._sampler is None:
-            self._sampler = self._open_sampler(beta)
+            self._sampler = self.table.sampler(
+                self._settings.batch_size,
+                beta=beta,
+                weight_norm=self._settings.weight_norm,
+                draw_mode=self._settings.draw_mode,
+                prefetch=self._settings.prefetch,
+                timeout_s=self._timeout_s,
+                reconnect_timeout_s=self._timeout_s,
+                device=self._device,
+            )
         self._sampler.beta = beta
         return next(self._sampler)
 
@@ -81,18 +90,6 @@ class ReplayAccess:
                 with suppress(ReplayError):
                     stream.close(timeout_s=CLOSE_TIMEOUT_S)
         self._writer = self._sampler = None
-
-    def _open_sampler(self, beta: float) -> TensorSampler:
-        return self.table.sampler(
-            self._settings.batch_size,
-            beta=beta,
-            weight_norm=self._settings.weight_norm,
-            draw_mode=self._settings.draw_mode,
-            prefetch=self._settings.prefetch,
-            timeout_s=self._timeout_s,
-            reconnect_timeout_s=self._timeout_s,
-            device=self._device,
-        )
 
 
 class LockstepAccess(ReplayAccess):

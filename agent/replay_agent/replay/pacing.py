@@ -30,17 +30,12 @@ class Pacer:
     """
 
     def __init__(self, ratio: float, learning_starts: int, lead_steps: int) -> None:
-        """Start at step 0, with an empty table.
-
-        Args:
-            ratio: gradient steps per environment step.
-            learning_starts: rows in the table before the first gradient step.
-            lead_steps: environment steps by which actors may be ahead of the learner.
-        """
+        """Start at step 0, with an empty table. The arguments are settings of the run."""
         self._ratio = ratio
         self._learning_starts = learning_starts
         self._lead_steps = lead_steps
-        self._env_steps = 0
+        self.env_steps = 0
+        """Environment steps so far, over all actors and all tables."""
         # Computed from integers, because sums of fractions would drift.
         self._credited_steps = self._updates = 0
         self._credit_before = 0.0
@@ -49,24 +44,14 @@ class Pacer:
         self.attach(inserted=0, size=0)
 
     @property
-    def env_steps(self) -> int:
-        """Environment steps so far, over all actors and all tables."""
-        return self._env_steps
-
-    @property
     def has_rows(self) -> bool:
         """Whether the table has enough rows."""
         return self._size_at_start + self._steps_since_start >= self._learning_starts
 
     @property
-    def may_learn(self) -> bool:
-        """Whether the table has enough rows, and something to draw."""
-        return self.has_rows and self.can_draw
-
-    @property
     def owes_update(self) -> bool:
         """Whether a gradient step is due and possible."""
-        return self.credit >= 1.0 and self.may_learn
+        return self.credit >= 1.0 and self.has_rows and self.can_draw
 
     @property
     def credit(self) -> float:
@@ -87,20 +72,15 @@ class Pacer:
 
     def restart(self, env_steps: int, credit: float) -> None:
         """Continue from the counts of an earlier start of the run. New rows of the attached table add to them."""
-        self._env_steps = self._steps_before = env_steps
+        self.env_steps = self._steps_before = env_steps
         self._credit_before = credit
         self._credited_steps = self._updates = 0
 
     def catch_up(self, counted: TableCount, inserted: int, size: int, closing_share: float = 0.0) -> None:
         """Count the rows that the attached table has received since an earlier start of the run last counted them.
 
-        It is unknown how many of these rows close an episode. Their number is estimated from ``closing_share``.
-
-        Args:
-            counted: the last `table_count` of the earlier start.
-            inserted: rows ever inserted into the table.
-            size: live rows of the table.
-            closing_share: fraction of the live rows that close an episode.
+        It is unknown how many of these rows close an episode. Their number is estimated from ``closing_share``, the
+        fraction of the live rows that do. ``counted`` is the last `table_count` of the earlier start.
         """
         # `counted` may include steps that never became rows in the table, because they were incomplete or not sent.
         self.attach(min(counted.inserted, inserted), counted.size)
@@ -112,7 +92,7 @@ class Pacer:
         """Start counting from a table's row counts. The table may be a new one, or the one counted so far."""
         self._inserted_at_start = inserted
         self._size_at_start = size
-        self._steps_before = self._env_steps
+        self._steps_before = self.env_steps
         self._own_steps = 0
         self._inserted = 0
         self._closing_rows = 0
@@ -143,6 +123,6 @@ class Pacer:
         now = self._steps_before + self._steps_since_start
         # Steps taken before the table had enough rows add no credit.
         last_without_credit = self._steps_before + self._learning_starts - self._size_at_start - 1
-        self._credited_steps += max(0, now - max(self._env_steps, last_without_credit))
+        self._credited_steps += max(0, now - max(self.env_steps, last_without_credit))
         # Closing rows of other actors are counted as steps until their episodes are reported.
-        self._env_steps = max(self._env_steps, now)
+        self.env_steps = max(self.env_steps, now)

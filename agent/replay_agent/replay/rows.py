@@ -5,6 +5,7 @@ The table is a table of steps: it stores each step once, and each frame of a sta
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any, Final
 
 from numpy.typing import NDArray
@@ -16,7 +17,6 @@ from replay_agent.acting.actor import Step
 from replay_agent.acting.environments import EnvironmentInfo
 from replay_agent.dqn.double_dqn import TransitionBatch
 from replay_agent.r2d2 import SequenceBatch, state_size
-from replay_agent.replay.n_step_errors import NStepErrors
 
 FRAME: Final = "frame"
 """Column of the newest frame of the observation before the step."""
@@ -82,6 +82,41 @@ def make_recorders(writer: Writer, n_step: int, gamma: float) -> list[Recorder]:
     steps = writer.steps
     assert steps is not None
     return [Recorder(writer[stream], steps, n_step, gamma) for stream in range(len(writer))]
+
+
+class NStepErrors:
+    """Absolute TD errors of the steps of one environment (Horgan et al., 2018, arXiv:1803.00933, algorithm 1).
+
+    The error of a step is known after n steps. At the end of an episode, the last steps have fewer than n steps ahead.
+    """
+
+    def __init__(self, n_step: int, gamma: float) -> None:
+        self._n_step = n_step
+        self._gamma = gamma
+        self._pending: deque[tuple[float, float]] = deque()
+
+    def push(self, reward: float, value: float, next_value: float, *, is_last: bool) -> list[float]:
+        """Add a step, and return the errors that are known now, oldest step first.
+
+        There is at most one or, at the end of an episode, all that remain.
+
+        Args:
+            reward: its reward.
+            value: estimated value of its action.
+            next_value: estimated value of the observation after it; 0 in a terminal state.
+            is_last: whether the episode ends.
+        """
+        self._pending.append((reward, value))
+        count = len(self._pending) if is_last else max(0, len(self._pending) + 1 - self._n_step)
+        return [self._pop(next_value) for _ in range(count)]
+
+    def _pop(self, next_value: float) -> float:
+        """Remove the oldest step, and return its error, given the value after the newest one."""
+        total = next_value
+        for reward, _ in reversed(self._pending):
+            total = reward + self._gamma * total
+        _, value = self._pending.popleft()
+        return abs(total - value)
 
 
 class Recorder:

@@ -73,17 +73,9 @@ class RunTable:
         timeout_s: float,
         device: torch.device,
     ) -> None:
-        """Store the arguments; `access` creates the table.
+        """Store the arguments; `access` creates the table, and tells ``pacer`` its row counts.
 
-        Args:
-            client: client of the replay server.
-            env: determines the columns.
-            settings: determine the table's config, and how batches are drawn.
-            pacer: receives the row counts of each table.
-            name: name of the table, unique on the server.
-            seed: seed of the table's draws.
-            timeout_s: seconds to wait for rows, and for an unreachable server.
-            device: device for the batches.
+        ``timeout_s`` limits the wait for rows, and for an unreachable server. ``device`` is that of the batches.
         """
         self.name = name
         self._client = client
@@ -116,22 +108,18 @@ class RunTable:
     @property
     def uid(self) -> bytes:
         """Distinguishes the table from earlier ones of its name; empty: there is none at present."""
-        access = self._access
-        return b"" if access is None else access.table.uid
+        return b"" if self._access is None else self._access.table.uid
 
     def to_json(self) -> dict[str, Any]:
         """Return the table's identity and row counts, as JSON values."""
         return {"uid": self.uid.hex(), **self._pacer.table_count._asdict()}
 
     def find_again(self, saved: Mapping[str, Any], *, is_shared: bool) -> bool:
-        """Resume with the table of an earlier start, if it still exists.
+        """Resume with the table of an earlier start, and return whether it still exists.
 
         Args:
             saved: the result of `to_json` in the earlier start.
             is_shared: whether others may have inserted rows since. If so, these rows do not count as steps of the run.
-
-        Returns:
-            Whether that table still exists.
 
         Raises:
             ReplayError: one of `TABLE_LOST` or another failure.
@@ -159,21 +147,15 @@ class RunTable:
         self.close()
 
     def checkpoint(self, keep: int, timeout_s: float) -> str | None:
-        """Have the server write a checkpoint of the table, in a series named after the table.
+        """Have the server write a checkpoint of the table, and return its name; None after a failure, which is logged.
 
-        Args:
-            keep: checkpoints to keep in the series.
-            timeout_s: time limit in seconds.
-
-        Returns:
-            The checkpoint's name, or None if it failed. A failure is logged.
+        The series is named after the table, and has the newest ``keep`` checkpoints.
         """
         try:
-            made = self._client.checkpoint([self.name], series=self.name, keep=keep, timeout_s=timeout_s)
+            return self._client.checkpoint([self.name], series=self.name, keep=keep, timeout_s=timeout_s).name
         except ReplayError as error:
             log.warning("the server wrote no checkpoint of the table: %s", error)
             return None
-        return made.name
 
     def drop(self) -> None:
         """Remove the table from the server.

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 RECENT_EPISODES = 20
+EPISODE_COLOR, MEAN_COLOR, VALIDATION_COLOR = "#9ecae1", "#3182bd", "#e6550d"
 
 
 @dataclass
@@ -51,21 +52,15 @@ class History:
         return dict(vars(self))
 
 
-SMOOTHING_EPISODES = 20
-SIZE_INCHES = (9.0, 5.0)
-RESOLUTION_DPI = 120
-EPISODE_COLOR, MEAN_COLOR, VALIDATION_COLOR = "#9ecae1", "#3182bd", "#e6550d"
-
-
 def draw_curve(history: History, path: Path, title: str, solved_return: float | None = None) -> None:
     """Plot the learning curve to a PNG file. If ``solved_return`` is given, a horizontal line shows it."""
-    figure = Figure(figsize=SIZE_INCHES, layout="constrained")
+    figure = Figure(figsize=(9.0, 5.0), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     if history.episode_steps:
-        smoothed = running_mean(np.array(history.episode_returns), SMOOTHING_EPISODES)
+        smoothed = running_mean(np.array(history.episode_returns), RECENT_EPISODES)
         axes.plot(history.episode_steps, history.episode_returns, ".", color=EPISODE_COLOR, ms=3, label="episode")
-        axes.plot(history.episode_steps, smoothed, color=MEAN_COLOR, label=f"mean of {SMOOTHING_EPISODES} episodes")
+        axes.plot(history.episode_steps, smoothed, color=MEAN_COLOR, label=f"mean of {RECENT_EPISODES} episodes")
     if history.validation_steps:
         axes.plot(
             history.validation_steps, history.validation_means, "o-", color=VALIDATION_COLOR, ms=4, label="validation"
@@ -77,7 +72,7 @@ def draw_curve(history: History, path: Path, title: str, solved_return: float | 
     if axes.get_legend_handles_labels()[0]:
         # Below the axes, to avoid covering curves.
         figure.legend(loc="outside lower center", ncols=4, frameon=False)
-    figure.savefig(path, dpi=RESOLUTION_DPI)
+    figure.savefig(path, dpi=120)
 
 
 def running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:

@@ -23,7 +23,19 @@ from rich.progress import (
 )
 from rich.text import Text
 
+log = logging.getLogger(__name__)
+
 RATE_WINDOW_S = 5.0
+LINE_INTERVAL_S = 10.0
+STANDSTILL_S = 2.0
+"""If no step is taken for this long, the bar says so."""
+SPEED_WINDOW_S = 60.0
+"""The time left is estimated from the mean speed in a window of this length, which includes validations."""
+UNKNOWN = "-"
+FIGURES = (
+    "  {steps}  [cyan]{speed}[/] steps/s  return [green]{recent}[/]  best [green]{best}[/]",
+    "  loss {loss}  ε {epsilon}  β {beta}",
+)
 
 
 @dataclass(frozen=True)
@@ -62,11 +74,9 @@ class Status:
 
 
 class RateMeter:
-    """Measures how fast a count has grown in the last seconds."""
+    """Measures how fast a count has grown in the last `RATE_WINDOW_S`."""
 
-    def __init__(self, window_s: float = RATE_WINDOW_S, clock: Callable[[], float] = time.monotonic) -> None:
-        """Average over ``window_s`` seconds."""
-        self._window_s = window_s
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._points: deque[tuple[float, int]] = deque()
 
@@ -74,25 +84,10 @@ class RateMeter:
         """Record the current count and return its growth per second."""
         now = self._clock()
         self._points.append((now, count))
-        while len(self._points) > 1 and now - self._points[0][0] > self._window_s:
+        while len(self._points) > 1 and now - self._points[0][0] > RATE_WINDOW_S:
             self._points.popleft()
         first_time, first_count = self._points[0]
         return (count - first_count) / (now - first_time) if now > first_time else 0.0
-
-
-log = logging.getLogger(__name__)
-
-LINE_INTERVAL_S = 10.0
-REFRESH_INTERVAL_S = 0.2
-STANDSTILL_S = 2.0
-"""If no step is taken for this long, the bar says so."""
-SPEED_WINDOW_S = 60.0
-"""The time left is estimated from the mean speed in a window of this length, which includes validations."""
-UNKNOWN = "-"
-FIGURES = (
-    "  {steps}  [cyan]{speed}[/] steps/s  return [green]{recent}[/]  best [green]{best}[/]",
-    "  loss {loss}  ε {epsilon}  β {beta}",
-)
 
 
 class ProgressView(AbstractContextManager["ProgressView"]):
@@ -101,28 +96,17 @@ class ProgressView(AbstractContextManager["ProgressView"]):
     def show(self, status: Status) -> None:
         """Show the status; called several times per second."""
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: Any, error: Any, traceback: Any, /) -> None:
         """Stop showing the status."""
 
 
-class _BarAboveFigures(Progress):
-    """A bar with figures below it, because they do not fit into 80 columns side by side."""
-
-    def get_renderables(self) -> Iterable[RenderableType]:
-        yield self.make_tasks_table(self.tasks)
-        for task in self.tasks:
-            steps, *others = (line.format(steps=_steps(task), **task.fields) for line in FIGURES)
-            yield Text.from_markup(steps, overflow="fold")
-            yield Text.from_markup("  ".join([*others, f"[yellow]{_note(task)}[/]"]), overflow="fold")
-
-
-class ProgressBar(ProgressView):
-    """A bar in a terminal."""
+class ProgressBar(Progress, ProgressView):
+    """A bar in a terminal, with figures below it, because they do not fit into 80 columns side by side."""
 
     def __init__(
         self, console: Console, title: str, total_steps: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._progress = _BarAboveFigures(
+        super().__init__(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=None),
             TaskProgressColumn(),
@@ -134,43 +118,35 @@ class ProgressBar(ProgressView):
             get_time=clock,
             speed_estimate_period=SPEED_WINDOW_S,
         )
-        self._clock = clock
         self._counts = (0, 0)
         fields: dict[str, Any] = dict.fromkeys(("recent", "best", "loss", "epsilon", "beta", "speed"), UNKNOWN)
-        self._task = self._progress.add_task(title, total=total_steps, note="", moved_s=clock(), **fields)
+        self._run = self.add_task(title, total=total_steps, note="", moved_s=clock(), **fields)
 
     def show(self, status: Status) -> None:
         """Update the bar."""
         counts = (status.env_steps, status.updates)
         fields = _fields(status)
         if counts != self._counts:
-            fields["moved_s"] = self._clock()
+            fields["moved_s"] = self.get_time()
         self._counts = counts
-        self._progress.update(self._task, completed=status.env_steps, **fields)
+        self.update(self._run, completed=status.env_steps, **fields)
 
-    def __rich__(self) -> RenderableType:
-        """Return what the bar shows now."""
-        return self._progress.get_renderable()
-
-    def __enter__(self) -> ProgressBar:
-        """Show the bar."""
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Leave the last state on the screen."""
-        self._progress.stop()
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """See `Progress`."""
+        yield self.make_tasks_table(self.tasks)
+        for task in self.tasks:
+            shown = f"{task.completed:,.0f} of {task.total or 0:,.0f} steps"
+            steps, *others = (line.format(steps=shown, **task.fields) for line in FIGURES)
+            yield Text.from_markup(steps, overflow="fold")
+            yield Text.from_markup("  ".join([*others, f"[yellow]{_note(task)}[/]"]), overflow="fold")
 
 
 class ProgressLines(ProgressView):
     """Periodic log lines."""
 
-    def __init__(
-        self, title: str, total_steps: int, interval_s: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, title: str, total_steps: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._title = title
         self._total_steps = total_steps
-        self._interval_s = interval_s
         self._clock = clock
         self._next = 0.0
 
@@ -178,7 +154,7 @@ class ProgressLines(ProgressView):
         """Log a line if one is due."""
         if self._clock() < self._next:
             return
-        self._next = self._clock() + self._interval_s
+        self._next = self._clock() + LINE_INTERVAL_S
         log.info(
             "%s %d/%d return %s best %s loss %s epsilon %s beta %s, %s steps/s %s",
             self._title,
@@ -194,11 +170,7 @@ def make_progress(console: Console, title: str, total_steps: int, *, shown: bool
         return ProgressView()
     if console.is_terminal:
         return ProgressBar(console, title, total_steps)
-    return ProgressLines(title, total_steps, LINE_INTERVAL_S)
-
-
-def _steps(task: Task) -> str:
-    return f"{task.completed:,.0f} of {task.total or 0:,.0f} steps"
+    return ProgressLines(title, total_steps)
 
 
 def _note(task: Task) -> str:

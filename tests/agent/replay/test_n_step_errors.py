@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from replay_agent.replay.n_step_errors import NStepErrors
+from replay_agent.replay.rows import NStepErrors
 
 NUMBERS = st.floats(-10, 10, width=32)
 EPISODES = st.lists(

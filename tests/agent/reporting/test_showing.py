@@ -134,7 +134,7 @@ def test_the_bar_says_how_much_time_is_left_and_for_how_long_there_was_no_step()
 def test_without_a_terminal_there_is_a_line_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     clock.now = 100.0
-    lines = ProgressLines("CartPole-v1", 1000, interval_s=10.0, clock=clock)
+    lines = ProgressLines("CartPole-v1", 1000, clock)
     with caplog.at_level(logging.INFO):
         for _ in range(3):
             lines.show(STATUS)
@@ -165,7 +165,7 @@ def test_a_report_shows_and_saves_what_a_run_came_to(tmp_path: Path) -> None:
 
 def test_a_rate_is_that_of_the_last_seconds() -> None:
     clock = Clock()
-    meter = RateMeter(window_s=5.0, clock=clock)
+    meter = RateMeter(clock)
     assert meter.per_second(0) == 0.0
     clock.now = 4.0
     assert meter.per_second(400) == 100.0

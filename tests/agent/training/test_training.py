@@ -234,7 +234,7 @@ def test_a_resumed_run_whose_table_is_gone_says_that_it_fills_a_new_one(
     second = make_trainer(resume=tmp_path / "runs" / "emptied", steps=500)
     second.resume()
     assert "table is gone: learning resumes at 100 rows" in caplog.text
-    assert not second.pacer.may_learn
+    assert not second.pacer.has_rows
     assert second.train(ProgressView(), None) is Ending.STEPS_DONE
 
 
