@@ -10,36 +10,21 @@ import threading
 import zlib
 from collections.abc import Sequence
 from re import findall
-from typing import Final
 
-from replay_client import (
-    DeadlineExceededError,
-    ReplayClient,
-    ReplayError,
-    ServerUnavailableError,
-    Table,
-    TableNotFoundError,
-    Tls,
-    Writer,
-)
+from replay_client import ReplayClient, ReplayError, Table, TableNotFoundError, Tls, Writer
 from replay_client.security import token_from_environment
 
 from replay_agent.acting.actor import Actor, FinishedEpisode
 from replay_agent.acting.environments import UnsupportedEnvironmentError
 from replay_agent.acting.seeds import ActorSeeds, RunSeeds
 from replay_agent.acting.step_guard import EnvironmentFailedError
-from replay_agent.distributed.published_run import (
-    PAUSE_S,
-    PublishedRun,
-    SeveralRunsError,
-    TrainerSilentError,
-    find_run,
-)
+from replay_agent.distributed.published_run import PAUSE_S, RETRY_S, PublishedRun, find_run
 from replay_agent.distributed.run_tables import (
+    AWAY,
     CALL_S,
     ActorTask,
     Progress,
-    WrongTaskError,
+    RunError,
     episode_row,
     hello,
     table_number,
@@ -53,21 +38,8 @@ from replay_agent.settings.actor_settings import ActorSettings
 
 log = logging.getLogger("replay_agent.actor")
 
-
-FAILURES = (
-    DivergedError,
-    EnvironmentFailedError,
-    ReplayError,
-    SeveralRunsError,
-    TrainerSilentError,
-    UnsupportedEnvironmentError,
-    WrongTaskError,
-)
+FAILURES = (DivergedError, EnvironmentFailedError, ReplayError, RunError, UnsupportedEnvironmentError)
 """Errors that `run_actor` raises."""
-_AWAY: Final = (ServerUnavailableError, DeadlineExceededError)
-"""Errors of a server that is away, or too busy to answer in time."""
-RETRY_S: Final = 0.2
-"""Interval between attempts to open a table that the trainer has not created yet."""
 
 
 class RestartedError(Exception):
@@ -104,23 +76,19 @@ class ActingRun:
 
         Raises:
             RestartedError: the trainer was restarted.
-            TrainerSilentError: the trainer has published nothing for too long.
-            DivergedError: a return is not finite.
-            EnvironmentFailedError: an environment raised an error, or returned a number that is not finite.
-            ReplayError: the replay server is unreachable, or refuses a call.
+            Exception: one of `FAILURES`, as for `run_actor`.
         """
-        finished = False
-        while not finished and not stop.is_set():
-            table = self._find_table(stop)
-            if table is None:
-                return
+        while (table := self._find_table(stop)) is not None:
             writer = table.writer(streams=self._task.environments, reconnect_timeout_s=reconnect_timeout_s)
             try:
-                finished = self._act(table, writer, stop)
+                self._act(table, writer, stop)
             except TABLE_LOST as error:
                 log.warning("the table is gone, waiting for a new one: %s", error)
             finally:
-                _close_quietly(writer)
+                try:
+                    writer.close(timeout_s=CLOSE_TIMEOUT_S)
+                except ReplayError as error:
+                    log.warning("some rows were not sent: %s", error)
         self._report()
 
     def close(self) -> None:
@@ -137,22 +105,20 @@ class ActingRun:
                 table = self._client.table(self._task.table)
                 if table_number(table.uid) == progress.table:
                     return table
-            except (TableNotFoundError, *_AWAY):
+            except (TableNotFoundError, *AWAY):
                 pass  # the trainer creates it, and `_look` says when the server was away for too long
             stop.wait(RETRY_S)
         return None
 
-    def _act(self, table: Table, writer: Writer, stop: threading.Event) -> bool:
-        """Alternately poll the progress and act. Return True when the run is over, False for another table."""
+    def _act(self, table: Table, writer: Writer, stop: threading.Event) -> None:
+        """Alternately poll the progress and act, until the run is over or has another table."""
         recorders = make_recorders(writer, self._task.n_step, self._task.gamma)
         is_ahead = False
         while not stop.is_set():
             self._report()
             progress = self._look(wait_s=PAUSE_S if is_ahead else 0.0)
-            if progress is None:
-                return True
-            if table_number(table.uid) != progress.table:
-                return False
+            if progress is None or table_number(table.uid) != progress.table:
+                return
             weights = self._run.newer_weights(progress)
             if weights is not None:
                 self._network.load_state_dict(weights)
@@ -162,15 +128,14 @@ class ActingRun:
                 if is_ahead or stop.is_set():  # a step may take long
                     break
                 self._step(recorders, epsilon)
-        return False
 
     def _look(self, wait_s: float = 0.0) -> Progress | None:
         """Return the progress of the run; None: it is over."""
         progress = self._run.progress(wait_s=wait_s)
-        if progress is None or progress.start != self._task.start:
-            if progress is None:
-                log.info("the tables of the run are gone: it is over")
-                return None
+        if progress is None:
+            log.info("the tables of the run are gone: it is over")
+            return None
+        if progress.start != self._task.start:
             raise RestartedError
         return None if progress.is_finished else progress
 
@@ -196,7 +161,7 @@ class ActingRun:
             if self._report_table is None:
                 self._report_table = self._client.table(self._run.tables.episodes)
             self._report_table.insert(rows)
-        except (*TABLE_LOST, *_AWAY):
+        except (*TABLE_LOST, *AWAY):
             self._report_table = None
         else:
             self._reports.clear()
@@ -216,20 +181,10 @@ def own_epsilon(epsilons: Sequence[float], name: str) -> float | None:
 
 
 def run_actor(settings: ActorSettings, stop: threading.Event) -> None:
-    """Act for a run, and begin again after each restart of its trainer.
-
-    Args:
-        settings: settings of the actor.
-        stop: set it to stop the actor.
+    """Act for a run until ``stop`` is set, and begin again after each restart of its trainer.
 
     Raises:
-        TrainerSilentError: the trainer has published nothing for too long.
-        SeveralRunsError: there are several runs, and the settings name none.
-        ReplayError: the replay server is unreachable, or refuses a call.
-        UnsupportedEnvironmentError: the environment cannot be created on this machine.
-        DivergedError: an episode's return is not finite.
-        EnvironmentFailedError: an environment raised an error, or returned a number that is not finite.
-        WrongTaskError: the trainer has another version.
+        Exception: one of `FAILURES`.
     """
     token, tls = token_from_environment(), Tls.from_environment()
     name = settings.name or f"{socket.gethostname()}:{os.getpid()}"
@@ -239,11 +194,11 @@ def run_actor(settings: ActorSettings, stop: threading.Event) -> None:
     ):
         while not stop.is_set():
             run = find_run(guide, stop, settings)
-            begun = run and run.begin()
-            if not run or not begun:
+            task = run and run.begin()
+            if not run or not task:
                 return
-            acting = ActingRun(begun[0], run, client, name)
-            log.info("%s acts for run %s: %s, table %s", name, run.name, begun[0].env_id, begun[0].table)
+            acting = ActingRun(task, run, client, name)
+            log.info("%s acts for run %s: %s, table %s", name, run.name, task.env_id, task.table)
             try:
                 acting.run(stop, settings.reconnect_timeout_s)
                 return
@@ -251,11 +206,3 @@ def run_actor(settings: ActorSettings, stop: threading.Event) -> None:
                 log.info("the trainer was restarted")
             finally:
                 acting.close()
-
-
-def _close_quietly(writer: Writer) -> None:
-    """Close the writer; log rows that could not be sent."""
-    try:
-        writer.close(timeout_s=CLOSE_TIMEOUT_S)
-    except ReplayError as error:
-        log.warning("some rows were not sent: %s", error)

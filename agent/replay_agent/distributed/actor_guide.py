@@ -16,7 +16,6 @@ from typing import Final, NamedTuple
 
 import numpy as np
 from replay_client import (
-    DeadlineExceededError,
     ReplayClient,
     ReplayError,
     Rows,
@@ -24,12 +23,12 @@ from replay_client import (
     ShardedTable,
     Table,
     TableNotFoundError,
-    TableReplacedError,
 )
 from torch import Tensor
 
 from replay_agent.acting.actor import FinishedEpisode
 from replay_agent.distributed.run_tables import (
+    AWAY,
     EPISODE_COLUMNS,
     EPISODES_CAPACITY,
     HEARTBEAT_S,
@@ -39,6 +38,7 @@ from replay_agent.distributed.run_tables import (
     RunTables,
     reports_of,
 )
+from replay_agent.replay.access import TABLE_LOST
 
 log = logging.getLogger(__name__)
 
@@ -57,20 +57,14 @@ _EPSILON_SHARE: Final = 0.02
 """Relative change of epsilon after which it is published again."""
 _NAMED: Final = 10
 """Names of actors in a line of the log; the others are counted."""
-_LOST: Final = (TableNotFoundError, TableReplacedError)
-_AWAY: Final = (ServerUnavailableError, DeadlineExceededError)
-"""Errors of a server that is away, or too busy to answer in time."""
 
 
 class Guidance(NamedTuple):
-    """What the training loop wants its actors to do."""
+    """What the training loop wants its actors to do; see `Progress`."""
 
     table: int
-    """the table of steps, from `run_tables.table_number`"""
     goal: int
-    """as `Progress.goal`"""
     epsilon: float
-    """as `Progress.epsilon`"""
 
 
 class ActorGuide:
@@ -86,15 +80,9 @@ class ActorGuide:
         lead_steps: int,
         reconnect_timeout_s: float,
     ) -> None:
-        """Publish the task, and start the thread.
+        """Publish the task, and start the thread, which calls ``guide`` for what actors may do now.
 
-        Args:
-            client: client of the replay server, with the time limit `run_tables.CALL_S`.
-            run: name of the run.
-            task: what actors do.
-            guide: called in the thread; returns what actors may do now.
-            lead_steps: steps by which actors may be ahead of the learner.
-            reconnect_timeout_s: seconds that the server may be unreachable.
+        The ``client`` has the time limit `run_tables.CALL_S`. Actors may be ``lead_steps`` ahead of the learner.
 
         Raises:
             ReplayError: the server refuses or cannot be reached.
@@ -103,6 +91,7 @@ class ActorGuide:
         """Number of actors that have joined so far."""
         self.missed = 0
         """Episodes that were lost because too many were reported at once, or whose figures are impossible."""
+        self._impossible = 0
         self._client = client
         self._tables = RunTables.of(run)
         self._task = task
@@ -167,7 +156,7 @@ class ActorGuide:
                     self._read_episodes()
                     episodes_at = now
                 answered_at = time.monotonic()
-            except _AWAY as error:
+            except AWAY as error:
                 if now - answered_at > self._reconnect_timeout_s:
                     self._failure = error
             except ReplayError as error:
@@ -191,7 +180,7 @@ class ActorGuide:
         if is_heartbeat:
             self._replace_lost()
         if is_heartbeat or self._is_news(progress):
-            self._client.publish(self._tables.progress, progress.to_state())
+            self._client.publish(self._tables.progress, progress._asdict())
             self._published, self._published_at = progress, now
 
     def _replace_lost(self) -> None:
@@ -219,8 +208,8 @@ class ActorGuide:
                     number = self._numbers.get(report.actor, 0)
                     self._episodes.append(replace(report.episode, actor_id=number))
                 else:
-                    self.missed += 1
-        self.missed += self._reader.take_missed()
+                    self._impossible += 1
+        self.missed = self._reader.missed + self._impossible
         self._note_joined(joined)
 
     def _note_joined(self, reports: list[Report]) -> None:
@@ -241,33 +230,23 @@ class _NewRows:
     """Reads the rows of a table in order of insertion, each once, beginning with the next one."""
 
     def __init__(self, client: ReplayClient, name: str) -> None:
-        """Create the table, unless it exists.
-
-        Raises:
-            ReplayError: the server refuses or cannot be reached.
-        """
+        """Create the table, unless it exists."""
         self._client = client
         self._name = name
-        self._missed = 0
-        self._next: dict[int, int] = {}
+        self.missed = 0
+        """Rows that were evicted before they were read."""
         self._open()
         self._next = {id: part.describe().inserted for id, part in self._parts().items()}
 
     def read(self, limit: int) -> Rows | None:
-        """Return up to ``limit`` new rows of one server; None: there are none.
-
-        Servers that are away are left out.
-
-        Raises:
-            ReplayError: a server refuses.
-        """
+        """Return up to ``limit`` new rows of one server; None: there are none. Servers that are away are left out."""
         try:
             for id, part in self._parts().items():
                 with suppress(ServerUnavailableError):
                     rows = self._read_part(id, part, limit)
                     if rows is not None:
                         return rows
-        except _LOST:
+        except TABLE_LOST:
             self._next = {}
             self._open()
         return None
@@ -279,14 +258,9 @@ class _NewRows:
         if first == table.inserted:
             return None
         rows = part.read(np.arange(first, min(first + limit, table.inserted)))
-        self._missed += first - known
+        self.missed += first - known
         self._next[id] = min(first + limit, table.inserted)
         return rows
-
-    def take_missed(self) -> int:
-        """Return how many rows were evicted before they were read, since the last call."""
-        missed, self._missed = self._missed, 0
-        return missed
 
     def _open(self) -> None:
         self._table = self._client.create_table(

@@ -10,7 +10,7 @@ from typing import Final
 import torch
 from replay_client import DeadlineExceededError, ReplayClient, ServerUnavailableError, TableNotFoundError
 
-from replay_agent.distributed.run_tables import HEARTBEAT_S, ActorTask, Progress, RunTables
+from replay_agent.distributed.run_tables import AWAY, HEARTBEAT_S, ActorTask, Progress, RunError, RunTables
 from replay_agent.settings.actor_settings import ActorSettings
 
 log = logging.getLogger("replay_agent.actor")
@@ -25,16 +25,8 @@ WEIGHTS_SHARE: Final = 0.05
 often."""
 WEIGHTS_RETRY_S: Final = 5.0
 """Pause after weights could not be read."""
-_RETRY_S: Final = 0.2
-"""Pause before another poll for a task that is not there yet."""
-
-
-class SeveralRunsError(ValueError):
-    """There are several runs, and the actor was not told which one is meant."""
-
-
-class TrainerSilentError(ConnectionError):
-    """The trainer of the run has published nothing for too long."""
+RETRY_S: Final = 0.2
+"""Pause before another poll for a task or a table that is not there yet."""
 
 
 class PublishedRun:
@@ -60,7 +52,7 @@ class PublishedRun:
         """Return the newest progress; if it is known, wait up to ``wait_s`` for news. None: the tables are gone.
 
         Raises:
-            TrainerSilentError: there was nothing new for too long.
+            RunError: there was nothing new for too long.
             ReplayError: the server refuses, or was unreachable for too long.
         """
         try:
@@ -91,12 +83,11 @@ class PublishedRun:
             self.progress(wait_s=PAUSE_S)
         return self._version != known
 
-    def begin(self) -> tuple[ActorTask, Progress] | None:
-        """Wait for a trainer that runs, and return the task and the progress; None: told to stop.
+    def begin(self) -> ActorTask | None:
+        """Wait for a trainer that runs, and return the task; None: told to stop.
 
         Raises:
-            TrainerSilentError: no trainer has begun in time.
-            WrongTaskError: it has another version.
+            RunError: no trainer has begun in time, or it has another version.
             ReplayError: the server refuses, or was unreachable for too long.
         """
         log.info("waiting for the trainer of run %s", self.name)
@@ -105,11 +96,11 @@ class PublishedRun:
             if progress is not None and not progress.is_finished:
                 try:
                     task = ActorTask.from_state(self._client.latest(self.tables.task, timeout_s=PAUSE_S).values)
-                except (DeadlineExceededError, TableNotFoundError, ServerUnavailableError):
+                except (TableNotFoundError, *AWAY):
                     continue
                 if task.start == progress.start:
-                    return task, progress
-            self._stop.wait(_RETRY_S)
+                    return task
+            self._stop.wait(RETRY_S)
         return None
 
     def newer_weights(self, progress: Progress) -> dict[str, torch.Tensor] | None:
@@ -119,7 +110,7 @@ class PublishedRun:
             return None
         try:
             found = self._client.latest(self.tables.weights, wait_newer=self._weights_version, timeout_s=0)
-        except (DeadlineExceededError, TableNotFoundError, ServerUnavailableError) as error:
+        except (TableNotFoundError, *AWAY) as error:
             self._weights_at = now + WEIGHTS_RETRY_S
             log.warning("weights of version %d cannot be read now: %s", progress.weights, error)
             return None
@@ -132,7 +123,7 @@ class PublishedRun:
         self._silent_s += min(now - self._asked_at, 2 * PAUSE_S)
         self._asked_at = self._answered_at = now
         if self._silent_s > self._settings.trainer_timeout_s:
-            raise TrainerSilentError(
+            raise RunError(
                 f"the trainer of run {self.name!r} has published nothing at {self._client.address} for "
                 f"{self._settings.trainer_timeout_s:g} s; check --run, and that replay-train runs with this --server"
             )
@@ -142,8 +133,7 @@ def find_run(client: ReplayClient, stop: threading.Event, settings: ActorSetting
     """Return the run of the settings or, if they name none, wait for one; None: told to stop.
 
     Raises:
-        TrainerSilentError: no trainer has begun in time.
-        SeveralRunsError: there are several runs on the server.
+        RunError: no trainer has begun in time, or there are several runs on the server.
         ReplayError: the server refuses, or was unreachable for too long.
     """
     if settings.run is not None:
@@ -152,7 +142,7 @@ def find_run(client: ReplayClient, stop: threading.Event, settings: ActorSetting
     while not stop.is_set():
         try:
             names = RunTables.runs(table.name for table in client.tables())
-        except (ServerUnavailableError, DeadlineExceededError):
+        except AWAY:
             if time.monotonic() - began > settings.reconnect_timeout_s:
                 raise
             continue
@@ -163,11 +153,9 @@ def find_run(client: ReplayClient, stop: threading.Event, settings: ActorSetting
             return alive[0]
         if alive:
             several = ", ".join(run.name for run in alive)
-            raise SeveralRunsError(
-                f"expected one run at {client.address}, got {several}; choose one of them with --run"
-            )
+            raise RunError(f"expected one run at {client.address}, got {several}; choose one of them with --run")
         if time.monotonic() - began > settings.trainer_timeout_s:
-            raise TrainerSilentError(
+            raise RunError(
                 f"no run has begun at {client.address} within {settings.trainer_timeout_s:g} s; check that "
                 "replay-train runs with this --server"
             )

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
-from replay_client import Column, Rows
+from replay_client import Column, DeadlineExceededError, Rows, ServerUnavailableError
 
 from replay_agent.acting.actor import FinishedEpisode
 from replay_agent.acting.step_guard import STEP_TIMEOUT_S
@@ -32,6 +32,8 @@ HEARTBEAT_S: Final = 2.0
 """Interval at which the progress is published even if it is the same, so that actors know that the trainer lives."""
 CALL_S: Final = 10.0
 """Time limit of calls to these tables. If their server is one of several and lost, they move to another one."""
+AWAY: Final = (ServerUnavailableError, DeadlineExceededError)
+"""Errors of a server that is away, or too busy to answer in time."""
 EPISODES_CAPACITY: Final = 10_000
 """Episodes that wait for the trainer. If there are more, the oldest are missing in the learning curve."""
 MAX_LENGTH: Final = 2**53
@@ -65,30 +67,21 @@ class RunTables(NamedTuple):
         return [name.removesuffix(suffix) for name in tables if name.endswith(suffix)]
 
 
-class WrongTaskError(ValueError):
-    """A run was published by another version of the trainer."""
+class RunError(RuntimeError):
+    """There is no run to act for: the trainer is silent or has another version, or there are several runs."""
 
 
 @dataclass(frozen=True, config=ConfigDict(ser_json_inf_nan="constants"))
 class ActorTask:
-    """What an actor does, from the start of a trainer to its end.
+    """What an actor does, from the start of a trainer to its end. Attributes without a comment are settings of the run.
 
     Attributes:
         start: random number of this start of the trainer. After a restart of the trainer, actors begin again.
-        env_id: Gymnasium id of the environment.
         table: name of the table for steps.
-        n_step: steps of a transition.
-        gamma: discount factor of one step.
         network: architecture of the network.
-        seed: seed of the run.
         starts: earlier starts of the run, for `RunSeeds`.
         epsilons: constant probabilities of a random action, one for each actor; empty: actors use that of `Progress`.
-        actor_priorities: whether actors compute the priorities of new rows.
-        clip_rewards: whether actors clip the rewards that they record to [-1, 1].
-        check_steps: environment steps of an actor between two polls of the progress.
-        step_timeout_s: seconds after which a step of an environment counts as hanging.
         environments: environments of an actor.
-        atari: how Atari games are played.
     """
 
     start: int
@@ -116,12 +109,12 @@ class ActorTask:
         """Return a task that was published.
 
         Raises:
-            WrongTaskError: another version of the trainer has published it.
+            RunError: another version of the trainer has published it.
         """
         try:
             return _TASK.validate_json(values["json"].tobytes())
         except (KeyError, ValidationError) as error:
-            raise WrongTaskError(
+            raise RunError(
                 f"the run was begun by another version of replay-train; use the same version here: {error}"
             ) from None
 
@@ -145,13 +138,9 @@ class Progress(NamedTuple):
     is_finished: bool
     """whether the run is over"""
 
-    def to_state(self) -> dict[str, Any]:
-        """Return the values to publish."""
-        return self._asdict()
-
     @classmethod
     def from_state(cls, values: dict[str, Any]) -> Self:
-        """Return a progress that was published."""
+        """Return a progress whose ``_asdict()`` was published."""
         return cls(**{name: values[name].item() for name in cls._fields})
 
 
@@ -162,21 +151,14 @@ def table_number(uid: bytes) -> int:
 
 def hello(actor: int, name: str) -> dict[str, Any]:
     """Return the row with which an actor joins: an episode without steps, and the actor's name."""
-    return {**_row(actor, 0.0, 0), "name": _encoded(name)}
+    data = name.encode("utf-8")[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0")
+    return {**episode_row(actor, FinishedEpisode(0.0, 0)), "name": np.frombuffer(data, np.uint8)}
 
 
 def episode_row(actor: int, episode: FinishedEpisode) -> dict[str, Any]:
     """Return the row of a finished episode."""
-    return {**_row(actor, episode.episode_return, episode.length), "name": _encoded("")}
-
-
-def _row(actor: int, episode_return: float, length: int) -> dict[str, Any]:
-    return {"actor": actor, "episode_return": episode_return, "length": length}
-
-
-def _encoded(name: str) -> NDArray[np.uint8]:
-    data = name.encode("utf-8")[:_NAME_BYTES]
-    return np.frombuffer(data.ljust(_NAME_BYTES, b"\0"), np.uint8)
+    name = np.zeros(_NAME_BYTES, np.uint8)
+    return {"actor": actor, "name": name, "episode_return": episode.episode_return, "length": episode.length}
 
 
 class Report(NamedTuple):

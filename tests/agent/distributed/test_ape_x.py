@@ -90,7 +90,7 @@ def test_an_actor_keeps_to_its_own_epsilon_and_inserts_rows_with_priorities(
     guidance = Guidance(table_number(table.uid), goal=500, epsilon=1.0)
     client.publish("me.weights", always_right(spec))
     client.publish("me.task", task.to_state())
-    client.publish("me.progress", Progress(1, *guidance, weights=1, is_finished=False).to_state())
+    client.publish("me.progress", Progress(1, *guidance, weights=1, is_finished=False)._asdict())
     client.create_table("me.episodes", columns=EPISODE_COLUMNS, capacity=100, backend="uniform")
     stop = threading.Event()
     settings = load_actor_settings(["--server", server.address, "--name", "me"])  # there is only one run

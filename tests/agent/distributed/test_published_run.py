@@ -10,13 +10,8 @@ from dataclasses import replace
 import pytest
 import torch
 from replay_agent.distributed import published_run
-from replay_agent.distributed.published_run import (
-    PublishedRun,
-    SeveralRunsError,
-    TrainerSilentError,
-    find_run,
-)
-from replay_agent.distributed.run_tables import ActorTask, Progress, RunTables
+from replay_agent.distributed.published_run import PublishedRun, find_run
+from replay_agent.distributed.run_tables import ActorTask, Progress, RunError, RunTables
 from replay_agent.settings.actor_settings import ActorSettings
 from replay_client import ReplayClient, ServerUnavailableError
 
@@ -31,7 +26,7 @@ GOES_ON = Progress(TASK.start, table=1, goal=100, epsilon=0.5, weights=0, is_fin
 
 def publish(client: ReplayClient, run: str, progress: Progress = GOES_ON, task: ActorTask = TASK) -> None:
     client.publish(RunTables.of(run).task, task.to_state())
-    client.publish(RunTables.of(run).progress, progress.to_state())
+    client.publish(RunTables.of(run).progress, progress._asdict())
 
 
 def follow(client: ReplayClient, settings: ActorSettings = SETTINGS) -> PublishedRun:
@@ -47,7 +42,7 @@ def test_a_run_is_waited_for_until_it_begins(client: ReplayClient) -> None:
     settings = ActorSettings(trainer_timeout_s=PATIENCE_S)
     timer = threading.Timer(0.3, publish, (client, "run"))
     timer.start()
-    assert follow(client, settings).begin() == (TASK, GOES_ON)
+    assert follow(client, settings).begin() == TASK
     timer.join()
 
 
@@ -56,8 +51,9 @@ def test_a_run_that_is_over_is_waited_for_until_it_is_resumed(client: ReplayClie
     resumed = replace(TASK, start=8)
     timer = threading.Timer(0.3, publish, (client, "run", GOES_ON._replace(start=8), resumed))
     timer.start()
-    begun = follow(client, ActorSettings(trainer_timeout_s=PATIENCE_S)).begin()
-    assert begun == (resumed, GOES_ON._replace(start=8))
+    run = follow(client, ActorSettings(trainer_timeout_s=PATIENCE_S))
+    assert run.begin() == resumed
+    assert run.progress(wait_s=0.0) == GOES_ON._replace(start=8)
     timer.join()
 
 
@@ -67,7 +63,7 @@ def test_a_trainer_that_publishes_nothing_is_given_up(client: ReplayClient, is_t
         publish(client, "run")
     run = follow(client)
     began = time.monotonic()
-    with pytest.raises(TrainerSilentError, match=r"has published nothing at .* for 1 s; check --run, and that"):
+    with pytest.raises(RunError, match=r"has published nothing at .* for 1 s; check --run, and that"):
         follow_for_ever(run)
     assert time.monotonic() - began >= 1.0
 
@@ -87,7 +83,7 @@ def test_a_server_that_is_away_does_not_make_its_trainer_silent(
         server.restart()
         later = GOES_ON._replace(goal=500)
         with ReplayClient(server.address) as trainer:  # has time for its first connection, as `client` has not
-            trainer.publish("run.progress", later.to_state())
+            trainer.publish("run.progress", later._asdict())
         wait_until(lambda: run.progress(wait_s=0.1) == later, "there is news", PATIENCE_S)
 
 
@@ -125,7 +121,7 @@ def test_the_only_run_of_a_server_is_found(client: ReplayClient) -> None:
 
 
 def test_no_run_is_said_in_time(client: ReplayClient) -> None:
-    with pytest.raises(TrainerSilentError, match=r"no run has begun at .* within 1 s"):
+    with pytest.raises(RunError, match=r"no run has begun at .* within 1 s"):
         find_run(client, threading.Event(), SETTINGS)
 
 
@@ -153,9 +149,7 @@ def test_of_several_runs_the_one_that_lives_is_found_or_a_choice_is_asked_for(
         assert found.name == "pong"
         alive.add("breakout")
         client.latest("breakout.progress", timeout_s=PATIENCE_S)
-        with pytest.raises(
-            SeveralRunsError, match=r"got (breakout, pong|pong, breakout); choose one of them with --run"
-        ):
+        with pytest.raises(RunError, match=r"got (breakout, pong|pong, breakout); choose one of them with --run"):
             find_run(client, threading.Event(), settings)
     finally:
         ended.set()

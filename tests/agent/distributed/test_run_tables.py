@@ -14,8 +14,8 @@ from replay_agent.distributed.run_tables import (
     ActorTask,
     Progress,
     Report,
+    RunError,
     RunTables,
-    WrongTaskError,
     episode_row,
     hello,
     reports_of,
@@ -47,13 +47,13 @@ def test_a_task_of_another_version_is_refused_with_advice() -> None:
     values = TASK.to_state()
     other = values["json"].tobytes().replace(b'"env_id"', b'"environment"')
     for wrong in ({"json": np.frombuffer(other, np.uint8)}, {"message": values["json"]}):
-        with pytest.raises(WrongTaskError, match="another version of replay-train"):
+        with pytest.raises(RunError, match="another version of replay-train"):
             ActorTask.from_state(wrong)
 
 
 def test_progress_comes_out_as_it_went_in(client: ReplayClient) -> None:
     progress = Progress(2**62 - 1, table_number(b"\xff" * 16), -(2**40), 0.125, 3, is_finished=True)
-    client.publish("p", progress.to_state())
+    client.publish("p", progress._asdict())
     found = Progress.from_state(client.latest("p").values)
     assert found == progress
     assert [type(value) for value in found] == [int, int, int, float, int, bool]

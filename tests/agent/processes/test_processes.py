@@ -23,7 +23,7 @@ import pytest
 from replay_agent.acting.actor import FinishedEpisode
 from replay_agent.commands import replay_actor, replay_train
 from replay_agent.distributed.acting_run import run_actor
-from replay_agent.distributed.published_run import TrainerSilentError
+from replay_agent.distributed.run_tables import RunError
 from replay_agent.processes.actor_pool import ActorPool, ActorsFailError
 from replay_agent.processes.signals import StopRequest
 from replay_agent.reporting.progress import ProgressView
@@ -176,7 +176,7 @@ def test_an_actor_goes_on_with_a_table_that_was_created_anew(
 
 def test_an_actor_without_a_trainer_gives_up_and_says_so(server: ServerProcess) -> None:
     settings = load_actor_settings(["--server", server.address, "--run", "nobody", "--trainer-timeout-s", "0.3"])
-    with pytest.raises(TrainerSilentError, match=r"run 'nobody' has published nothing at .* for 0\.3 s; check --run"):
+    with pytest.raises(RunError, match=r"run 'nobody' has published nothing at .* for 0\.3 s; check --run"):
         run_actor(settings, threading.Event())
 
 
