@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -57,27 +57,29 @@ class ActorPool:
     def __init__(
         self,
         count: int,
-        server: str,
+        server: str | Callable[[], str],
         run: str,
         log_dir: Path,
         reconnect_timeout_s: float,
         environment: Mapping[str, str] | None = None,
         *,
         threads: int = 1,
+        first: int = 0,
     ) -> None:
         """Start the actors.
 
         Args:
             count: number of actors.
-            server: addresses of the replay servers.
+            server: addresses of the replay servers, or a function that returns those at present.
             run: name of the run.
             log_dir: directory for the actors' logs.
-            reconnect_timeout_s: seconds that actors wait for an unreachable replay server.
+            reconnect_timeout_s: as in `ActorSettings`.
             environment: environment variables for actors, including a token (default: those of this process).
             threads: CPU threads of torch in each actor.
+            first: number of the first actor.
         """
+        self._server = server
         self._arguments = [
-            *("--server", server),
             *("--run", run),
             *("--reconnect-timeout-s", str(reconnect_timeout_s)),
             *("--threads", str(threads)),
@@ -85,16 +87,11 @@ class ActorPool:
         ]
         self._log_dir = log_dir
         self._environment = environment
-        self._slots = [_Slot(number) for number in range(count)]
+        self._slots = [_Slot(first + number) for number in range(count)]
         self.restarts = 0
         """Restarts of dead actors so far."""
         for slot in self._slots:
             self._start(slot)
-
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of running actors."""
-        return [slot.process.pid for slot in self._slots if slot.process is not None and slot.process.poll() is None]
 
     def supervise(self) -> None:
         """Restart dead actors. Call this periodically.
@@ -119,10 +116,11 @@ class ActorPool:
             stop(process, STOP_TIMEOUT_S)
 
     def _start(self, slot: _Slot) -> None:
+        server = self._server if isinstance(self._server, str) else self._server()
         slot.started_at = time.monotonic()
         slot.process = start_module(
             "replay_agent.commands.replay_actor",
-            [*self._arguments, "--name", f"actor-{slot.number}"],
+            [*self._arguments, "--server", server, "--name", f"actor-{slot.number}"],
             self._log_path(slot),
             pipe_output=False,
             environment=self._environment,

@@ -96,7 +96,7 @@ def actor_environment(own: OwnAccess | None, variables: Mapping[str, str]) -> di
 
 
 def _make_private(folder: Path) -> None:
-    folder.mkdir(mode=_PRIVATE_FOLDER, exist_ok=True)
+    folder.mkdir(mode=_PRIVATE_FOLDER, parents=True, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         raise PermissionError(f"{folder}: expected a directory of the user who runs this, for a token; remove it")

@@ -14,11 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from replay_agent.ray.placement import PlacementError
-    from replay_agent.ray.service import ServiceError, connect, start, stop
-
-_HOMES = {"PlacementError": "placement", "ServiceError": "service", "connect": "service", "start": "service"}
-_HOMES["stop"] = "service"
+    from replay_agent.ray.service import PlacementError, ServiceError, connect, start, stop
 
 __all__ = ["PlacementError", "ServiceError", "connect", "start", "stop"]
 
@@ -29,6 +25,6 @@ def __getattr__(name: str) -> Any:
     Ray is an optional dependency, so this package must be importable without it. Ray's own processes also import the
     package, to find the classes of the actors.
     """
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(f"{__name__}.service"), name)

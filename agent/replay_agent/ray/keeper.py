@@ -6,20 +6,19 @@ import json
 import logging
 import os
 import signal
-import subprocess
 import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from replay_client.local_server import READY_PREFIX
 from replay_proto.child_process import log_tail, start_module, stop
 
 from replay_agent.settings.whole_files import replace_text
 
 log = logging.getLogger(__name__)
 
-READY_PREFIX: Final = "replay-server listening on "
 STOP_TIMEOUT_S: Final = 15.0
 SHORT_LIFE_S: Final = 10.0
 """A server that ends within this time counts as a failed start."""
@@ -52,7 +51,7 @@ class ShardKeeper:
     """
 
     def __init__(self, folder: Path, host: str, tokens: Path, config: Path | None = None) -> None:
-        """Start the server, but do not wait until it is ready.
+        """Start the server with the tables of ``folder``, but do not wait until it is ready.
 
         Args:
             folder: directory of the shard; created if missing.
@@ -77,6 +76,9 @@ class ShardKeeper:
         self._pid: int | None = None
         self._stopped = threading.Event()
         self._guard = threading.Lock()
+        self._begin()
+
+    def _begin(self) -> None:
         self._thread = threading.Thread(target=self._keep, name="replay-shard-keeper", daemon=True)
         self._thread.start()
 
@@ -100,8 +102,7 @@ class ShardKeeper:
             log.warning("shard %s was given up; its rows remain in %s", self._notes.shard_id, lost)
             self._notes.store(shard_id=None)
         self._stopped.clear()
-        self._thread = threading.Thread(target=self._keep, name="replay-shard-keeper", daemon=True)
-        self._thread.start()
+        self._begin()
 
     def stop(self) -> None:
         """Stop the server; its tables remain in the folder."""
@@ -144,27 +145,22 @@ class ShardKeeper:
             )
             self._pid = process.pid
         try:
-            self._watch(process)
+            assert process.stdout is not None
+            line = process.stdout.readline().strip()  # empty when the server ends
+            if line.startswith(READY_PREFIX):
+                with self._guard:
+                    self._address, self._failure = line.removeprefix(READY_PREFIX), None
+                    self._notes.store(port=int(self._address.rpartition(":")[2]))
+                log.info("replay server %d at %s", process.pid, self._address)
+            status = process.wait()
+            if not self._stopped.is_set():
+                log.warning("replay server %d ended with status %d", process.pid, status)
+                with self._guard:
+                    self._failure = f"the replay server ended with status {status}: {log_tail(self._log)}"
         finally:
             with self._guard:
                 self._address = self._pid = None
             stop(process, STOP_TIMEOUT_S)
-
-    def _watch(self, process: subprocess.Popen[str]) -> None:
-        """Note the address of the server, and wait until it ends."""
-        assert process.stdout is not None
-        line = process.stdout.readline().strip()  # empty when the server ends
-        if line.startswith(READY_PREFIX):
-            with self._guard:
-                self._address, self._failure = line.removeprefix(READY_PREFIX), None
-                self._notes.store(port=int(self._address.rpartition(":")[2]))
-            log.info("replay server %d at %s", process.pid, self._address)
-        status = process.wait()
-        with self._guard:
-            self._address = self._pid = None
-            if not self._stopped.is_set():
-                self._failure = f"the replay server ended with status {status}: {log_tail(self._log)}"
-                log.warning("replay server %d ended with status %d", process.pid, status)
 
 
 class _Notes:

@@ -1,91 +1,58 @@
-"""Determines from the keepers' reports what to change in the shard map. Uses neither Ray nor I/O."""
+"""Determines from the keepers' reports what to change in the shard map. Does not import Ray."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+import logging
+from collections.abc import Mapping, Set
+from typing import Any
 
 from replay_client.results.shards import ShardMap
 
+from replay_agent.ray.keeper import KeeperReport
 
-class Seen(NamedTuple):
-    """A keeper whose server is ready."""
-
-    number: int
-    """number of the keeper"""
-    address: str
-    """where clients reach its server"""
-    shard_id: int | None
-    """id in the shard map, if the keeper has stored one beside the tables"""
-    is_empty: bool
-    """whether the keeper has no shard id and its server has no shard map"""
+log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Assign:
-    """Tell a keeper the id of its shard."""
-
-    number: int
-    shard_id: int
-
-
-@dataclass(frozen=True)
-class Renew:
-    """Let a keeper restart with empty tables, because its shard was given up."""
-
-    number: int
-
-
-@dataclass(frozen=True)
-class Lose:
-    """Give up a shard."""
-
-    shard_id: int
-
-
-@dataclass(frozen=True)
-class Move:
-    """Record the new address of a shard, so that clients find it."""
-
-    shard_id: int
-    address: str
-
-
-@dataclass(frozen=True)
-class Add:
-    """Add an empty shard, with a new id."""
-
-    address: str
-
-
-Change = Assign | Renew | Lose | Move | Add
-
-
-def changes(shards: ShardMap, seen: Sequence[Seen], expired: Collection[int]) -> Iterator[Change]:
-    """Yield the changes that the map needs.
+def update_map(
+    shards: ShardMap,
+    ready: Mapping[int, KeeperReport],
+    empty: Set[int],
+    expired: Set[int],
+    *,
+    keepers: Mapping[int, Any],
+    operations: Any,
+) -> ShardMap:
+    """Make the changes that the map needs, and return the new map.
 
     Args:
         shards: the newest map.
-        seen: keepers whose servers are ready.
+        ready: reports of the keepers whose servers are ready, by number of the keeper.
+        empty: numbers of those that have no shard id, and whose servers have no shard map.
         expired: ids of shards that have been unreachable for too long.
+        keepers: Ray's handles of the keepers.
+        operations: `ReplayClient.shards` of a client.
     """
     states = {shard.id: shard.state for shard in shards.shards}
     by_address = {shard.address: shard.id for shard in shards.in_use}
     addresses = {shard_id: address for address, shard_id in by_address.items()}
-    for keeper in seen:
-        known = by_address.get(keeper.address)
-        if keeper.shard_id is not None:
-            if states.get(keeper.shard_id) == "lost":
-                yield Renew(keeper.number)
-            elif keeper.shard_id in addresses and addresses[keeper.shard_id] != keeper.address:
-                yield Move(keeper.shard_id, keeper.address)
+    for number, report in ready.items():
+        shard_id, known = report.shard_id, by_address.get(str(report.address))
+        if shard_id is not None:
+            if states.get(shard_id) == "lost":
+                log.info("keeper %d restarts with empty tables, because shard %d was given up", number, shard_id)
+                keepers[number].renew.remote()
+            elif addresses.get(shard_id, report.address) != report.address:
+                log.info("shard %d is now at %s", shard_id, report.address)
+                shards = operations.move(shard_id, address=report.address)
         elif known is None:
-            yield Add(keeper.address)
-        elif keeper.is_empty:  # The storage is gone, but the new server has the old address.
-            yield Lose(known)
+            log.info("%s becomes a new, empty shard", report.address)
+            shards = operations.set([*(shard.address for shard in shards.in_use), report.address])
+        elif number in empty:  # The storage is gone, but the new server has the old address.
+            log.info("shard %d is given up: its storage is gone", known)
+            shards = operations.mark(known, state="lost")
         else:
-            yield Assign(keeper.number, known)
-    for shard_id in expired:
-        if shard_id in addresses:
-            yield Lose(shard_id)
+            keepers[number].assign.remote(known)
+    for shard_id in addresses.keys() & expired:
+        log.info("shard %d is given up: it was unreachable for too long", shard_id)
+        shards = operations.mark(shard_id, state="lost")
+    return shards

@@ -46,74 +46,57 @@ def wait_for_room(demand: Mapping[str, float], timeout_s: float) -> None:
 class Placement:
     """Time limits for actors that Ray was asked to start."""
 
-    def __init__(self, count: int, what: str, each: Mapping[str, float], timeout_s: float) -> None:
+    def __init__(self, ready: Sequence[Any], what: str, each: Mapping[str, float], timeout_s: float) -> None:
         """Start the time.
 
         Args:
-            count: number of actors.
+            ready: a pending call of each actor.
             what: name for the actors in messages.
             each: resources that each actor reserves.
             timeout_s: seconds to wait for free resources.
         """
-        self._count, self._what, self._each, self._timeout_s = count, what, each, timeout_s
+        self._count, self._what, self._each, self._timeout_s = len(ready), what, each, timeout_s
+        self.waiting = list(ready)
+        """Those calls that had not ended at the last `check`."""
         self._began_at = time.monotonic()
         self._is_reported = False
 
-    def check(self, waiting: int) -> None:
-        """Log a warning, once, or raise if actors have waited for too long.
+    def wait(self) -> None:
+        """Wait until all actors have answered their call.
 
-        Args:
-            waiting: number of actors that Ray has not placed yet.
+        Raises:
+            PlacementError: see `check`.
+        """
+        while not self.check(_POLL_S):
+            pass
+
+    def check(self, wait_s: float = 0.0) -> bool:
+        """Return whether all actors have answered, after up to ``wait_s`` seconds. If they are late, warn once.
 
         Raises:
             PlacementError: the cluster is short of a resource, or `START_TIMEOUT_S` has passed since the warning.
         """
+        if self.waiting:
+            _, self.waiting = ray.wait(self.waiting, num_returns=len(self.waiting), timeout=wait_s)
         waited_s = time.monotonic() - self._began_at
-        if not waiting or waited_s < self._timeout_s:
-            return
-        if shortage(self._each):
-            raise PlacementError(self._report(waiting, self._timeout_s))
-        if waited_s >= self._timeout_s + START_TIMEOUT_S:
-            raise PlacementError(self._report(waiting, self._timeout_s + START_TIMEOUT_S))
-        if not self._is_reported:
-            log.warning("%s; still waiting", self._report(waiting, self._timeout_s))
-            self._is_reported = True
-
-    def _report(self, waiting: int, timeout_s: float) -> str:
-        """Say how many actors were not placed, and which resource is short, if any."""
+        if not self.waiting or waited_s < self._timeout_s:
+            return not self.waiting
         there, free = ray.cluster_resources(), ray.available_resources()
-        short = shortage(self._each)
+        short = [name for name, amount in self._each.items() if free.get(name, 0) < amount]
+        is_over = not short and waited_s >= self._timeout_s + START_TIMEOUT_S
+        limit_s = self._timeout_s + START_TIMEOUT_S if is_over else self._timeout_s
+        late = f"{len(self.waiting)} of {self._count} {self._what} were not placed within {limit_s:g} s"
+        reason = (
+            f"short of {', '.join(short)}" if short else "no single node has enough, or their processes start slowly"
+        )
         figures = ", ".join(
             f"{amount:g} {name} ({free.get(name, 0):g} of {there.get(name, 0):g} free)"
             for name, amount in self._each.items()
         )
-        reason = (
-            f"short of {', '.join(short)}" if short else "no single node has enough, or their processes start slowly"
-        )
-        late = f"{waiting} of {self._count} {self._what} were not placed within {timeout_s:g} s"
-        return f"{late}: {reason}; each needs {figures}"
-
-
-def wait_until_placed(refs: Sequence[Any], what: str, each: Mapping[str, float], timeout_s: float) -> None:
-    """Wait until actors have answered their first call.
-
-    Args:
-        refs: one pending call per actor.
-        what: name for the actors in messages.
-        each: resources that each actor reserves.
-        timeout_s: seconds to wait for free resources.
-
-    Raises:
-        PlacementError: some actors did not answer in time.
-    """
-    placement = Placement(len(refs), what, each, timeout_s)
-    waiting = list(refs)
-    while waiting:
-        _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=_POLL_S)
-        placement.check(len(waiting))
-
-
-def shortage(each: Mapping[str, float]) -> list[str]:
-    """Return the resources of which one actor needs more than is free in the whole cluster."""
-    free = ray.available_resources()
-    return [name for name, amount in each.items() if free.get(name, 0) < amount]
+        report = f"{late}: {reason}; each needs {figures}"
+        if short or is_over:
+            raise PlacementError(report)
+        if not self._is_reported:
+            log.warning("%s; still waiting", report)
+            self._is_reported = True
+        return False

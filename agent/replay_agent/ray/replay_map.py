@@ -8,56 +8,21 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import RayActorError
 from replay_client import ReplayClient, ReplayError, Tls
 from replay_client.results.shards import ShardMap
 
 from replay_agent.processes.own_access import find_access
 from replay_agent.ray.keeper import KeeperReport
-from replay_agent.ray.map_changes import Add, Assign, Change, Lose, Move, Renew, Seen, changes
+from replay_agent.ray.map_changes import update_map
 
 NAMESPACE: Final = "replay"
 """Ray namespace of the actors, in which other jobs find them by name."""
-
-
-@dataclass(frozen=True)
-class Service:
-    """Replay servers under one name."""
-
-    name: str
-    """name of the service in the cluster"""
-    shards: int
-    """number of servers"""
-    folder: Path
-    """directory with the token; all nodes must see it"""
-    data_dir: Path
-    """directory with the servers' tables on each node; if other nodes do not share it, a lost node's rows are lost"""
-    config: Path | None
-    """TOML file of settings for the servers"""
-    lost_after_s: float
-    """seconds after which an unreachable shard is given up"""
-    host: str | None
-    """address to listen on; None: the node's address"""
-
-    @property
-    def access(self) -> Path:
-        """The directory of the token's files."""
-        return self.folder / "access"
-
-    @property
-    def map(self) -> str:
-        """Name of the actor that keeps the shard map."""
-        return map_name(self.name)
-
-    def keeper(self, number: int) -> str:
-        """Return the name of the actor that keeps the server with this number running."""
-        return f"{self.name}/shard-{number}"
 
 
 def map_name(service: str) -> str:
@@ -75,25 +40,31 @@ ASK_S: Final = 2.0
 class ReplayMap:
     """Keeps the shard map of a service up to date; see the module's docstring."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, access: Path, keepers: Sequence[Any], lost_after_s: float) -> None:
         """Start watching the keepers.
+
+        Args:
+            access: directory of the token's files, which all nodes share.
+            keepers: handles of the keepers.
+            lost_after_s: seconds after which an unreachable shard is given up.
 
         Raises:
             OSError: the service's token cannot be read on this node.
         """
-        self._service = service
-        self._token = find_access(service.access).token
+        self._access = access
+        self._lost_after_s = lost_after_s
+        self._token = find_access(access).token
         self._tls = Tls.from_environment()
-        self._keepers: dict[int, Any] = {}
+        self._keepers = dict(enumerate(keepers))
         self._reports: dict[int, KeeperReport] = {}
         self._map: ShardMap | None = None
         self._away_since: dict[int, float] = {}
         self._client: ReplayClient | None = None
         threading.Thread(target=self._keep, name="replay-map", daemon=True).start()
 
-    def service(self) -> Service:
-        """Return the description of the service."""
-        return self._service
+    def access(self) -> Path:
+        """Return the directory of the token's files."""
+        return self._access
 
     def addresses(self) -> list[str]:
         """Return the addresses of all shards that are neither lost nor retired.
@@ -110,7 +81,7 @@ class ReplayMap:
         while True:
             try:
                 self._look()
-            except (ReplayError, RayActorError, GetTimeoutError) as error:
+            except ReplayError as error:
                 log.warning("the shard map is polled again: %s", error)
             except Exception:
                 log.exception("the shard map is polled again")
@@ -124,21 +95,16 @@ class ReplayMap:
         client = self._client_of(sorted({str(report.address) for report in ready.values()}))
         shards = client.shards.map()
         if shards is None:
-            if len(ready) < self._service.shards:
+            if len(ready) < len(self._keepers):
                 return  # The first map must have all shards.
             shards = client.shards.set(client.address.split(","))
-        for change in changes(shards, [self._seen(*each) for each in ready.items()], self._expired(shards, ready)):
-            shards = self._apply(change, shards, client)
-        self._map = shards
+        new = [number for number, report in ready.items() if report.shard_id is None]
+        empty = {number for number in new if self._knows_no_map(str(ready[number].address))}
+        expired = self._expired(shards, ready)
+        self._map = update_map(shards, ready, empty, expired, keepers=self._keepers, operations=client.shards)
 
     def _ask_keepers(self) -> dict[int, KeeperReport]:
         """Ask all keepers at the same time; leave out those that do not answer."""
-        for number in range(self._service.shards):
-            if number not in self._keepers:
-                try:
-                    self._keepers[number] = ray.get_actor(self._service.keeper(number), NAMESPACE)
-                except ValueError:  # The keeper does not exist yet.
-                    continue
         asked = {keeper.report.remote(): number for number, keeper in self._keepers.items()}
         answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=ASK_S) if asked else ([], [])
         reports = {}
@@ -159,34 +125,14 @@ class ReplayMap:
             )
         return self._client
 
-    def _seen(self, number: int, report: KeeperReport) -> Seen:
-        assert report.address is not None
-        is_empty = report.shard_id is None and self._knows_no_map(report.address)
-        return Seen(number, report.address, report.shard_id, is_empty)
-
     def _knows_no_map(self, address: str) -> bool:
         with ReplayClient(address, token=self._token, tls=self._tls, timeout_s=ASK_S) as client:
             return client.shards.map() is None
 
-    def _expired(self, shards: ShardMap, ready: dict[int, KeeperReport]) -> Collection[int]:
+    def _expired(self, shards: ShardMap, ready: dict[int, KeeperReport]) -> set[int]:
         """Return the ids of shards that have been without a ready server for ``lost_after_s``."""
         there = {report.address for report in ready.values()} | {report.shard_id for report in ready.values()}
         away = [shard.id for shard in shards.in_use if shard.address not in there and shard.id not in there]
         now = time.monotonic()
         self._away_since = {shard_id: self._away_since.get(shard_id, now) for shard_id in away}
-        return [each for each, since in self._away_since.items() if now - since >= self._service.lost_after_s]
-
-    def _apply(self, change: Change, shards: ShardMap, client: ReplayClient) -> ShardMap:
-        log.info("%s: %s", self._service.name, change)
-        match change:
-            case Assign(number, shard_id):
-                ray.get(self._keepers[number].assign.remote(shard_id), timeout=ASK_S)
-            case Renew(number):
-                self._keepers[number].renew.remote()
-            case Lose(shard_id):
-                return client.shards.mark(shard_id, state="lost")
-            case Move(shard_id, address):
-                return client.shards.move(shard_id, address=address)
-            case Add(address):
-                return client.shards.set([*(shard.address for shard in shards.in_use), address])
-        return shards
+        return {each for each, since in self._away_since.items() if now - since >= self._lost_after_s}

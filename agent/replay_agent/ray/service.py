@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,13 +14,14 @@ from replay_client import ReplayClient, Tls
 
 from replay_agent.processes.own_access import create_access, find_access, remove_access
 from replay_agent.ray.keeper import STOP_TIMEOUT_S, ShardKeeper
-from replay_agent.ray.placement import wait_for_room, wait_until_placed
-from replay_agent.ray.replay_map import NAMESPACE, ReplayMap, Service, map_name
+from replay_agent.ray.placement import Placement, PlacementError, wait_for_room
+from replay_agent.ray.replay_map import NAMESPACE, ReplayMap, map_name
+
+__all__ = ["PlacementError", "ServiceError", "connect", "start", "stop"]
 
 START_TIMEOUT_S: Final = 300.0
 """Time limit for the start of the servers. The first start compiles kernels."""
 _POLL_S: Final = 0.1
-_FOR_EVER: Final = -1
 _SERVER_RESOURCE: Final = "replay"
 """If nodes have this resource, servers run only on them."""
 
@@ -29,12 +31,11 @@ class ServiceError(RuntimeError):
 
 
 class NodeKeeper(ShardKeeper):
-    """A keeper on any node. Its server listens on the node's address, unless the service specifies an address."""
+    """A keeper on any node. Its server listens on the node's address, unless another one is given."""
 
-    def __init__(self, service: Service, number: int) -> None:
-        host = service.host or ray.util.get_node_ip_address()
-        tokens = find_access(service.access).tokens_file
-        super().__init__(service.data_dir / f"shard-{number}", host, tokens, service.config)
+    def __init__(self, folder: Path, host: str | None, access: Path, config: Path | None) -> None:
+        tokens = find_access(access).tokens_file
+        super().__init__(folder, host or ray.util.get_node_ip_address(), tokens, config)
 
 
 def start(
@@ -71,23 +72,22 @@ def start(
         OSError: the folder cannot be used.
     """
     root = Path(folder).resolve()
-    service = Service(
-        name,
-        shards,
-        root,
-        Path(data_dir).resolve() if data_dir else root,
-        Path(server_config).resolve() if server_config else None,
-        lost_after_s,
-        host,
-    )
-    if not _exists(service.map):
-        root.mkdir(parents=True, exist_ok=True)
-        create_access(service.access)
-    each = {"CPU": 1.0, **({_SERVER_RESOURCE: 1.0} if _SERVER_RESOURCE in ray.cluster_resources() else {})}
+    tables = Path(data_dir).resolve() if data_dir else root
+    config = Path(server_config).resolve() if server_config else None
+    access = root / "access"
+    if _find_map(name) is None:
+        create_access(access)
+    custom = {_SERVER_RESOURCE: 1.0} if _SERVER_RESOURCE in ray.cluster_resources() else {}
+    each = {"CPU": 1.0, **custom}
     wait_for_room({resource: amount * shards for resource, amount in each.items()}, placement_timeout_s)
     try:
-        keepers = [_start_keeper(service, number, each) for number in range(shards)]
-        replay_map = _remote(ReplayMap, service.map, {}).remote(service)
+        keepers = [
+            _detached(NodeKeeper, f"{name}/{shard}", num_cpus=1, resources=custom).remote(
+                tables / shard, host, access, config
+            )
+            for shard in (f"shard-{number}" for number in range(shards))
+        ]
+        replay_map = _detached(ReplayMap, map_name(name), num_cpus=0).remote(access, keepers, lost_after_s)
         _place(keepers, each, placement_timeout_s)
         _wait_until_ready(replay_map)
     except BaseException:
@@ -107,13 +107,12 @@ def connect(name: str, **options: Any) -> ReplayClient:
     Raises:
         ServiceError: there is no such service, it is not ready, or its token cannot be read.
     """
+    replay_map = _find_map(name)
+    if replay_map is None:
+        raise ServiceError(f"expected the name of a running replay service, got {name!r}")
+    access: Path = ray.get(replay_map.access.remote())
     try:
-        replay_map = ray.get_actor(map_name(name), NAMESPACE)
-    except ValueError:
-        raise ServiceError(f"expected the name of a running replay service, got {name!r}") from None
-    service: Service = ray.get(replay_map.service.remote())
-    try:
-        token = find_access(service.access).token
+        token = find_access(access).token
     except OSError as error:
         raise ServiceError(f"expected the folder of service {name!r}, which all nodes share: {error}") from error
     options.setdefault("tls", Tls.from_environment())
@@ -122,45 +121,36 @@ def connect(name: str, **options: Any) -> ReplayClient:
 
 def stop(name: str) -> None:
     """Stop the servers of a service; their tables remain on disk. Does nothing if there is no such service."""
-    prefix = f"{name}/"
     found = [each["name"] for each in ray.util.list_named_actors(all_namespaces=True) if each["namespace"] == NAMESPACE]
-    # Stop the map first: otherwise, it would give up the stopped servers.
-    ours = sorted((each for each in found if each.startswith(prefix)), key=lambda each: each != map_name(name))
-    folder = None
-    stopping = []
-    actors = [ray.get_actor(each, NAMESPACE) for each in ours]
-    for full_name, actor in zip(ours, actors, strict=True):
-        if full_name == map_name(name):
-            folder = _access_of(actor)
-            ray.kill(actor, no_restart=True)
-        else:
-            stopping.append(actor.stop.remote())
+    actors = {each: ray.get_actor(each, NAMESPACE) for each in found if each.startswith(f"{name}/")}
+    replay_map = actors.pop(map_name(name), None)
+    access: Path | None = None
+    if replay_map is not None:  # Stop it first: otherwise, it would give up the stopped servers.
+        with suppress(RayError):
+            access = ray.get(replay_map.access.remote(), timeout=STOP_TIMEOUT_S)
+        ray.kill(replay_map, no_restart=True)
+    stopping = [keeper.stop.remote() for keeper in actors.values()]
     if stopping:
         ray.wait(stopping, num_returns=len(stopping), timeout=STOP_TIMEOUT_S)
-    for full_name, actor in zip(ours, actors, strict=True):
-        if full_name != map_name(name):
-            ray.kill(actor, no_restart=True)
-    if folder is not None:
-        remove_access(folder)
+    for keeper in actors.values():
+        ray.kill(keeper, no_restart=True)
+    if access is not None:
+        remove_access(access)
 
 
-def _access_of(replay_map: Any) -> Path | None:
+def _find_map(name: str) -> Any:
+    """Return the actor that keeps the shard map of a service; None: there is none."""
     try:
-        service: Service = ray.get(replay_map.service.remote(), timeout=STOP_TIMEOUT_S)
-    except RayError:
+        return ray.get_actor(map_name(name), NAMESPACE)
+    except ValueError:
         return None
-    return service.access
-
-
-def _start_keeper(service: Service, number: int, resources: Mapping[str, float]) -> Any:
-    return _remote(NodeKeeper, service.keeper(number), resources).remote(service, number)
 
 
 def _place(keepers: Sequence[Any], each: Mapping[str, float], timeout_s: float) -> None:
     """Wait until all keepers are placed. Otherwise, kill those that are not, because `stop` would wait for them."""
     reports = [keeper.report.remote() for keeper in keepers]
     try:
-        wait_until_placed(reports, "servers", each, timeout_s)
+        Placement(reports, "servers", each, timeout_s).wait()
     except BaseException:
         for keeper, report in zip(keepers, reports, strict=True):
             if not ray.wait([report], timeout=0)[0]:
@@ -168,30 +158,17 @@ def _place(keepers: Sequence[Any], each: Mapping[str, float], timeout_s: float) 
         raise
 
 
-def _remote(kind: type[Any], name: str, resources: Mapping[str, float]) -> Any:
-    """Return an actor class whose ``remote`` finds the detached actor of this name, or starts it if there is none.
-
-    Ray restarts such an actor whenever it dies.
-    """
-    custom = {resource: amount for resource, amount in resources.items() if resource != "CPU"}
+def _detached(kind: type[Any], name: str, **reserved: Any) -> Any:
+    """Return an actor class whose ``remote`` finds the detached actor of this name, or starts it if there is none."""
     return ray.remote(kind).options(
         name=name,
         namespace=NAMESPACE,
         lifetime="detached",
         get_if_exists=True,
-        max_restarts=_FOR_EVER,
-        num_cpus=resources.get("CPU", 0),
-        resources=custom,
+        max_restarts=-1,  # whenever it dies
         scheduling_strategy="SPREAD",
+        **reserved,
     )
-
-
-def _exists(name: str) -> bool:
-    try:
-        ray.get_actor(name, NAMESPACE)
-    except ValueError:
-        return False
-    return True
 
 
 def _wait_until_ready(replay_map: Any) -> list[str]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
@@ -20,7 +20,7 @@ from replay_agent.dqn.networks import network_kind
 from replay_agent.processes.own_access import find_access
 from replay_agent.processes.signals import StopRequest
 from replay_agent.ray.actor_pool import RayActorPool
-from replay_agent.ray.placement import PlacementError, wait_for_room, wait_until_placed
+from replay_agent.ray.placement import Placement, PlacementError, wait_for_room
 from replay_agent.ray.service import ServiceError, connect, start, stop
 from replay_agent.reporting.progress import set_up_logging
 from replay_agent.reporting.training_report import TrainingReport
@@ -35,9 +35,7 @@ log = logging.getLogger("replay_agent")
 LEARNER_RESTARTS: Final = 3
 OBJECT_STORE_BYTES: Final = 100 << 20
 """Size of Ray's object store if this command starts Ray. It can be small, because no rows pass through Ray."""
-_LOOPBACK: Final = "127.0.0.1"
 _POLL_S: Final = 0.2
-AUTO: Final = "auto"
 
 
 class LearnerFailedError(RuntimeError):
@@ -56,9 +54,6 @@ class RemoteLearner:
         self._run = run
         self._stop = StopRequest()
 
-    def ready(self) -> None:
-        """Do nothing: the reply shows that Ray has placed the learner."""
-
     def train(self) -> TrainingReport:
         """Train, from the newest checkpoint if there is one.
 
@@ -69,15 +64,16 @@ class RemoteLearner:
         set_up_logging(self._settings.log_level, console)
         try:
             run = RunDirectory(self._run)
+            access = run.replay / "access"
             with connect(run.name) as client:
-                settings = self._settings.model_copy(
-                    update={
-                        "server": client.address,
-                        "resume": self._run if checkpoints(run.checkpoints) else None,
-                    }
-                )
-            os.environ[TOKEN_VARIABLE] = self._access.token
-            return train(settings, self._stop, console, run=run, start_pool=self._start_pool)
+                resume = self._run if checkpoints(run.checkpoints) else None
+                settings = self._settings.model_copy(update={"server": client.address, "resume": resume})
+            os.environ[TOKEN_VARIABLE] = find_access(access).token
+
+            def start_pool(_server: str) -> RayActorPool:
+                return RayActorPool(self._settings, run.name, access, run.logs)
+
+            return train(settings, self._stop, console, run=run, start_pool=start_pool)
         except (*FAILURES, ServiceError) as error:
             log.debug("because of", exc_info=error)
             raise LearnerFailedError("\n".join([str(error), *getattr(error, "__notes__", [])])) from None
@@ -85,20 +81,6 @@ class RemoteLearner:
     def stop(self) -> None:
         """Stop training; the run can be resumed."""
         self._stop.set()
-
-    @property
-    def _access(self) -> Any:
-        return find_access(RunDirectory(self._run).replay / "access")
-
-    def _start_pool(self, _server: str) -> RayActorPool:
-        return RayActorPool(
-            self._settings.actors,
-            RunDirectory(self._run).name,
-            self._access.token_file.parent,
-            reconnect_timeout_s=self._settings.reconnect_timeout_s,
-            cpus=self._settings.actor_cpus,
-            placement_timeout_s=self._settings.placement_timeout_s,
-        )
 
 
 def train_on_ray(settings: TrainSettings, stop_request: StopRequest) -> TrainingReport:
@@ -120,7 +102,8 @@ def train_on_ray(settings: TrainSettings, stop_request: StopRequest) -> Training
     # Ray installs its own signal handlers, so install those of the stop request after Ray has started.
     with _ray(settings, math.ceil(cpus)) as host, stop_request:
         gpus = gpus_to_reserve(settings.device, kind, ray.cluster_resources().get("GPU", 0.0))
-        wait_for_room({"CPU": cpus, **({"GPU": gpus} if gpus else {})}, settings.placement_timeout_s)
+        learner = {"CPU": 1.0, **({"GPU": gpus} if gpus else {})}
+        wait_for_room({**learner, "CPU": cpus}, settings.placement_timeout_s)
         run = open_run_directory(settings)
         try:
             servers = start(
@@ -135,24 +118,23 @@ def train_on_ray(settings: TrainSettings, stop_request: StopRequest) -> Training
             )
             with servers:
                 log.info("replay servers at %s, run in %s", servers.address, run.path)
-            return _follow(settings, run, gpus, stop_request)
+            return _follow(settings, run, learner, stop_request)
         finally:
             stop(run.name)
 
 
-def _follow(settings: TrainSettings, run: RunDirectory, gpus: float, stop_request: StopRequest) -> TrainingReport:
+def _follow(
+    settings: TrainSettings, run: RunDirectory, reserved: Mapping[str, float], stop_request: StopRequest
+) -> TrainingReport:
+    """Start the learner, wait until it has finished, and return its report."""
     options = {"max_restarts": LEARNER_RESTARTS, "max_task_retries": LEARNER_RESTARTS, "max_concurrency": 3}
-    learner = (
-        ray.remote(RemoteLearner).options(num_cpus=1, num_gpus=gpus, **options).remote(settings, run.path.resolve())
-    )
-    each = {"CPU": 1.0, **({"GPU": gpus} if gpus else {})}
-    wait_until_placed([learner.ready.remote()], "learners", each, settings.placement_timeout_s)
+    kind = ray.remote(RemoteLearner).options(num_cpus=1, num_gpus=reserved.get("GPU", 0.0), **options)
+    learner = kind.remote(settings, run.path.resolve())
+    Placement([learner.__ray_ready__.remote()], "learners", reserved, settings.placement_timeout_s).wait()
     training = learner.train.remote()
-    is_told = False
     try:
         while not ray.wait([training], timeout=_POLL_S)[0]:
-            if stop_request.is_set() and not is_told:
-                is_told = True
+            if stop_request.is_set():
                 learner.stop.remote()
         report: TrainingReport = ray.get(training)
     except RayTaskError as error:
@@ -172,12 +154,11 @@ def _ray(settings: TrainSettings, cpus: int) -> Iterator[str | None]:
         The address that the run's processes bind to; None: each uses its node's address.
     """
     assert settings.ray is not None
-    common = {"logging_level": logging.WARNING}
+    host = None
     try:
-        ray.init(address=settings.ray, **common)
-        host = None
+        ray.init(address=settings.ray, logging_level=logging.WARNING)
     except ConnectionError:
-        if settings.ray != AUTO:
+        if settings.ray != "auto":
             raise
         log.info("starting Ray on this machine")
         ray.init(
@@ -185,9 +166,9 @@ def _ray(settings: TrainSettings, cpus: int) -> Iterator[str | None]:
             num_cpus=max(cpus, os.cpu_count() or 1),
             include_dashboard=False,
             object_store_memory=OBJECT_STORE_BYTES,
-            **common,
+            logging_level=logging.WARNING,
         )
-        host = _LOOPBACK
+        host = "127.0.0.1"
     try:
         yield host
     finally:

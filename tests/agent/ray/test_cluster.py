@@ -29,8 +29,10 @@ from replay_agent.ray import PlacementError, ServiceError, connect, start, stop
 from replay_agent.ray.actor_pool import RayActorPool
 from replay_agent.ray.keeper import STOP_TIMEOUT_S, KeeperReport
 from replay_agent.ray.replay_map import NAMESPACE
+from replay_agent.settings.train_settings import TrainSettings
 from replay_client import Column, ReplayClient
 
+from tests.agent.corridor import CORRIDOR_ID
 from tests.support.deadlines import wait_until
 
 NODE = {"num_cpus": 4, "object_store_memory": 80 << 20, "include_dashboard": False}
@@ -205,7 +207,8 @@ def test_actors_that_fit_no_single_node_are_reported_and_given_up(
 
     with busy_nodes(3):  # one CPU of each node is free
         too_large = placed(2)
-        pool = RayActorPool(1, "none", tmp_path, reconnect_timeout_s=1.0, cpus=2.0, placement_timeout_s=0.0)
+        settings = TrainSettings(actors=1, actor_cpus=2.0).model_copy(update={"placement_timeout_s": 0.0})
+        pool = RayActorPool(settings, "none", tmp_path, tmp_path)
         assert ray.get(placed(1), timeout=PATIENCE_S)  # what fits is placed in the meantime
         assert not ray.wait([too_large], timeout=0)[0]
         pool.supervise()
@@ -225,6 +228,7 @@ def test_a_run_ends_well_though_a_server_and_the_learner_are_killed(
 ) -> None:
     run = tmp_path / "one"
     place = f"--ray={cluster.address} --shards=2 --actors=1 --runs-dir={tmp_path} --name=one"
+    env = f"--env={CORRIDOR_ID}"  # actors find it, because it is on the path of this program
     shape = "--steps=3000 --learning-starts=200 --batch-size=16 --hidden-sizes=16 --checkpoint-interval-s=0.5"
     judging = "--validation-episodes=1 --confirm-episodes=1 --evaluation-episodes=2 --solved-return=none"
     output = "--no-tensorboard --no-progress"
@@ -236,12 +240,13 @@ def test_a_run_ends_well_though_a_server_and_the_learner_are_killed(
 
     killer = threading.Thread(target=kill)
     killer.start()
-    status = replay_train(f"{place} {shape} {judging} {output}".split())
+    status = replay_train(f"{place} {env} {shape} {judging} {output}".split())
     killer.join()
     shown = capfd.readouterr()
     assert status == 0, shown.err
     assert json.loads((run / "result.json").read_text())["env_steps"] >= 3000
     assert (run / "starts").read_text() == "2\n"
+    assert f"actor-0 acts for run one: {CORRIDOR_ID}" in (run / "logs" / "actor-0.log").read_text()
     wait_until(lambda: not left_over(tmp_path), "no process is left over")
 
 

@@ -19,7 +19,7 @@ from replay_client import ReplayClient, Table
 from rich.console import Console
 
 from tests.agent.corridor import BEST_RETURN, CORRIDOR_ID, STACKED_ID
-from tests.agent.processes.test_processes import pool_of
+from tests.agent.processes.test_processes import pids_of, pool_of
 from tests.agent.short_runs import Watcher
 from tests.agent.training.test_training import CORRIDOR_RUN
 from tests.support.server_process import ServerProcess
@@ -122,7 +122,7 @@ def test_steps_of_actors_are_counted_without_closing_rows_also_if_actors_die(
         table="of-actors", actors=2, steps=4_000, validate_interval=100_000, envs_per_actor=environments, **RUN
     )
     with pool_of(trainer, server, tmp_path, count=2) as pool:
-        watcher = Watcher(1_000, lambda: os.kill(min(pool.pids), signal.SIGKILL))
+        watcher = Watcher(1_000, lambda: os.kill(min(pids_of(pool)), signal.SIGKILL))
         assert trainer.train(watcher, pool) is Ending.STEPS_DONE
         pool.supervise()  # the run may end before its next supervision
         assert pool.restarts == 1
