@@ -33,7 +33,6 @@ def guarded(env_id: str, timeout_s: float = STEP_TIMEOUT_S) -> Iterator[None]:
     Raises:
         EnvironmentFailedError: the environment raised an error, or the step took too long.
     """
-
     is_over = False
 
     def interrupt(*_: Any) -> None:
