@@ -61,8 +61,8 @@ def test_a_run_that_is_over_is_waited_for_until_it_is_resumed(client: ReplayClie
 def test_a_trainer_that_publishes_nothing_is_given_up(client: ReplayClient, is_there: bool) -> None:
     if is_there:
         publish(client, "run")
-    run = follow(client)
     began = time.monotonic()
+    run = follow(client)
     with pytest.raises(RunError, match=r"has published nothing at .* for 1 s; check --run, and that"):
         follow_for_ever(run)
     assert time.monotonic() - began >= 1.0
