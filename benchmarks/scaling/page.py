@@ -25,8 +25,9 @@ def rewrite(page: str, costs: Costs, measured: Sequence[Measured]) -> str:
         "second, and the learner draws 19 batches of 512 rows per second. The table has 2 million rows. Each machine\n"
         "has 64 GB of memory and a network of 10 Gbit/s. Each server then uses these fractions of its resources:\n",
         _ape_x(costs),
-        "Other fleets need the following numbers of servers. The last three columns are the fractions that each\n"
-        "server would use if there were one server less:\n",
+        "Other fleets need the following numbers of servers. The last three columns show why one server less\n"
+        "would not do: the fractions that each of them would use. Where one server is enough, they show its\n"
+        "own:\n",
         _needed(costs),
         "The simulation below uses the same times. For comparison, here is a real server. Each writer inserts 35 rows\n"
         "per second, and the learner does 50 steps per second:\n",
