@@ -173,6 +173,7 @@ class Actor:
 
         Raises:
             UnsupportedEnvironmentError: the environment cannot be created, or its spaces are not supported.
+            EnvironmentFailedError: an environment raised an error, or hangs, in its reset.
         """
         self._env_id = env_id
         self._envs = make_environments(env_id, environments, atari)
@@ -186,7 +187,8 @@ class Actor:
         self._step_timeout_s = step_timeout_s
         self._ahead: NDArray[np.float32] | None = None  # action values of the next observations, if they are known
         self._returns, self._lengths = np.zeros(environments), np.zeros(environments, np.int64)
-        self._obs: NDArray[Any] = self._envs.reset(seed=seeds.environment)[0]
+        with guarded(env_id, step_timeout_s):
+            self._obs: NDArray[Any] = self._envs.reset(seed=seeds.environment)[0]
 
     def step(self, epsilon: float) -> list[ActorStep]:
         """Take a step in each environment.

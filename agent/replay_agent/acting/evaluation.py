@@ -76,8 +76,7 @@ def evaluate(
         for start in range(0, len(seeds), MAX_PARALLEL_EPISODES):
             part = seeds[start : start + MAX_PARALLEL_EPISODES]
             episodes = [
-                _Episode(env, env.reset(seed=seed)[0], evaluated_exploration(seed), step_timeout_s)
-                for env, seed in zip(environments, part, strict=False)
+                _Episode.begin(env, seed, step_timeout_s) for env, seed in zip(environments, part, strict=False)
             ]
             _play(network, episodes, first_action, epsilon, device, should_stop)
             returns += [episode.total for episode in episodes]
@@ -99,15 +98,24 @@ class _Episode:
     length: int = 0
     done: bool = False
 
+    @classmethod
+    def begin(cls, env: Environment, seed: int, timeout_s: float) -> _Episode:
+        with guarded(_name_of(env), timeout_s):
+            obs, _ = env.reset(seed=seed)
+        return cls(env, obs, evaluated_exploration(seed), timeout_s)
+
     def step(self, action: int) -> float:
         """Take a step, and return its reward."""
-        name = self.env.spec.id if self.env.spec else type(self.env.unwrapped).__name__
-        with guarded(name, self.timeout_s):
+        with guarded(_name_of(self.env), self.timeout_s):
             self.obs, reward, terminated, truncated, _ = self.env.step(action)
         self.total += float(reward)
         self.length += 1
         self.done = terminated or truncated
         return float(reward)
+
+
+def _name_of(env: Environment) -> str:
+    return env.spec.id if env.spec else type(env.unwrapped).__name__
 
 
 def _play(

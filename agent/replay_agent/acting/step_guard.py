@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 STEP_TIMEOUT_S: Final = 600.0
-"""Default time limit of a step, which may include the reset of an environment."""
+"""Default time limit of a step or a reset. A step may include a reset."""
 
 _AT_ONCE_S: Final = 1e-6
 
@@ -21,7 +21,7 @@ class EnvironmentFailedError(RuntimeError):
 
 @contextmanager
 def guarded(env_id: str, timeout_s: float = STEP_TIMEOUT_S) -> Iterator[None]:
-    """Guard a step of an environment.
+    """Guard a step or a reset of an environment.
 
     A signal interrupts a step that takes too long. Python handles signals in the main thread only, and not while native
     code runs: a step in another thread, or one that hangs in native code, is not interrupted.
@@ -38,7 +38,7 @@ def guarded(env_id: str, timeout_s: float = STEP_TIMEOUT_S) -> Iterator[None]:
     def interrupt(*_: Any) -> None:
         if not is_over:
             raise EnvironmentFailedError(
-                f"the environment {env_id} hangs: a step has taken {timeout_s:g} s (--step-timeout-s)"
+                f"the environment {env_id} hangs: a step or a reset has taken {timeout_s:g} s (--step-timeout-s)"
             )
 
     is_main = threading.current_thread() is threading.main_thread()
@@ -54,7 +54,7 @@ def guarded(env_id: str, timeout_s: float = STEP_TIMEOUT_S) -> Iterator[None]:
         raise
     except Exception as error:
         raise EnvironmentFailedError(
-            f"the environment {env_id} failed in a step: {type(error).__name__}: {error}"
+            f"the environment {env_id} failed in a step or a reset: {type(error).__name__}: {error}"
         ) from error
     finally:
         is_over = True

@@ -218,7 +218,7 @@ class TrainSettings(Settings):
     check_steps: Annotated[int, ACTING] = Field(50, ge=1)
     """environment steps of an actor between two checks for newer weights"""
     step_timeout_s: Annotated[float, ACTING] = Field(600.0, gt=0, le=MAX_STEP_TIMEOUT_S)
-    """seconds after which a step of an environment, with its reset, counts as hanging"""
+    """seconds after which a step or a reset of an environment counts as hanging"""
 
     sticky_actions: Annotated[float, ATARI] = Field(0.25, ge=0, lt=1)
     """probability that the emulator repeats the last action in a frame"""

@@ -126,8 +126,8 @@ def make_failing() -> gymnasium.Env[Any, Any]:
 @pytest.mark.parametrize(
     ("failure", "message"),
     [
-        ("raises", r"test_actors:make_failing failed in a step: ConnectionError: no simulator"),
-        ("hangs", r"test_actors:make_failing hangs: a step has taken 0.2 s"),
+        ("raises", r"test_actors:make_failing failed in a step or a reset: ConnectionError: no simulator"),
+        ("hangs", r"test_actors:make_failing hangs: a step or a reset has taken 0.2 s"),
         ("reward", r"test_actors:make_failing returned a reward that is not finite, in step \d of an episode: nan"),
         ("observation", r"make_failing returned an observation that is not finite, in step \d of an episode: \[inf"),
     ],
@@ -145,7 +145,10 @@ def test_an_environment_that_fails_is_named(failure: str, message: str, monkeypa
 
 @pytest.mark.parametrize(
     ("failure", "message"),
-    [("raises", r"Failing failed in a step"), ("hangs", r"Failing hangs: a step has taken 0.2 s")],
+    [
+        ("raises", r"Failing failed in a step or a reset"),
+        ("hangs", r"Failing hangs: a step or a reset has taken 0.2 s"),
+    ],
 )
 def test_an_environment_that_fails_in_an_evaluation_is_named(
     failure: str, message: str, monkeypatch: pytest.MonkeyPatch
@@ -154,6 +157,15 @@ def test_an_environment_that_fails_in_an_evaluation_is_named(
     network = build_network(NetworkSpec((PLACES,), "float32", 2, (4,), dueling=False))
     with pytest.raises(EnvironmentFailedError, match=message):
         evaluate(network, make_failing, range(20), epsilon=1.0, step_timeout_s=0.2)
+
+
+def test_an_environment_that_hangs_in_its_reset_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Failing, "reset", lambda *_, **__: threading.Event().wait())
+    network = build_network(NetworkSpec((PLACES,), "float32", 2, (4,), dueling=False))
+    with pytest.raises(EnvironmentFailedError, match="make_failing hangs"):
+        Actor(f"{__name__}:make_failing", ActorSeeds(1), network, step_timeout_s=0.2)
+    with pytest.raises(EnvironmentFailedError, match="Failing hangs"):
+        evaluate(network, make_failing, [1], step_timeout_s=0.2)
 
 
 def test_the_callers_own_timer_goes_off_although_steps_are_guarded() -> None:
