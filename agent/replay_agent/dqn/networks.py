@@ -429,4 +429,6 @@ def _input_scale(dtype: str) -> float | None:
 
 def _scaled(observations: Tensor, scale: float | None) -> Tensor:
     values = observations.to(torch.float32)
-    return values if scale is None else values * scale
+    # In place, which no caller can notice: scaled observations are integers, so `values` is a copy. A second array of
+    # this size would cost more than the rest of the conversion.
+    return values if scale is None else values.mul_(scale)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 import threading
 from collections.abc import Iterable
+from socketserver import ThreadingMixIn
 from typing import Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
@@ -16,12 +16,10 @@ from replay_proto.channels import host_and_port
 
 from replay_agent.reporting.progress import ProgressView, Status
 
-log = logging.getLogger(__name__)
-
 _READER_S: Final = 5.0
 """Time limit for each read from a client's socket and each write to it."""
-_LOOK_S: Final = 0.2
-"""Interval at which the thread checks whether the run has ended."""
+_END_S: Final = 0.2
+"""Interval at which the server's thread checks whether the run has ended."""
 _GAUGES: Final = (
     ("replay_train_recent_return", "Mean return of recent training episodes.", "recent_return"),
     ("replay_train_best_return", "Mean return of the best network in validations.", "best_mean"),
@@ -39,10 +37,7 @@ _COUNTERS: Final = (
 
 
 class MetricsPort(ProgressView, Collector):
-    """A view of a run that serves its status to Prometheus.
-
-    A single thread answers one request at a time, so that clients cannot slow the run down.
-    """
+    """A view of a run that serves its status to Prometheus."""
 
     def __init__(self, shown: ProgressView, host: str, port: int) -> None:
         """Bind the port. The view ``shown`` also receives each status.
@@ -60,9 +55,7 @@ class MetricsPort(ProgressView, Collector):
             raise ValueError(
                 f"expected an http_host and http_port to listen on, got {host_and_port(host, port)}: {error}"
             ) from error
-        self._server.timeout = _LOOK_S
-        self._has_ended = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="metrics", daemon=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=[_END_S], name="metrics", daemon=True)
 
     @property
     def port(self) -> int:
@@ -86,27 +79,21 @@ class MetricsPort(ProgressView, Collector):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop serving. If a client is slow at this moment, do not wait: the daemon thread finishes its request."""
-        self._has_ended.set()
-        self._thread.join(2 * _LOOK_S)
+        """Stop serving. Requests of slow clients continue in their threads, until the time limit."""
+        self._server.shutdown()
+        self._thread.join()
         self._server.server_close()
 
-    def _serve(self) -> None:
-        while not self._has_ended.is_set():
-            try:
-                self._server.handle_request()
-            except Exception:  # of any kind: otherwise, nobody would answer any more
-                if not self._has_ended.wait(_LOOK_S):
-                    log.exception("a request for metrics failed")
 
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
 
-class _Server(WSGIServer):
     def __init__(self, address: tuple[str, int], handler: type[WSGIRequestHandler]) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print no traceback, because it would disturb the progress bar. The client was only too slow, or hung up."""
+        """Print no traceback, because it would disturb the progress bar. A client was too slow, or hung up."""
 
 
 class _Handler(WSGIRequestHandler):

@@ -141,18 +141,3 @@ def test_a_run_shows_its_metrics(
 def test_other_machines_are_kept_out(settings_of: Callable[..., TrainSettings]) -> None:
     with pytest.raises(ExposedError, match=r"--http-host 0\.0\.0\.0 is reachable from other machines"):
         train(settings_of(http_port=0, http_host="0.0.0.0"), StopRequest(), Console(file=io.StringIO()))
-
-
-def test_metrics_are_served_after_a_failure(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    port = MetricsPort(ProgressView(), "127.0.0.1", 0)
-    handle, failures = port._server.handle_request, [MemoryError()]
-
-    def fails_once() -> None:
-        if failures:
-            raise failures.pop()
-        handle()
-
-    monkeypatch.setattr(port._server, "handle_request", fails_once)
-    with port:
-        assert samples(port) == {}
-    assert "a request for metrics failed" in caplog.text
