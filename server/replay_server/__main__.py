@@ -35,7 +35,7 @@ def main() -> None:
 
 def load_server() -> Callable[[ServerSettings], None]:
     """Load the server, and return its `run` function."""
-    from replay_server.process.surroundings import loading
+    from replay_server.process.garbage import loading
 
     with loading():
         from replay_server.process.main import run

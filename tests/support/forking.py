@@ -33,7 +33,7 @@ _MOST_DESCRIPTORS = 8
 def load_server() -> Callable[[], None]:
     """Load ``replay-server``, and return its main function."""
     from replay_server import __main__ as program
-    from replay_server.process.surroundings import loading
+    from replay_server.process.garbage import loading
     from replay_server.process.warming import warm_up
 
     with loading():

@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import logging
 import os
+import resource
 import signal
 import sys
 import threading
@@ -34,9 +35,9 @@ from replay_server.files import trust
 from replay_server.files.standard_error import STANDARD_ERROR
 from replay_server.flow.background import Background
 from replay_server.http.view import View
+from replay_server.process.garbage import RareCollections, loading
 from replay_server.process.server import ReplayServer
 from replay_server.process.settings import ServerSettings
-from replay_server.process.surroundings import RareCollections, allow_many_files, loading
 from replay_server.process.syncing import Syncer
 from replay_server.process.warming import warm_up
 from replay_server.rpc.local_socket.listener import SOCKET_NAME
@@ -61,7 +62,7 @@ def run(settings: ServerSettings) -> None:
 
     Exits with status 1 if the server cannot start, or cannot sync its tables at shutdown.
     """
-    allow_many_files()  # a table needs two descriptors per file
+    _allow_many_files()  # a table needs two descriptors per file
     _tune_allocator()
     try:
         uvloop.run(serve(settings))
@@ -316,6 +317,12 @@ def _stop_with_parent(stop: asyncio.Event) -> None:
             loop.call_soon_threadsafe(stop.set)
 
     when_parent_dies(end)
+
+
+def _allow_many_files() -> None:
+    """Raise this process's limit on file descriptors as far as allowed."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _tune_allocator() -> None:

@@ -22,7 +22,8 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
@@ -35,7 +36,7 @@ from replay_proto.rate_limit import ErrorBuffer, RateLimit
 from replay_proto.schema import Column, Schema
 
 from replay_server.flow.bounds import Bounds
-from replay_server.process.surroundings import LogFormat, ensure_temporary_directory, set_up_logging
+from replay_server.process.logs import LogFormat, set_up_logging
 
 if TYPE_CHECKING:  # importing these loads the kernels, which --help and invalid settings do not need
     from replay_server.storage.table_config import TableConfig
@@ -280,7 +281,7 @@ def read_command_line(arguments: Sequence[str]) -> ServerSettings:
     settings = load_settings(arguments)
     set_up_logging(settings.log_level, settings.log_format)
     settings.log_remarks(log)
-    ensure_temporary_directory([settings.memory_dir, settings.data_dir])
+    _ensure_temporary_directory([settings.memory_dir, settings.data_dir])
     try:
         check_exposure(settings.host, settings.protection, insecure=settings.insecure)
         if settings.http_port is not None and settings.http_host != settings.host:
@@ -295,3 +296,27 @@ def read_command_line(arguments: Sequence[str]) -> ServerSettings:
         print(f"replay-server: {settings.explained(error)}", file=sys.stderr)
         sys.exit(EXIT_USAGE)
     return settings
+
+
+def _ensure_temporary_directory(others: Iterable[Path | None]) -> None:
+    """If the usual directories for temporary files are missing or read-only, use the first of the ``others`` instead.
+
+    That is so in a container with a read-only root. Does nothing if none of them is writable; what needs one says so.
+    """
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError:
+        for folder in others:
+            if folder is not None and _is_writable(folder):
+                tempfile.tempdir = str(folder)
+                log.info("temporary files are in %s, because no usual directory for them is writable", folder)
+                return
+
+
+def _is_writable(folder: Path) -> bool:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError:
+        return False
+    return True

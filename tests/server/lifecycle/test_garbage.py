@@ -7,7 +7,7 @@ import gc
 from itertools import accumulate, chain, repeat
 
 import pytest
-from replay_server.process.surroundings import RareCollections
+from replay_server.process.garbage import RareCollections
 
 
 def full_collections() -> int:

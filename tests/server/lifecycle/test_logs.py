@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from replay_server.process.surroundings import JsonLines
+from replay_server.process.logs import JsonLines
 
 from tests.support.caller import Caller
 from tests.support.server_process import ServerProcess, run_to_its_end

@@ -1,89 +1,13 @@
-"""Sets up what surrounds the server in its process: its log, temporary files, open files, garbage collection.
-
-Events carry fields: ``log.info("table %s dropped", name, extra={"table": name, "duration_s": 0.1})``. JSON shows all
-fields. Text shows only those that are part of the message.
-"""
+"""Decides when Python's garbage collector runs, because a full collection blocks all calls."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import json
-import logging
-import resource
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Final, Literal
-
-from replay_server.files.standard_error import STANDARD_ERROR
-
-log = logging.getLogger(__name__)
-
-
-def ensure_temporary_directory(others: Iterable[Path | None]) -> None:
-    """If the usual directories for temporary files are missing or read-only, use the first of the ``others`` instead.
-
-    That is so in a container with a read-only root. Does nothing if none of them is writable; what needs one says so.
-    """
-    try:
-        tempfile.gettempdir()
-    except FileNotFoundError:
-        for folder in others:
-            if folder is not None and _is_writable(folder):
-                tempfile.tempdir = str(folder)
-                log.info("temporary files are in %s, because no usual directory for them is writable", folder)
-                return
-
-
-def _is_writable(folder: Path) -> bool:
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError:
-        return False
-    return True
-
-
-LogFormat = Literal["text", "json"]
-_TEXT: Final = "%(asctime)s %(levelname)-7s %(name)s  %(message)s"
-_OWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
-"""Attributes of records that are not fields of an event."""
-
-
-def set_up_logging(level: str, form: LogFormat) -> None:
-    """Log to standard error, from a thread; ``level`` is a name such as ``info``."""
-    STANDARD_ERROR.start()
-    handler = logging.StreamHandler(STANDARD_ERROR)
-    handler.setFormatter(logging.Formatter(_TEXT) if form == "text" else JsonLines())
-    logging.basicConfig(level=level.upper(), handlers=[handler])
-
-
-class JsonLines(logging.Formatter):
-    """Formats each event as a JSON object on one line, with its fields."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """See `logging.Formatter`."""
-        event = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-            **{name: value for name, value in vars(record).items() if name not in _OWN and value != ""},
-        }
-        if record.exc_info:
-            event["error"] = self.formatException(record.exc_info)
-        return json.dumps(event, default=str)
-
-
-def allow_many_files() -> None:
-    """Raise this process's limit on file descriptors as far as allowed."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
+from typing import Final
 
 _LEAST_INTERVAL_S: Final = 0.5
 _INTERVAL_PER_SQUARE: Final = 8000.0
