@@ -19,7 +19,9 @@ from replay_proto.errors import FieldError
 from replay_proto.shard_maps import MOST_ANCESTORS, is_made_from
 from replay_proto.v1 import replay_pb2
 
+from replay_server import errors
 from replay_server.files.durable_files import replace_file
+from replay_server.files.mapped_file import tells_full
 from replay_server.storage.format import SHARD_MAP_FILE, UID_BYTES
 from replay_server.storage.ranges import KEYS, MAP_CHANGES, MAP_VERSIONS, SHARD_IDS, Range
 from replay_server.storage.table_config import is_table_name
@@ -239,9 +241,15 @@ class ShardMapFile:
         """Store another map durably.
 
         Raises:
-            OSError: the file cannot be written; the old map stays.
+            RequestError: NO_SPACE; the old map stays.
+            OSError: the file cannot be written for another reason; the old map stays.
         """
-        replace_file(self._path, json.dumps(new.to_json(), indent=1))
+        try:
+            replace_file(self._path, json.dumps(new.to_json(), indent=1))
+        except OSError as error:
+            if tells_full(error):
+                raise errors.no_space(SHARD_MAP_FILE, self.folder, "file") from error
+            raise
         self.current = new
 
 

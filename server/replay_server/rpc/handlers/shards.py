@@ -10,10 +10,9 @@ from replay_proto.v1 import replay_pb2
 
 from replay_server import __version__, errors
 from replay_server.catalog import Catalog
-from replay_server.files.mapped_file import tells_full
 from replay_server.rpc.call import Call
 from replay_server.rpc.handlers import fields
-from replay_server.storage.format import SHARD_MAP_FILE, UID_BYTES
+from replay_server.storage.format import UID_BYTES
 from replay_server.storage.ranges import KEYS, LARGEST_MASS, Range
 from replay_server.storage.shard_map import ShardMap
 from replay_server.table.table import ShardReport
@@ -45,12 +44,7 @@ class ShardHandlers:
             new.check_follows(current)
         self._catalog.owner.look()
         self._catalog.owner.check()
-        try:
-            self._kept.replace(new)
-        except OSError as error:
-            if tells_full(error):
-                raise errors.no_space(SHARD_MAP_FILE, self._kept.folder, "file") from error
-            raise
+        self._kept.replace(new)
         return replay_pb2.SetShardsResponse().SerializeToString()
 
     async def report(self, request: Framed[replay_pb2.ReportShardRequest], _call: Call) -> bytes:
