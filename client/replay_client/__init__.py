@@ -18,7 +18,7 @@ from replay_proto.steps import Derived, Discount, Mask, Next, Return, Sequences,
 from replay_client._adapters import columns_from_example
 from replay_client._learning.mixed import MixedKeys
 from replay_client._writing.writer_stream import WriterStream
-from replay_client.batch import Batch, MixedBatch, RowInfo, Rows, UpdateResult
+from replay_client.batch import Batch, MixedBatch, Published, RowInfo, Rows, UpdateResult
 from replay_client.draws import DrawMode, WeightNorm
 from replay_client.errors import (
     CheckpointDamagedError,
@@ -56,7 +56,6 @@ from replay_client.local_server import LocalServer
 from replay_client.results.copies import Checkpoint, CheckpointTable
 from replay_client.results.description import TableDescription
 from replay_client.results.inspection import Inspection, LargestRows
-from replay_client.results.published import Published
 from replay_client.results.shards import Shard, ShardMap
 from replay_client.results.stats import (
     LimiterStats,

@@ -1,4 +1,4 @@
-"""Results of calls: batches, rows read by key, and outcomes of updates.
+"""Results of calls: batches, rows read by key, outcomes of updates, and published state.
 
 Arrays are writable, aligned and owned by the caller. Once all of a batch's arrays are freed, their memory is reused.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -198,3 +198,12 @@ class UpdateResult:
     """Number of distinct rows that were updated."""
     stale: int
     """Number of keys, including duplicates, that were ignored because their rows are not live."""
+
+
+class Published(NamedTuple):
+    """State that a program has published; see `replay_client.ReplayClient.latest`."""
+
+    version: int
+    """Number of the publication; later ones have higher numbers. The first one has 1."""
+    values: dict[str, Any]
+    """Arrays by name, nested as they were published: ``dtype[*shape]``, writable, the caller's to keep."""

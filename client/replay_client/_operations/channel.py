@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from replay_client._operations.table import TableOperations
 from replay_client._rows.published_state import KEPT, PART_COLUMNS, PublishedState, is_whole, last_rows, unpacked
 from replay_client._transport.call import Operation
-from replay_client.batch import Rows
+from replay_client.batch import Published, Rows
 from replay_client.errors import DeadlineExceededError, InvalidArgumentError, ReplayError
 from replay_client.results.description import TableDescription
-from replay_client.results.published import Published
 
 WAITS_FOR_S: Final = 5.0
 """Maximum seconds that one call waits for the next publication. Then the client polls again: its publisher may have

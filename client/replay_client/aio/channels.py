@@ -14,8 +14,8 @@ from replay_client._rows.published_state import PublishedState
 from replay_client._transport.call import Operation, time_limit
 from replay_client._transport.long_waits import LongWait
 from replay_client.aio.table import Table
+from replay_client.batch import Published
 from replay_client.errors import ServerUnavailableError, TableNotFoundError, TableReplacedError
-from replay_client.results.published import Published
 
 if TYPE_CHECKING:
     from replay_client.aio.client import ReplayClient

@@ -29,11 +29,11 @@ from replay_client.aio._session import LoopSession
 from replay_client.aio.channels import Channels
 from replay_client.aio.mixed_sampler import MixedSampler
 from replay_client.aio.table import Table
+from replay_client.batch import Published
 from replay_client.draws import DEFAULT_BETA, DrawMode, Prefetch, SamplerOptions, WeightNorm
 from replay_client.errors import InvalidArgumentError, ShardsChangedError
 from replay_client.results.copies import Checkpoint
 from replay_client.results.description import TableDescription
-from replay_client.results.published import Published
 from replay_client.results.shards import ShardMap
 from replay_client.results.stats import Stats
 from replay_client.security import Tls, Token

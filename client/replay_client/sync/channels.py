@@ -12,8 +12,8 @@ from replay_client._operations.channel import LOOK_AGAIN_S, Channel, checked_ver
 from replay_client._rows.published_state import PublishedState
 from replay_client._transport.call import Operation, time_limit
 from replay_client._transport.long_waits import LongWait
+from replay_client.batch import Published
 from replay_client.errors import ServerUnavailableError, TableNotFoundError, TableReplacedError
-from replay_client.results.published import Published
 from replay_client.sync.table import Table
 
 if TYPE_CHECKING:

@@ -33,11 +33,11 @@ from replay_client._transport.attempts import FIRST_CONTACT_S
 from replay_client._transport.call import Operation, time_limit
 from replay_client._transport.connection import SessionOptions
 from replay_client._transport.session import Session
+from replay_client.batch import Published
 from replay_client.draws import DEFAULT_BETA, DrawMode, Prefetch, SamplerOptions, WeightNorm
 from replay_client.errors import InvalidArgumentError, ShardsChangedError, TableNotFoundError
 from replay_client.results.copies import Checkpoint
 from replay_client.results.description import TableDescription
-from replay_client.results.published import Published
 from replay_client.results.shards import ShardMap
 from replay_client.results.stats import Stats
 from replay_client.security import Tls, Token
