@@ -103,21 +103,21 @@ proto: $(PROTO_VENV)/.installed  ## Regenerate proto/replay_proto/v1 from proto/
 	$(PROTO_VENV)/bin/python scripts/generate_proto.py
 
 torture: $(VENV)/.installed  ## Kill servers KILLS times under load, audit each time, write docs/operations/reliability.md.
-	$(BIN)/python -m tests.faults.torture --kills $(KILLS) --report docs/operations/reliability.md $(ARGS)
-	$(BIN)/python -m tests.faults.shard_torture --kills $(KILLS) --report docs/operations/reliability.md $(ARGS)
+	$(BIN)/python -m tools.faults.torture --kills $(KILLS) --report docs/operations/reliability.md $(ARGS)
+	$(BIN)/python -m tools.faults.shard_torture --kills $(KILLS) --report docs/operations/reliability.md $(ARGS)
 
 torture-network: $(VENV)/.installed  ## Break the network for MINUTES (root), audit, write docs/operations/reliability.md.
-	$(BIN)/python -m tests.faults.network_torture --minutes $(MINUTES) --report docs/operations/reliability.md $(ARGS)
+	$(BIN)/python -m tools.faults.network_torture --minutes $(MINUTES) --report docs/operations/reliability.md $(ARGS)
 
 fuzz: $(VENV)/.installed  ## Send N hostile messages, measure what they cost, damage files; write docs/operations/reliability.md.
-	$(BIN)/python -m tests.faults.fuzz --messages $(N) --report docs/operations/reliability.md $(ARGS)
-	$(BIN)/python -m tests.faults.message_cost --report docs/operations/reliability.md
+	$(BIN)/python -m tools.faults.fuzz --messages $(N) --report docs/operations/reliability.md $(ARGS)
+	$(BIN)/python -m tools.faults.message_cost --report docs/operations/reliability.md
 
 attack: $(VENV)/.installed  ## Attack servers and a learner beside a bystander, write docs/operations/security.md.
-	$(BIN)/python -m tests.attacks --report docs/operations/security.md $(ARGS)
+	$(BIN)/python -m tools.attacks --report docs/operations/security.md $(ARGS)
 
 soak: $(VENV)/.installed  ## Keep a server under mixed load for MINUTES, write docs/operations/reliability.md and its picture.
-	$(BIN)/python -m tests.faults.soak --minutes $(MINUTES) --report docs/operations/reliability.md $(ARGS)
+	$(BIN)/python -m tools.faults.soak --minutes $(MINUTES) --report docs/operations/reliability.md $(ARGS)
 
 bench: $(VENV)/.installed  ## Measure the figures in docs/project/benchmarks.md.
 	$(BIN)/python -m benchmarks $(ARGS)

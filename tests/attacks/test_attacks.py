@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.attacks.arena import Arena
-from tests.attacks.attack import Attack, Setup
-from tests.attacks.runner import GROUPS, carry_out
+from tools.attacks.arena import Arena
+from tools.attacks.attack import Attack, Setup
+from tools.attacks.runner import GROUPS, carry_out
 
 SECONDS = 0.35
 EVERY = [kind for kinds in GROUPS.values() for kind in kinds]

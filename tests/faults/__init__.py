@@ -1,1 +1,1 @@
-"""Injected faults: killed servers and clients, broken networks, full disks, hostile messages."""
+"""Short runs of the programs in `tools.faults`, and tests of single faults."""

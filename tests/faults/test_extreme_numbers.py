@@ -1,4 +1,4 @@
-"""Extreme numbers in every numeric field of every request; see `tests.faults.extreme_numbers`."""
+"""Extreme numbers in every numeric field of every request; see `tools.faults.extreme_numbers`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from replay_server.rpc.requests import _ARRAYS
 
-from tests.faults.extreme_numbers import run
 from tests.support.examples import examples
 from tests.support.request_fields import fields, numeric_fields
+from tools.faults.extreme_numbers import run
 
 
 def test_every_array_in_a_request_has_a_type_in_the_contract() -> None:

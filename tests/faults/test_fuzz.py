@@ -1,4 +1,4 @@
-"""A short fuzzing run; see `tests.faults.fuzz`."""
+"""A short fuzzing run; see `tools.faults.fuzz`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from replay_proto.schema import Column, Schema
 
-from tests.faults.fuzz import Figures, FileFuzzer, MessageFuzzer
-from tests.faults.message_cost import PROBED, LoopWatch, MessageCosts
 from tests.support.caller import Caller
 from tests.support.server_process import ServerProcess
 from tests.support.wire import METHODS, call_raw
+from tools.faults.fuzz import Figures, FileFuzzer, MessageFuzzer
+from tools.faults.message_cost import PROBED, LoopWatch, MessageCosts
 
 MESSAGES = 2_000
 FILES = 150

@@ -1,8 +1,8 @@
-"""Calls that are begun and left, in short: `python -m tests.faults.left_calls` measures all RPCs."""
+"""Calls that are begun and left, in short: `python -m tools.faults.left_calls` measures all RPCs."""
 
 from __future__ import annotations
 
-from tests.faults.left_calls import ALLOWED_MB, GIVEN_BACK_MB, WAYS, Cost, Spells, run
+from tools.faults.left_calls import ALLOWED_MB, GIVEN_BACK_MB, WAYS, Cost, Spells, run
 
 CALLS = 30
 

@@ -1,4 +1,4 @@
-"""The network between two namespaces is cut, delayed and reset; see `tests.faults.network_torture`."""
+"""The network between two namespaces is cut, delayed and reset; see `tools.faults.network_torture`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.link import Link, obstacle
-from tests.faults.network_load import LEAST
-from tests.faults.network_torture import PROBLEMS, NetworkTorture, server_flags, torture
 from tests.support.server_process import ServerProcess
+from tools.faults.link import Link, obstacle
+from tools.faults.network_load import LEAST
+from tools.faults.network_torture import PROBLEMS, NetworkTorture, server_flags, torture
 
 ROUNDS = 2 * len(PROBLEMS)
 WAITING_CLIENT = textwrap.dedent("""

@@ -14,9 +14,9 @@ from replay_client import DeadlineExceededError, ReplayClient, ServerUnavailable
 
 from tests.client.conftest import COLUMNS
 from tests.client.numbered import assert_whole, row, rows
-from tests.faults.proxy import Proxy
 from tests.support.deadlines import wait_until
 from tests.support.server_process import ServerProcess
+from tools.faults.proxy import Proxy
 
 DURATION_S = 4.0
 

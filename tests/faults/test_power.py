@@ -18,14 +18,14 @@ from replay_proto.v1 import replay_pb2
 from replay_server.rpc.local_socket.listener import SOCKET_NAME
 from replay_server.storage.runs import GOES_ON
 
-from tests.faults.torture import ITEM
-from tests.faults.workers import CallWriter, StreamWriter, Writer
 from tests.support.caller import SAME_HOST, CalledTable, Caller, window_shape
 from tests.support.deadlines import wait_until
 from tests.support.power import damage_page, pretend_another_boot
 from tests.support.server_process import ServerProcess, run_to_its_end
 from tests.support.step_audit import drawable_keys
 from tests.support.wire_runs import step_runs
+from tools.faults.torture import ITEM
+from tools.faults.workers import CallWriter, StreamWriter, Writer
 
 StartServer = Callable[..., ServerProcess]
 POWER = ("--durability", "power", "--sync-every", "0.1")

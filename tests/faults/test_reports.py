@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 from replay_proto.command_line import new_app, run_app
 
-from tests.faults import soak
-from tests.faults.soak import Sample
+from tools.faults import soak
+from tools.faults.soak import Sample
 
 ROOT = Path(__file__).parents[2]
 REPORT = ROOT / "docs" / "operations" / "reliability.md"
@@ -34,7 +34,7 @@ def report(tmp_path: Path) -> Path:
 
 def refuses(tool: str, *flags: str) -> None:
     """Call a tool, and check that it refuses to start."""
-    module = importlib.import_module(f"tests.faults.{tool}")
+    module = importlib.import_module(f"tools.faults.{tool}")
     with pytest.raises(SystemExit, match="2"):
         run_app(new_app(tool, "", module.main), flags)
 

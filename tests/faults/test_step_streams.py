@@ -1,4 +1,4 @@
-"""Random streams in tables of steps; see `tests.faults.step_streams`."""
+"""Random streams in tables of steps; see `tools.faults.step_streams`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.step_streams import run
 from tests.support.examples import examples
+from tools.faults.step_streams import run
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""A sample of system calls that fail; see `tests.faults.syscalls`, which tries all of them."""
+"""A sample of system calls that fail; see `tools.faults.syscalls`, which tries all of them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.failing_calls import FailingCalls
-from tests.faults.syscalls import Restoring, Serving
 from tests.support.examples import examples
+from tools.faults.failing_calls import FailingCalls
+from tools.faults.syscalls import Restoring, Serving
 
 POINTS = 5
 

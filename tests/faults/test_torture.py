@@ -1,4 +1,4 @@
-"""A short torture run; see `tests.faults.torture`."""
+"""A short torture run; see `tools.faults.torture`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from replay_proto.steps import Item
 
-from tests.faults.shard_torture import SHARDS, ShardTorture
-from tests.faults.torture import ITEM, Figures, Torture
 from tests.support.server_process import ServerProcess
+from tools.faults.shard_torture import SHARDS, ShardTorture
+from tools.faults.torture import ITEM, Figures, Torture
 
 KILLS = 3
 

@@ -1,4 +1,4 @@
-"""Short runs of `tests.faults.unrolls`."""
+"""Short runs of `tools.faults.unrolls`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.unrolls import pass_through
 from tests.support.server_process import ServerProcess
+from tools.faults.unrolls import pass_through
 
 
 @pytest.mark.parametrize("kills", [0, 3])

@@ -1,4 +1,4 @@
-"""A short run of `tests.faults.updated_rows`."""
+"""A short run of `tools.faults.updated_rows`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.updated_rows import check_checkpoint, live
 from tests.support.server_process import ServerProcess
+from tools.faults.updated_rows import check_checkpoint, live
 
 
 @pytest.mark.slow

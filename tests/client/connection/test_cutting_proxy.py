@@ -11,9 +11,9 @@ from replay_client import DeadlineExceededError, ReplayClient, Table
 from replay_client._transport import attempts
 
 from tests.client.numbered import rows
-from tests.faults.proxy import Proxy
 from tests.support.deadlines import wait_until
 from tests.support.server_process import ServerProcess
+from tools.faults.proxy import Proxy
 
 _CUT_AFTER_S = 0.2
 

@@ -20,8 +20,6 @@ from replay_server.rpc.over_grpc import unfinished as looks
 from replay_server.rpc.over_grpc.sockets import find_connections
 from replay_server.rpc.over_grpc.unfinished import Connection, Unfinished
 
-from tests.attacks.attack import bearer
-from tests.attacks.memory import BYTES_PER_MB, MemoryWatch
 from tests.support.access import ALL, MINE, WRITE, write_usual_tokens
 from tests.support.caller import Caller, table_config
 from tests.support.deadlines import wait_until
@@ -29,6 +27,8 @@ from tests.support.frame_stub import HEAD, MESSAGE, STATUS, greeted
 from tests.support.http2 import GRPC_HEAD, Http2
 from tests.support.server_process import ServerProcess
 from tests.support.wire import SERVICE
+from tools.attacks.attack import bearer
+from tools.attacks.memory import BYTES_PER_MB, MemoryWatch
 
 StartServer = Callable[..., ServerProcess]
 CONNECTIONS, STREAMS = 2, 40

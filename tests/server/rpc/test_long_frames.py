@@ -16,12 +16,12 @@ from replay_server.flow.bounds import Bounds
 from replay_server.rpc.local_socket import long_frames
 from replay_server.rpc.local_socket.long_frames import LongFrame, budget_of_long_frames
 
-from tests.attacks.attack import bearer
 from tests.support.access import ALL, MINE, WRITE, write_usual_tokens
 from tests.support.caller import Caller, table_config
 from tests.support.deadlines import wait_until
 from tests.support.frame_stub import HEAD, MESSAGE, STATUS, FrameLink, hello_for
 from tests.support.server_process import ServerProcess
+from tools.attacks.attack import bearer
 
 LONG = 8 << 20
 ROW_BYTES = 1 << 20

@@ -8,10 +8,10 @@ import ssl
 from contextlib import suppress
 from typing import ClassVar, Final
 
-from tests.attacks.arena import Arena
-from tests.attacks.attack import Attack, Setup, Target
-from tests.attacks.strangers import Stranger
 from tests.support.http_port import FLAGS, get, http_port
+from tools.attacks.arena import Arena
+from tools.attacks.attack import Attack, Setup, Target
+from tools.attacks.strangers import Stranger
 
 _HALF_HELLO: Final = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
 _METRICS: Final = b"GET /metrics HTTP/1.1\r\nHost: buffer\r\n\r\n"

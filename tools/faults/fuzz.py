@@ -1,6 +1,6 @@
 """Sends mutated and random messages to every RPC of a server, and damaged files to its loader.
 
-    python -m tests.faults.fuzz --messages 1000000 --report docs/operations/reliability.md
+    python -m tools.faults.fuzz --messages 1000000 --report docs/operations/reliability.md
 
 Every message is answered or refused by a typed error within seconds; the server stays up, its tables stay usable, and
 its memory and file handles do not grow.
@@ -37,9 +37,6 @@ from replay_server.table.draws import Draw
 from replay_server.table.table import NewRows, Table, WriterStamp
 from rich.progress import Progress, track
 
-from tests.faults.mutations import flipped, made_odd, mutated
-from tests.faults.report import document_with, write_section
-from tests.faults.workers import first_priority
 from tests.support.caller import CalledTable, Caller
 from tests.support.drawing import draw_batch
 from tests.support.invariants import check_table
@@ -49,6 +46,9 @@ from tests.support.server_process import ServerProcess
 from tests.support.small_disk import with_small_disk
 from tests.support.victim import WRITER, good_request, make_victim
 from tests.support.wire import METHODS, SERVICE, STREAMS
+from tools.faults.mutations import flipped, made_odd, mutated
+from tools.faults.report import document_with, write_section
+from tools.faults.workers import first_priority
 
 DISK_MB = 48
 """A small limit, so that no message can use much memory."""
@@ -321,4 +321,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run_app(new_app("python -m tests.faults.fuzz", __doc__, main))
+    run_app(new_app("python -m tools.faults.fuzz", __doc__, main))

@@ -9,9 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from tests.attacks.arena import Arena
-from tests.attacks.attack import Attack, Target
 from tests.support.server_process import ServerProcess, run_to_its_end
+from tools.attacks.arena import Arena
+from tools.attacks.attack import Attack, Target
 
 _NOBODY: Final = 65534
 _LEVELS: Final = 1500

@@ -1,6 +1,6 @@
 """Writes random streams to tables of steps, and compares all that can be drawn with what docs/concepts/steps.md says.
 
-    python -m tests.faults.step_streams --streams 10000
+    python -m tools.faults.step_streams --streams 10000
 
 Tables have random columns, items, backends and capacities. Their streams have episodes of all ends, and are written by
 several writers, over evictions, resets and restarts of the server, on one server and on three. The oracle says which

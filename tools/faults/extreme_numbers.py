@@ -1,6 +1,6 @@
 """Sends extreme numbers in every numeric field of every request, and then restarts the server on its directory.
 
-    python -m tests.faults.extreme_numbers --times 20
+    python -m tools.faults.extreme_numbers --times 20
 
 The fields are found from the descriptors. Each number is sent twice, in an otherwise valid request about a durable
 table of each kind. Each must be answered, or refused with a typed error. After all of them, the server is killed, and

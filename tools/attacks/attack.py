@@ -18,7 +18,7 @@ from grpc_status import rpc_status
 from tests.support.refusals import Refusal, refusal_in
 
 if TYPE_CHECKING:
-    from tests.attacks.arena import Arena
+    from tools.attacks.arena import Arena
 
 _CONNECT_S = 10.0
 _LOOK_S = 0.05

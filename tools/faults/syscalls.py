@@ -1,6 +1,6 @@
 """Lets every system call of a server's life fail in turn, and audits what is left.
 
-    python -m tests.faults.syscalls
+    python -m tools.faults.syscalls
 
 Three scripts are the life of a server: it serves (create, insert, update, checkpoint, reset, drop, shard map), it is
 started again after it was killed, and it restores a checkpoint. For each call of each kind on the server's files, and
@@ -39,13 +39,13 @@ from replay_server.storage.root import Root
 from replay_server.table.table import Table
 from rich.progress import track
 
-from tests.faults.failing_calls import KINDS, FailingCalls, Fault
 from tests.support.caller import CalledTable, Caller, table_config
 from tests.support.invariants import check_table
 from tests.support.owner_records import change_record, make_original
 from tests.support.power import pretend_another_boot
 from tests.support.rows import WHOLE, values_in
 from tests.support.warm_program import ForkedProcess
+from tools.faults.failing_calls import KINDS, FailingCalls, Fault
 
 Durability = Literal["process", "power"]
 Rows = dict[int, tuple[int, float]]
@@ -531,4 +531,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run_app(new_app("python -m tests.faults.syscalls", __doc__, main))
+    run_app(new_app("python -m tools.faults.syscalls", __doc__, main))

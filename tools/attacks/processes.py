@@ -8,8 +8,8 @@ import os
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
-        "tests.attacks.bystander",
-        *(f"tests.attacks.{name}" for name in ("strangers", "small_rights", "neighbours")),
+        "tools.attacks.bystander",
+        *(f"tools.attacks.{name}" for name in ("strangers", "small_rights", "neighbours")),
     ]
 )
 

@@ -1,6 +1,6 @@
 """Unrolls of several streams pass through a queue, while its server is killed again and again.
 
-    python -m tests.faults.unrolls [--steps 1_000_000] [--consumers 3] [--kills 30]
+    python -m tools.faults.unrolls [--steps 1_000_000] [--consumers 3] [--kills 30]
 
 Each unroll must arrive at most once, whole, and at each consumer after the earlier ones of its stream. Only replies
 that were on their way during a kill may be lost. Without kills, nothing may be missing.
@@ -171,4 +171,4 @@ def main(*, steps: int = 1_000_000, consumers: int = 3, kills: int = 30, seed: i
 
 
 if __name__ == "__main__":
-    run_app(new_app("tests.faults.unrolls", __doc__, main))
+    run_app(new_app("tools.faults.unrolls", __doc__, main))

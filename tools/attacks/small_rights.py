@@ -22,9 +22,6 @@ from replay_proto.layout import MOST_ROWS_AT_ONCE
 from replay_proto.schema import Column, Schema
 from replay_proto.v1 import replay_pb2
 
-from tests.attacks.arena import THEIRS, Arena
-from tests.attacks.attack import Answer, Attack, Setup, Target, bearer, call, tls_context
-from tests.attacks.strangers import MB, SERVICE
 from tests.support.access import ADMIN, ALL, MINE, READ, WRITE
 from tests.support.caller import make_draw, make_update, table_config
 from tests.support.deadlines import wait_until
@@ -32,6 +29,9 @@ from tests.support.http2 import GRPC_HEAD, Http2, RawFrames, header_block, openi
 from tests.support.refusals import code_of
 from tests.support.rows import rows_of
 from tests.support.wire import bytes_field
+from tools.attacks.arena import THEIRS, Arena
+from tools.attacks.attack import Answer, Attack, Setup, Target, bearer, call, tls_context
+from tools.attacks.strangers import MB, SERVICE
 
 DENIED: Final = grpc.StatusCode.PERMISSION_DENIED
 _TOO_MANY: Final = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGUMENT)

@@ -1,8 +1,8 @@
 """Breaks the network between a server and its clients again and again, and audits the data.
 
-    python -m tests.faults.network_torture --minutes 10 --report docs/operations/reliability.md
+    python -m tools.faults.network_torture --minutes 10 --report docs/operations/reliability.md
 
-Server and clients run in separate network namespaces, see `tests.faults.link`. Needs root.
+Server and clients run in separate network namespaces, see `tools.faults.link`. Needs root.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from cyclopts.validators import Number
 from replay_proto.command_line import new_app, run_app
 from rich.progress import track
 
-from tests.faults.link import Link, obstacle
-from tests.faults.network_load import NetworkFigures
-from tests.faults.report import document_with, write_section
 from tests.support.server_process import ServerProcess
+from tools.faults.link import Link, obstacle
+from tools.faults.network_load import NetworkFigures
+from tools.faults.report import document_with, write_section
 
 PROBLEMS = {
     "cable pulled out": lambda link: link.cut(),
@@ -79,7 +79,7 @@ def torture(link: Link, server: ServerProcess, problems: NetworkTorture, rounds:
         AssertionError: the audit failed.
     """
     clients = subprocess.Popen(
-        [*link.at_clients, sys.executable, "-m", "tests.faults.network_load", f"{link.server_host}:{server.port}"],
+        [*link.at_clients, sys.executable, "-m", "tools.faults.network_load", f"{link.server_host}:{server.port}"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -158,4 +158,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run_app(new_app("python -m tests.faults.network_torture", __doc__, main))
+    run_app(new_app("python -m tools.faults.network_torture", __doc__, main))

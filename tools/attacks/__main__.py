@@ -1,6 +1,6 @@
 """Runs every attack against a separate server, and writes the results into a document.
 
-    python -m tests.attacks --report docs/operations/security.md
+    python -m tools.attacks --report docs/operations/security.md
 
 Each attack gets a new server with TLS and tokens. A bystander process draws batches before and during the attack, and
 reconnects from time to time. Attackers have half of the processors to themselves. An attack that slows the bystander
@@ -14,10 +14,10 @@ from pathlib import Path
 from replay_proto.command_line import new_app, run_app
 from rich.progress import track
 
-from tests.attacks.bystander import all_of
-from tests.attacks.processes import leave_processors_to_attackers
-from tests.attacks.runner import GROUPS, HEADS, best_round, line_of
-from tests.faults.report import write_section
+from tools.attacks.bystander import all_of
+from tools.attacks.processes import leave_processors_to_attackers
+from tools.attacks.runner import GROUPS, HEADS, best_round, line_of
+from tools.faults.report import write_section
 
 ALONE_S = 1.5
 """Duration before each attack in which the bystander is alone."""
@@ -48,4 +48,4 @@ def main(*, report: Path | None = None, seconds: float = 6.0, only: str = "") ->
 
 
 if __name__ == "__main__":
-    run_app(new_app("python -m tests.attacks", __doc__, main))
+    run_app(new_app("python -m tools.attacks", __doc__, main))

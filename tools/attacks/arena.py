@@ -11,13 +11,13 @@ from pathlib import Path
 import grpc
 import numpy as np
 
-from tests.attacks.attack import Setup, Target
-from tests.attacks.bystander import OFTEN_S, SLOWLY_S, Bystander, Listing, Routine, Sampling
 from tests.support.access import ADMIN, ALL, EVERYWHERE, MINE, READ, WRITE, Authority, tls_flags, token_entry
 from tests.support.caller import CalledTable, Caller
 from tests.support.deadlines import wait_until
 from tests.support.server_process import ServerProcess
 from tests.support.small_disk import with_small_disk
+from tools.attacks.attack import Setup, Target
+from tools.attacks.bystander import OFTEN_S, SLOWLY_S, Bystander, Listing, Routine, Sampling
 
 OWNER = "owner-" + "x" * 20
 """Token with all rights on all tables; attackers do not have it."""

@@ -17,11 +17,11 @@ from grpc_reflection.v1alpha import reflection_pb2
 from hyperframe.frame import DataFrame, Frame, PingFrame, RstStreamFrame
 from replay_proto.v1 import replay_pb2
 
-from tests.attacks.arena import OWNER, THEIRS, Arena
-from tests.attacks.attack import Attack, Setup, Target, call
 from tests.support.access import WRITE
 from tests.support.deadlines import wait_until
 from tests.support.http2 import GRPC_HEAD, Http2, RawFrames, header_block, opening
+from tools.attacks.arena import OWNER, THEIRS, Arena
+from tools.attacks.attack import Attack, Setup, Target, call
 
 SERVICE: Final = "/replay.v1.ReplayService"
 MB: Final = 1 << 20

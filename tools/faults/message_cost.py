@@ -1,6 +1,6 @@
 """Measures what expensive messages cost other clients, by size.
 
-    python -m tests.faults.message_cost --report docs/operations/reliability.md
+    python -m tools.faults.message_cost --report docs/operations/reliability.md
 
 One client sends messages whose fields, names and keys are chosen to be expensive. Another one makes small calls in a
 loop. The longest small call that overlaps an expensive message shows how long the event loop was blocked; on a busy
@@ -34,12 +34,12 @@ from replay_proto.layout import MOST_ROWS_AT_ONCE
 from replay_proto.v1 import replay_pb2
 from rich.progress import track
 
-from tests.faults.report import document_with, write_section
 from tests.support.caller import CalledTable, Caller, make_draw, make_update
 from tests.support.frame_stub import HEAD, FrameLink, hello_for
 from tests.support.refusals import refusal_in
 from tests.support.server_process import ServerProcess
 from tests.support.wire import END_GROUP, METHODS, SERVICE, START_GROUP, STREAMS, VARINT, bytes_field, tag
+from tools.faults.report import document_with, write_section
 
 ALLOWED_MS = 50.0
 SIZES = (1 << 10, 1 << 15, 1 << 20, 1 << 22)
@@ -425,4 +425,4 @@ def main(*, report: Annotated[Path | None, Parameter(validator=document_with("co
 
 
 if __name__ == "__main__":
-    run_app(new_app("python -m tests.faults.message_cost", __doc__, main))
+    run_app(new_app("python -m tools.faults.message_cost", __doc__, main))

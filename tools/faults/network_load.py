@@ -1,6 +1,6 @@
 """Clients of a server over a bad network: the library's writers, inserts and samplers, and an audit of every row.
 
-    python -m tests.faults.network_load 10.99.0.1:50051 < a pipe
+    python -m tools.faults.network_load 10.99.0.1:50051 < a pipe
 
 Loads the server until standard input ends, then compares the table with what was sent and acknowledged, and prints
 statistics as JSON.

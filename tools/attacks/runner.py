@@ -10,12 +10,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
-from tests.attacks import http_port, neighbours, small_rights, strangers
-from tests.attacks.arena import Arena
-from tests.attacks.attack import Attack, Target
-from tests.attacks.bystander import Record
-from tests.attacks.memory import MemoryWatch
-from tests.attacks.processes import CONTEXT, keep_to_attackers_processors
+from tools.attacks import http_port, neighbours, small_rights, strangers
+from tools.attacks.arena import Arena
+from tools.attacks.attack import Attack, Target
+from tools.attacks.bystander import Record
+from tools.attacks.memory import MemoryWatch
+from tools.attacks.processes import CONTEXT, keep_to_attackers_processors
 
 GROUPS: dict[str, Sequence[type[Attack]]] = {
     "strangers": (*strangers.ATTACKS, *http_port.ATTACKS),

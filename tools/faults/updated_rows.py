@@ -1,6 +1,6 @@
 """Processes write mutable columns again, map them and take checkpoints, while their server is killed again and again.
 
-    python -m tests.faults.updated_rows [--kills 200] [--rows 20_000]
+    python -m tools.faults.updated_rows [--kills 200] [--rows 20_000]
 
 The values of a row follow from one number. Nobody may see values of two numbers in one row, neither in replies, nor in
 the server's files, nor in a checkpoint. An acknowledged number must stay until a larger one is sent.
@@ -246,4 +246,4 @@ def main(*, kills: int = 200, rows: int = 20_000, seed: int = 0) -> int:
 
 
 if __name__ == "__main__":
-    run_app(new_app("tests.faults.updated_rows", __doc__, main))
+    run_app(new_app("tools.faults.updated_rows", __doc__, main))

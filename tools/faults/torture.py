@@ -1,6 +1,6 @@
 """Kills a server under load again and again, and audits the restarted server after every kill.
 
-    python -m tests.faults.torture --kills 500 --report docs/operations/reliability.md
+    python -m tools.faults.torture --kills 500 --report docs/operations/reliability.md
 
 The ring is small, so that rows are overwritten all the time. Workers speak the contract directly: the audit knows of
 every insert and every priority whether it was acknowledged or only sent.
@@ -30,8 +30,13 @@ from replay_server.storage.table_directory import TableDirectory
 from replay_server.table.table import Table
 from rich.progress import track
 
-from tests.faults.report import document_with, write_section
-from tests.faults.workers import (
+from tests.support.caller import CalledTable, Caller, window_shape
+from tests.support.invariants import check_table
+from tests.support.rows import columns_of, values_in
+from tests.support.server_process import ServerProcess
+from tests.support.step_audit import drawable_keys
+from tools.faults.report import document_with, write_section
+from tools.faults.workers import (
     VALUES_PER_WRITER,
     CallWriter,
     Checkpointer,
@@ -41,11 +46,6 @@ from tests.faults.workers import (
     Writer,
     first_priority,
 )
-from tests.support.caller import CalledTable, Caller, window_shape
-from tests.support.invariants import check_table
-from tests.support.rows import columns_of, values_in
-from tests.support.server_process import ServerProcess
-from tests.support.step_audit import drawable_keys
 
 CAPACITY = 1000
 LEARNERS = 2
@@ -302,4 +302,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run_app(new_app("python -m tests.faults.torture", __doc__, main))
+    run_app(new_app("python -m tools.faults.torture", __doc__, main))

@@ -1,6 +1,6 @@
 """Runs a server under mixed load for a long time: memory, handles and latencies must not grow.
 
-    python -m tests.faults.soak --minutes 30 [--report docs/operations/reliability.md]
+    python -m tools.faults.soak --minutes 30 [--report docs/operations/reliability.md]
 
 The load has two writers and a learner on streams, unary calls of every kind, tables created and dropped, clients that
 come and go, waiting calls that time out, and checkpoints, at a steady pace below the machine's capacity. The server's
@@ -31,8 +31,8 @@ from replay_client import Column, DeadlineExceededError, ReplayClient, Table, Ta
 from replay_proto.command_line import new_app, run_app
 from rich.console import Console
 
-from tests.faults.report import document_with, write_section
 from tests.support.server_process import ServerProcess
+from tools.faults.report import document_with, write_section
 
 COLUMNS = {"obs": Column("float32", (4,)), "action": Column("int64"), "reward": Column("float32")}
 CAPACITY = 50_000
@@ -312,4 +312,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run_app(new_app("python -m tests.faults.soak", __doc__, main))
+    run_app(new_app("python -m tools.faults.soak", __doc__, main))

@@ -1,6 +1,6 @@
 """Measures what calls cost others that are begun and left, for each RPC of the service.
 
-    python -m tests.faults.left_calls --calls 1000
+    python -m tools.faults.left_calls --calls 1000
 
 A caller with the least rights that reach an RPC begins many calls of it, and leaves them in one of the `WAYS`. Requests
 are built from the service's descriptors, so a new RPC is measured without being listed here.
@@ -27,15 +27,15 @@ from hyperframe.frame import DataFrame, RstStreamFrame
 from replay_proto.command_line import new_app, run_app
 from replay_proto.v1 import replay_pb2
 
-from tests.attacks.arena import Arena
-from tests.attacks.attack import Setup, Target, bearer
-from tests.attacks.bystander import Record, all_of
-from tests.attacks.memory import MemoryWatch
 from tests.support.access import ADMIN, ALL, EVERYWHERE, MINE, READ, WRITE
 from tests.support.caller import table_config
 from tests.support.http2 import GRPC_HEAD, Http2, RawFrames, header_block, opening
 from tests.support.refusals import code_of
 from tests.support.wire import METHODS, SERVICE
+from tools.attacks.arena import Arena
+from tools.attacks.attack import Setup, Target, bearer
+from tools.attacks.bystander import Record, all_of
+from tools.attacks.memory import MemoryWatch
 
 ALLOWED_MS: Final = 25.0
 """Allowed increase of others' p99."""
@@ -288,4 +288,4 @@ def main(*methods: str, calls: Annotated[int, Parameter(validator=Number(gte=1))
 
 
 if __name__ == "__main__":
-    run_app(new_app("python -m tests.faults.left_calls", __doc__, main))
+    run_app(new_app("python -m tools.faults.left_calls", __doc__, main))

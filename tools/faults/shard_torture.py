@@ -1,6 +1,6 @@
 """Kills servers of a table over several servers under load again and again, and audits the table after every kill.
 
-    python -m tests.faults.shard_torture --kills 100 --report docs/operations/reliability.md
+    python -m tools.faults.shard_torture --kills 100 --report docs/operations/reliability.md
 
 Actors and a learner of the client library run all the time. Each row has a number, so that the audit knows which rows
 were acknowledged, and which priority the learner set last.
@@ -29,8 +29,8 @@ from replay_client.sync.shards.drawing.sharded_sampler import ShardedSampler
 from replay_proto.command_line import new_app, run_app
 from rich.progress import track
 
-from tests.faults.report import document_with, write_section
 from tests.support.server_process import ServerProcess
+from tools.faults.report import document_with, write_section
 
 SHARDS = 3
 STREAMS = (1, 4)
@@ -309,4 +309,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run_app(new_app("python -m tests.faults.shard_torture", __doc__, main))
+    run_app(new_app("python -m tools.faults.shard_torture", __doc__, main))

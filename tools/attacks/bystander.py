@@ -14,8 +14,8 @@ import grpc
 import numpy as np
 from replay_proto.v1 import replay_pb2
 
-from tests.attacks.attack import Target, bearer
-from tests.attacks.processes import CONTEXT
+from tools.attacks.attack import Target, bearer
+from tools.attacks.processes import CONTEXT
 
 BATCH_SIZE = 256
 OFTEN_S, SLOWLY_S = 0.004, 0.04

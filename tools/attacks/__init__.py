@@ -1,0 +1,1 @@
+"""Attacks on servers and a learner, beside a bystander that must not notice them."""

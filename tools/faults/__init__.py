@@ -1,0 +1,1 @@
+"""Faults: killed servers, failing system calls, broken networks, hostile messages, long load."""
