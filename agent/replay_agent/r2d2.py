@@ -21,6 +21,9 @@ from replay_agent.dqn import losses
 from replay_agent.dqn.learner import DoubleDQNConfig, Learner, LossResult
 from replay_agent.dqn.networks import ActingNetwork, Encoder, NetworkSpec, build_encoder, build_head
 
+_LARGEST_REWARD = 65_504.0
+"""Magnitude to which the rewards that a network sees are clipped: the largest number that float16 can store."""
+
 
 def state_size(lstm_units: int, actions: int) -> int:
     """Return the size of a network's state: the LSTM's output, its cell state, the last action, and its reward."""
@@ -66,7 +69,7 @@ class RecurrentQNetwork(ActingNetwork):
         """See `ActingNetwork.remember`."""
         if self._feeds_last:
             states[np.arange(len(states)), 2 * self._units + actions] = 1.0
-            states[:, -1] = rewards
+            states[:, -1] = rewards.clip(-_LARGEST_REWARD, _LARGEST_REWARD)
 
     def parts(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """Split states into those of the LSTM, float32[batch, 2, lstm_units], and ``lasts``, see `forward`."""
@@ -82,7 +85,8 @@ class RecurrentQNetwork(ActingNetwork):
             mask: bool[batch, positions]: which positions hold a step.
             first: float32[batch, actions + 1], the last action and reward before the first step.
         """
-        taken = torch.cat([functional.one_hot(actions, self._actions), rewards.unsqueeze(-1)], dim=-1)
+        clipped = rewards.clamp(-_LARGEST_REWARD, _LARGEST_REWARD).unsqueeze(-1)
+        taken = torch.cat([functional.one_hot(actions, self._actions), clipped], dim=-1)
         lasts = functional.pad((taken * mask.unsqueeze(-1) * self._feeds_last)[:, :-1], (0, 0, 1, 0))
         is_first = mask & (mask.cumsum(dim=1) == 1)
         return torch.where(is_first.unsqueeze(-1), first.unsqueeze(1), lasts)

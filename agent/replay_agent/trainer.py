@@ -8,6 +8,7 @@ report = Trainer("CartPole-v1", server="localhost:50051", learner=QRDQN, network
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -20,7 +21,7 @@ from replay_agent.own_parts import MAIN, OwnPartError, name_of
 from replay_agent.processes.signals import StopRequest
 from replay_agent.reporting.progress import set_up_logging
 from replay_agent.reporting.training_report import TrainingReport
-from replay_agent.settings.train_settings import TrainSettings
+from replay_agent.settings.train_settings import TrainSettings, saved_settings
 from replay_agent.training.run import train
 
 
@@ -47,15 +48,18 @@ class Trainer:
             server: address of a replay server; None: start one.
             learner: a subclass of `DoubleDQN` or, with ``algorithm="r2d2"``, of `R2D2`; None: that class itself.
             network: makes the network; see `OwnNetwork`. None: the usual one for the environment.
-            settings: settings of `replay-train`, such as ``steps=60_000``, or ``resume="runs/NAME"``.
+            settings: settings of `replay-train`, such as ``steps=60_000``. With ``resume="runs/NAME"``, those that are
+                not given are the run's.
 
         Raises:
             OwnPartError: actors could not find one of the parts.
-            ValueError: a setting is unknown or invalid.
+            ValueError: a setting is unknown or invalid, or there is no run to resume.
         """
         parts = {"env": env, "learner": learner, "network": network}
         names = {name: part if isinstance(part, str | None) else name_of(part) for name, part in parts.items()}
-        self.settings = TrainSettings(server=server, **names, **settings)
+        given = {name: value for name, value in {"server": server, **names}.items() if value is not None} | settings
+        saved = {} if settings.get("resume") is None else saved_settings(Path(settings["resume"]))
+        self.settings = TrainSettings(**{**saved, **given})
         """All settings of the run."""
         of_program = [name for name in names.values() if name is not None and name.startswith(f"{MAIN}:")]
         if of_program and self.settings.actors:

@@ -75,11 +75,18 @@ def groups_of(curves: Mapping[TrainingKey, Curve]) -> list[Group]:
 
 
 def _group(contestant: Contestant, origin: str, curves: Sequence[Curve]) -> Group:
-    # All runs validate at the same steps, because the trainer itself acts. With separate actors, a run might end late.
-    count = min(map(len, curves))
-    steps = np.array([point.step for point in curves[0][:count]], dtype=np.int64)
-    returns = np.array([[point.mean_return for point in curve[:count]] for curve in curves])
+    last = min(curve[-1].step for curve in curves)
+    steps = np.array([point.step for point in curves[0] if point.step <= last], dtype=np.int64)
+    returns = np.array([_returns_at(steps, curve) for curve in curves])
     return Group(contestant, origin, steps, returns)
+
+
+def _returns_at(steps: NDArray[np.int64], curve: Curve) -> NDArray[np.float64]:
+    """Return float64[n]: the returns at these steps, interpolated where the run has no validation.
+
+    All runs are validated at the same steps, but one that was killed may skip a few of them.
+    """
+    return np.interp(steps, [point.step for point in curve], [point.mean_return for point in curve])
 
 
 def summary_table(env: str, groups: Sequence[Group]) -> Table:

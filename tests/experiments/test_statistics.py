@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from experiments.compare.defaults import ReplayMethod
+from experiments.compare.runs import Contestant, CurvePoint, TrainingKey
 from experiments.compare.statistics import interquartile_mean, mean, probability_of_improvement
+from experiments.compare.summary import groups_of
 
 RUNS = np.array([9.0, 1.0, 5.0, 6.0, 100.0, 4.0, 7.0, -50.0])
 
@@ -60,3 +63,15 @@ def test_the_interval_of_the_probability_of_improvement_holds_the_truth_about_95
     truth = float(stats.norm.cdf(1.0 / np.sqrt(2)))
     found = [probability_of_improvement(random.normal(1.0, 1.0, 5), random.normal(0.0, 1.0, 5)) for _ in range(1000)]
     assert 0.93 <= np.mean([estimate.low <= truth <= estimate.high for estimate in found]) <= 0.99
+
+
+def test_runs_that_were_validated_at_other_steps_are_compared_at_the_same_ones() -> None:
+    contestant = Contestant(ReplayMethod.UNIFORM, 1.0)
+
+    def curve(seed: int, steps: list[int]) -> list[CurvePoint]:
+        return [CurvePoint(TrainingKey(contestant, seed), step, step / 1000) for step in steps]
+
+    whole, killed = curve(0, [1000, 2000, 3000, 4000, 5000, 6000]), curve(1, [1000, 3700, 4000, 5000])
+    (group,) = groups_of({points[0].key: points for points in (whole, killed)})
+    assert group.steps.tolist() == [1000, 2000, 3000, 4000, 5000]
+    assert group.returns.tolist() == [[1.0, 2.0, 3.0, 4.0, 5.0]] * 2

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from replay_agent.acting.environments import Environment
 from replay_agent.acting.seeds import evaluated_exploration
 from replay_agent.acting.step_guard import STEP_TIMEOUT_S, guarded
-from replay_agent.dqn.networks import ActingNetwork
+from replay_agent.dqn.networks import ActingNetwork, evaluating
 
 MAX_PARALLEL_EPISODES = 20
 
@@ -70,19 +70,17 @@ def evaluate(
     returns: list[float] = []
     lengths: list[int] = []
     environments = [make_env() for _ in range(min(len(seeds), MAX_PARALLEL_EPISODES))]
-    was_training = network.training
-    network.eval()
     try:
         for start in range(0, len(seeds), MAX_PARALLEL_EPISODES):
             part = seeds[start : start + MAX_PARALLEL_EPISODES]
             episodes = [
                 _Episode.begin(env, seed, step_timeout_s) for env, seed in zip(environments, part, strict=False)
             ]
-            _play(network, episodes, first_action, epsilon, device, should_stop)
+            with evaluating(network):
+                _play(network, episodes, first_action, epsilon, device, should_stop)
             returns += [episode.total for episode in episodes]
             lengths += [episode.length for episode in episodes]
     finally:
-        network.train(was_training)
         for env in environments:
             env.close()
     return EvaluationResult(np.array(returns, dtype=np.float64), np.array(lengths, dtype=np.int64))

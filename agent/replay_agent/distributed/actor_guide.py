@@ -68,7 +68,7 @@ class Guidance(NamedTuple):
 
 
 class ActorGuide:
-    """See the module. The training loop calls its methods; only `finish` and `drop` wait for the server."""
+    """See the module. The training loop calls its methods; only `end` and `drop` wait for the server."""
 
     def __init__(
         self,
@@ -106,7 +106,8 @@ class ActorGuide:
         self._numbers: dict[int, int] = {}
         self._episodes: deque[FinishedEpisode] = deque()
         self._failure: ReplayError | None = None
-        self._is_over = threading.Event()
+        self._is_over = False
+        self._has_ended = threading.Event()
         # The values of an earlier start may have had another structure.
         for name in (self._tables.task, self._tables.weights):
             self._drop(name)
@@ -129,13 +130,17 @@ class ActorGuide:
             raise self._failure
         return [self._episodes.popleft() for _ in range(min(limit, len(self._episodes)))]
 
-    def finish(self) -> None:
-        """Tell actors that the run is over. Idempotent."""
-        self._is_over.set()
+    def end(self, *, is_over: bool) -> None:
+        """Read the last episodes, and stop publishing. Idempotent.
+
+        If the run ``is_over``, actors are told so, and exit. Otherwise, they wait for a trainer that resumes it.
+        """
+        self._is_over = is_over
+        self._has_ended.set()
         self._thread.join(_END_S)
 
     def drop(self) -> None:
-        """Remove the tables, after `finish`."""
+        """Remove the tables, after `end`."""
         for name in self._tables:
             self._drop(name)
 
@@ -147,11 +152,11 @@ class ActorGuide:
         answered_at = time.monotonic()
         episodes_at = 0.0
         while True:
-            is_last = self._is_over.wait(_POLL_S)
+            is_last = self._has_ended.wait(_POLL_S)
             now = time.monotonic()
             try:
                 self._publish_weights()
-                self._publish_progress(is_finished=is_last)
+                self._publish_progress(is_finished=self._is_over)
                 if is_last or now - episodes_at >= EPISODES_S:
                     self._read_episodes()
                     episodes_at = now

@@ -73,14 +73,15 @@ class PublishedRun:
         self._count_silence()
         return self._progress
 
-    def is_alive(self) -> bool:
-        """Return whether its trainer publishes something within two heartbeats."""
-        before = self.progress(wait_s=0)
-        if before is None or before.is_finished:
-            return False
-        known, deadline = self._version, time.monotonic() + 2 * HEARTBEAT_S
-        while self._version == known and time.monotonic() < deadline and not self._stop.is_set():
-            self.progress(wait_s=PAUSE_S)
+    def is_begun(self) -> bool:
+        """Return whether its trainer has published something, other than that the run is over."""
+        progress = self.progress(wait_s=0)
+        return progress is not None and not progress.is_finished
+
+    def has_news(self) -> bool:
+        """Return whether its trainer has published something since the last call for progress."""
+        known = self._version
+        self.progress(wait_s=0)
         return self._version != known
 
     def begin(self) -> ActorTask | None:
@@ -147,8 +148,7 @@ def find_run(client: ReplayClient, stop: threading.Event, settings: ActorSetting
                 raise
             continue
         runs = [PublishedRun(client, name, stop, settings) for name in names]
-        # A trainer that was killed leaves its tables behind, so those count that publish something now.
-        alive = [run for run in runs if len(runs) == 1 or run.is_alive()]
+        alive = runs if len(runs) == 1 else _alive(runs, stop)
         if len(alive) == 1:
             return alive[0]
         if alive:
@@ -161,3 +161,13 @@ def find_run(client: ReplayClient, stop: threading.Event, settings: ActorSetting
             )
         stop.wait(PAUSE_S)
     return None
+
+
+def _alive(runs: list[PublishedRun], stop: threading.Event) -> list[PublishedRun]:
+    """Return the runs that publish something within two heartbeats. Trainers that end early leave tables behind."""
+    waiting, alive = [run for run in runs if run.is_begun()], []
+    deadline = time.monotonic() + 2 * HEARTBEAT_S
+    while waiting and time.monotonic() < deadline and not stop.wait(RETRY_S):
+        alive += [run for run in waiting if run.has_news()]
+        waiting = [run for run in waiting if run not in alive]
+    return alive

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from replay_agent.atari_options import AtariOptions
-from replay_agent.dqn.networks import ActingNetwork, NetworkSpec
+from replay_agent.dqn.networks import ActingNetwork, NetworkSpec, evaluating
 from replay_agent.dqn.saved_agents import SavedAgent, SavedAgentError, best_weights
 from replay_agent.own_parts import name_of
 
@@ -226,7 +226,11 @@ class Learner(ABC, Generic[Network, BatchT]):
         """Compute the action values of both networks for the last batch. The list is empty before the first batch."""
         if self._latest is None:
             return []
-        return [self.values(network, self._latest) for network in (self.online, self.target)]
+        found = []
+        for network in (self.online, self.target):
+            with evaluating(network):  # which draws no noise: otherwise, a check would change the run
+                found.append(self.values(network, self._latest))
+        return found
 
     def weights(self) -> dict[str, Tensor]:
         """Return the online network's tensors, still on the learner's device."""

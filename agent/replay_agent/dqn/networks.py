@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -225,6 +226,17 @@ def combine_dueling(value: Tensor, advantages: Tensor) -> Tensor:
     return value + advantages - advantages.mean(dim=-2, keepdim=True)
 
 
+@contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """Put a network into evaluation mode for the block."""
+    was_training = network.training
+    network.eval()
+    try:
+        yield
+    finally:
+        network.train(was_training)
+
+
 class ActingNetwork(nn.Module, ABC):
     """A network that computes action values step by step.
 
@@ -312,9 +324,9 @@ class OwnNetwork(ActingNetwork):
         return self.own(observations)
 
     def act(self, observations: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """See `ActingNetwork.act`."""
-        action_values = getattr(self.own, "action_values", self.own)
-        return action_values(observations), states
+        """See `ActingNetwork.act`. The network is in evaluation mode: without dropout, with averages of statistics."""
+        with evaluating(self.own):
+            return getattr(self.own, "action_values", self.own)(observations), states
 
 
 class Encoder(NamedTuple):
@@ -355,10 +367,8 @@ def _build_own(spec: NetworkSpec) -> OwnNetwork:
         raise OwnPartError(f"expected a torch.nn.Module from the network {spec.own}, got {type(own).__name__}")
     network = OwnNetwork(own)
     example = torch.zeros(1, *spec.observation_shape, dtype=torch.from_numpy(np.zeros(1, spec.observation_dtype)).dtype)
-    was_training = network.training
     with torch.no_grad():
-        values, _ = network.eval().act(example, torch.zeros(1, 0))
-    network.train(was_training)
+        values, _ = network.act(example, torch.zeros(1, 0))
     if not isinstance(values, Tensor) or values.shape != (1, spec.actions) or not values.is_floating_point():
         got = f"{values.dtype}{list(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
         raise OwnPartError(

@@ -102,15 +102,19 @@ _PONG: Mapping[str, Any] = MappingProxyType(
     }
 )
 
-# Kapturowski et al. (2019, table 2), without their thousands of frames per second; not tuned.
+# Kapturowski et al. (2019, table 2), without their thousands of frames per second; not tuned. Batches are half as
+# large, and beta rises to 1 instead of staying constant.
 _RECURRENT_ATARI: Mapping[str, Any] = MappingProxyType(
     {
         **_ATARI,
+        "alpha": 0.9,
+        "beta_start": 0.6,
         "learning_rate": 1e-4,
         "adam_epsilon": 1e-3,
         "batch_size": 32,
         "n_step": 5,
         "gamma": 0.997,
+        "target_interval": 2_500,
         "clip_rewards": False,  # values are rescaled instead
         "sequence_length": 80,
         "sequence_period": 40,

@@ -430,17 +430,31 @@ class TrainSettings(Settings):
         replace_text(path, saved.model_dump_json(indent=2, exclude=set(left_out)) + "\n")
 
 
+def saved_settings(run: Path) -> dict[str, Any]:
+    """Return the settings that `TrainSettings.save` has saved for a run, by name.
+
+    Raises:
+        ValueError: there are none.
+    """
+    path = run / SETTINGS_FILE
+    if not path.is_file():
+        raise ValueError(f"expected the directory of a run, but {path} does not exist")
+    values: dict[str, Any] = json.loads(path.read_text())
+    return values
+
+
 def _resumed_run(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
     """Add the settings of the resumed run, if any."""
-    run_dir = given(arguments, "resume")
-    if run_dir is None:
+    run = given(arguments, "resume")
+    if run is None:
         return
-    path = Path(run_dir) / SETTINGS_FILE
-    if not path.is_file():
-        raise CycloptsError(msg=f"--resume: expected the directory of a run, but {path} does not exist")
+    try:
+        saved = saved_settings(Path(run))
+    except ValueError as error:
+        raise CycloptsError(msg=f"--resume: {error}") from None
     # None is kept, too: the user chose it, so a preset must not replace it.
-    values = {name: NONE if value is None else value for name, value in json.loads(path.read_text()).items()}
-    Dict(values, source=str(path))(app, commands, arguments)
+    values = {name: NONE if value is None else value for name, value in saved.items()}
+    Dict(values, source=run)(app, commands, arguments)
 
 
 def load_train_settings(arguments: Sequence[str] | None = None) -> TrainSettings:

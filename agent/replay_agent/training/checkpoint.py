@@ -85,7 +85,10 @@ def save_checkpoint(
     if best_weights is not None:
         parts["best"] = dict(best_weights)
     for name, tensors in parts.items():
-        on_cpu = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
+        # Copies, because safetensors refuses tensors that share memory, such as those of a layer that is used twice.
+        on_cpu = {
+            key: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for key, tensor in tensors.items()
+        }
         save_file(on_cpu, (partial / name).with_suffix(TENSOR_SUFFIX))
     document = {"format": FORMAT_VERSION, "updates": learner.updates, "run": dict(state)}
     (partial / STATE_FILE).write_text(json.dumps(document, allow_nan=False))

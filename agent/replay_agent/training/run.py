@@ -181,7 +181,7 @@ def _train(
             error.add_note(_advice(settings, trainer, run))
             raise
         finally:
-            trainer.finish()
+            trainer.end()
 
 
 def _train_and_save(trainer: TrainingLoop, run: RunDirectory, progress: ProgressView, pool: Pool | None) -> Ending:

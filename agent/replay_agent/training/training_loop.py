@@ -201,13 +201,13 @@ class TrainingLoop:
             network.load_state_dict(self.selector.best_weights)
         return self._evaluate(network, self._seeds.evaluation(self._settings.evaluation_episodes))
 
-    def finish(self) -> None:
-        """Tell actors that the run is over. Idempotent."""
+    def end(self) -> None:
+        """Stop guiding actors, and tell them if the run is over. Idempotent."""
         if self.guide is not None:
-            self.guide.finish()
+            self.guide.end(is_over=self._ending() in (Ending.SOLVED, Ending.STEPS_DONE))
 
     def drop_tables(self) -> None:
-        """Remove the run's tables from the server, after `finish`. The table of steps stays if the settings say so.
+        """Remove the run's tables from the server, after `end`. The table of steps stays if the settings say so.
 
         Raises:
             ReplayError: the server refuses or cannot be reached.
@@ -221,8 +221,8 @@ class TrainingLoop:
                 log.info("the table was already dropped")
 
     def close(self) -> None:
-        """Tell actors that the run is over, flush the table, and close the environment."""
-        self.finish()
+        """Stop guiding actors, flush the table, and close the environment."""
+        self.end()
         self.table.close()
         if self._actor is not None:
             self._actor.close()
@@ -360,9 +360,12 @@ class TrainingLoop:
 
     @property
     def _may_validate(self) -> bool:
-        """Whether validations have taken less than their share of the time since this start of the run."""
+        """Whether validations have taken less than their share of the time since this start of the run.
+
+        In lockstep, they always may, because equal seeds must give equal runs.
+        """
         running_s = time.monotonic() - self._started_at
-        return self._validated_s <= self._settings.validation_share * running_s
+        return self._settings.lockstep or self._validated_s <= self._settings.validation_share * running_s
 
     def _validate(self, progress: ProgressView) -> None:
         require_finite(self.learner)
@@ -376,7 +379,8 @@ class TrainingLoop:
         self.history.add_validation(step, found.mean)
         self._metrics.validation(step, found.mean)
         self._is_solved = found.is_solved
-        self._next_validation = step + self._settings.validate_interval
+        # The next multiple, so that all runs with these settings are validated at the same steps.
+        self._next_validation = (step // self._settings.validate_interval + 1) * self._settings.validate_interval
         self._validated_s += time.monotonic() - began
 
     def _evaluate(self, network: ActingNetwork, seeds: Sequence[int]) -> EvaluationResult:

@@ -85,7 +85,7 @@ def start(server: ServerProcess) -> Iterator[Callable[..., Guided]]:
             client = stack.enter_context(ReplayClient(server.address, timeout_s=CALL_S))
             guided = Guided(client, task)
             stack.callback(guided.guide.drop)
-            stack.callback(guided.guide.finish)
+            stack.callback(guided.guide.end, is_over=True)
             return guided
 
         yield make
@@ -227,7 +227,7 @@ def test_a_finished_run_says_so_and_leaves_nothing_behind(start: Callable[..., G
     guided.report(hello(1, "a"))
     guided.guide.publish(build_network(SPEC).state_dict())
     guided.wait_for_actors(1)
-    guided.guide.finish()
+    guided.guide.end(is_over=True)
     assert guided.progress()[1].is_finished
     assert set(NAMES) <= set(guided.client)
     guided.guide.drop()
@@ -239,7 +239,8 @@ def test_a_run_may_go_on_with_another_network(start: Callable[..., Guided]) -> N
     first.report(hello(1, "a"))
     first.guide.publish(build_network(SPEC).state_dict())
     first.client.latest(NAMES.weights, timeout_s=PATIENCE_S)
-    first.guide.finish()
+    first.guide.end(is_over=False)
+    assert not first.progress()[1].is_finished
     larger = NetworkSpec((2,), "float32", actions=2, hidden_sizes=(8,), dueling=True)
     second = start(ActorTask(8, "Other-v0", "run", 1, 0.9, larger, 1, 1))
     assert ActorTask.from_state(second.client.latest(NAMES.task, timeout_s=0).values).network == larger
@@ -287,7 +288,7 @@ def test_a_server_that_returns_has_the_tables_again_and_one_that_does_not_ends_t
             return False
 
         wait_until(has_failed, "the loop is told", PATIENCE_S)
-        guided.guide.finish()
+        guided.guide.end(is_over=False)
 
 
 def test_episodes_of_all_servers_are_read(start_server: Callable[..., ServerProcess]) -> None:
@@ -298,6 +299,6 @@ def test_episodes_of_all_servers_are_read(start_server: Callable[..., ServerProc
             guided.report(episode_row(1, FinishedEpisode(float(number), 1)))
         assert sorted(episode.episode_return for episode in guided.taken(20)) == list(map(float, range(20)))
         assert guided.progress()[1].start == TASK.start
-        guided.guide.finish()
+        guided.guide.end(is_over=True)
         guided.guide.drop()
         assert list(client) == []

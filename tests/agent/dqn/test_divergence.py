@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from replay_agent.dqn.divergence import MAX_RETURN, DivergedError, require_finite_figures, require_return
+from replay_agent.dqn.divergence import (
+    MAX_RETURN,
+    DivergedError,
+    require_finite,
+    require_finite_figures,
+    require_return,
+)
 from replay_agent.dqn.double_dqn import DoubleDQN
 from replay_agent.dqn.learner import DECAY, FOLDED_STEPS, DoubleDQNConfig, FiguresMeter
 from replay_agent.dqn.networks import NetworkSpec
@@ -91,7 +97,7 @@ def test_a_network_that_is_not_finite_is_not_judged_let_alone_chosen(make_traine
     with pytest.raises(DivergedError, match="gradient step 1 on, not finite: the online network, action values"):
         trainer.train(ProgressView(), None)
     assert metrics.validated_at == [149]
-    assert trainer.pacer.env_steps == 169
+    assert trainer.pacer.env_steps == 160
     assert trainer.selector.best_weights is not None
     assert all(tensor.isfinite().all() for tensor in trainer.selector.best_weights.values())
 
@@ -109,6 +115,16 @@ def test_the_first_gradient_step_that_was_not_finite_is_named_however_late_it_is
         learner.update(make_batch())
     with pytest.raises(DivergedError, match="from gradient step 106 on, not finite: the loss, the gradient"):
         require_finite_figures(learner, learner.figures.fetch())
+
+
+def test_a_check_draws_no_noise() -> None:
+    noisy = NetworkSpec((2,), "float32", 2, (4,), dueling=False, noisy_sigma=0.5)
+    learner = DoubleDQN(noisy, DoubleDQNConfig(1e-2), CPU)
+    learner.update(make_batch())
+    before = torch.get_rng_state()
+    require_finite(learner)
+    assert torch.equal(before, torch.get_rng_state())
+    assert learner.online.training
 
 
 def test_figures_are_smoothed_and_right_from_the_first_on() -> None:

@@ -125,11 +125,12 @@ def joined(trainer: TrainingLoop) -> int:
     return trainer.guide.actors_joined
 
 
-def test_an_actor_joins_late_and_leaves_when_the_run_is_over(
+def test_an_actor_joins_late_waits_while_the_run_is_stopped_and_leaves_when_it_is_over(
     make_trainer: Callable[..., TrainingLoop], server: ServerProcess, tmp_path: Path
 ) -> None:
     stop = StopRequest()
-    trainer = make_trainer(stop, StopAtAnActorsEpisode(stop), steps=10_000_000, validate_interval=10_000_000)
+    values = {"name": "joined-late", "validate_interval": 10_000_000}
+    trainer = make_trainer(stop, StopAtAnActorsEpisode(stop), steps=10_000_000, **values)
     started: list[subprocess.Popen[str] | ForkedProcess] = []
     log = tmp_path / "actor.log"
 
@@ -138,9 +139,17 @@ def test_an_actor_joins_late_and_leaves_when_the_run_is_over(
         started.append(fork_module(ACT, flags, log, pipe_output=False))
 
     assert trainer.train(Watcher(400, join), None) is Ending.STOPPED
-    trainer.finish()
-    assert started[0].wait(PATIENCE_S) == 0, log.read_text()
+    trainer.save()
+    trainer.close()
     assert joined(trainer) == 1
+    steps = trainer.pacer.env_steps + 1_000
+    resumed = make_trainer(resume=trainer.run.path, steps=steps, **values)
+    resumed.resume()
+    assert resumed.train(Watcher(10**9, lambda: None), None) is Ending.STEPS_DONE
+    assert joined(resumed) == 1
+    assert started[0].poll() is None
+    resumed.end()
+    assert started[0].wait(PATIENCE_S) == 0, log.read_text()
 
 
 def test_an_actor_goes_on_for_a_trainer_that_was_killed_and_resumes(

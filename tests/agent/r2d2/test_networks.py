@@ -96,3 +96,14 @@ def test_the_last_actions_and_rewards_are_those_of_the_steps_before() -> None:
     found = network.lasts(actions, rewards, mask, first)
     assert found[0].tolist() == [[0, 1, 0, 3.5], [0, 0, 1, 5], [1, 0, 0, 6], [0, 1, 0, 7]]
     assert found[1].tolist() == [[0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 1, 8]]
+
+
+def test_a_reward_that_half_precision_cannot_store_is_clipped_alike_in_acting_and_learning() -> None:
+    network = network_for((3,), "float32")
+    states = np.zeros((1, *network.state_shape), np.float32)
+    network.remember(states, np.array([1]), np.array([-1e9]))
+    assert np.isfinite(states.astype(np.float16)).all()
+    lasts = network.lasts(
+        torch.ones(1, 2).long(), torch.full((1, 2), -1e9), torch.ones(1, 2).bool(), torch.zeros(1, ACTIONS + 1)
+    )
+    assert lasts[0, 1, -1] == states[0, -1] == np.finfo(np.float16).min

@@ -65,6 +65,17 @@ def test_what_was_saved_along_comes_back(tmp_path: Path) -> None:
     assert all(torch.equal(found.best_weights[name], tensor) for name, tensor in learner.online.state_dict().items())
 
 
+def test_parameters_that_are_used_twice_are_saved_and_come_back(tmp_path: Path) -> None:
+    first, second = make_learner(seed=1), make_learner(seed=2)
+    for learner in (first, second):
+        for network in (learner.online, learner.target):
+            network.add_module("again", network.get_submodule("head.value"))
+    save(tmp_path, 1, first)
+    load_latest(tmp_path, second)
+    for name, tensor in first.online.state_dict().items():
+        assert torch.equal(tensor, second.online.state_dict()[name])
+
+
 def test_a_new_learning_rate_wins_over_the_saved_one(tmp_path: Path) -> None:
     first = make_learner(seed=1)
     first.update(random_batch())

@@ -18,7 +18,8 @@ from replay_agent.acting.environments import UnsupportedEnvironmentError
 from replay_agent.commands import replay_eval, replay_play
 from replay_agent.dqn.networks import OwnNetwork
 from replay_agent.dqn.saved_agents import AGENT_FILE, SavedAgentError
-from replay_agent.own_parts import OwnPartError
+from replay_agent.own_parts import OwnPartError, name_of
+from replay_agent.settings.train_settings import saved_settings
 from replay_client import ReplayClient
 from safetensors.torch import save_file
 
@@ -55,6 +56,26 @@ def test_a_run_learns_with_its_own_parts(own_run: Path, server: ServerProcess) -
     learner = own_agent.SquaredErrors.load(own_run)
     assert isinstance(learner.online, OwnNetwork)
     assert isinstance(learner.online.own, own_agent.Linear)
+
+
+def test_a_resumed_run_keeps_its_settings_unless_others_are_given(
+    trainer_of: Callable[..., Trainer], own_run: Path, server: ServerProcess
+) -> None:
+    saved = saved_settings(own_run)
+    resumed = Trainer(own_agent.make_env, resume=own_run, server=server.address, learning_rate=3e-5).settings
+    found = resumed.model_dump(mode="json", exclude={"resume", "config"})
+    assert found == {**saved, "learning_rate": 3e-5}
+    assert resumed.network == name_of(own_agent.Linear)
+    with pytest.raises(ValueError, match=r"expected the directory of a run, but .*settings\.json does not exist"):
+        Trainer("CartPole-v1", resume=own_run / "absent")
+
+
+def test_a_network_acts_without_dropout_and_with_averages_of_its_statistics() -> None:
+    own = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5), torch.nn.Linear(4, 2))
+    network, observation = OwnNetwork(own), torch.ones(1, 4)
+    first, _ = network.act(observation, torch.zeros(1, 0))
+    assert torch.equal(first, network.act(observation, torch.zeros(1, 0))[0])
+    assert own.training
 
 
 def test_actors_find_the_parts_by_their_names(trainer_of: Callable[..., Trainer], server: ServerProcess) -> None:
