@@ -345,7 +345,7 @@ class ServiceReplayBuffer(ReplayBufferManager):  # type: ignore[misc]  # Tiansho
         first = (stream + 1 << _STEP_BITS) + episode.first_step
         length = len(episode.rewards)
         if not episode.is_over:
-            return first + length - 1, 0.0, 0, first
+            return first + length - 1, np.zeros_like(row["rew"]), 0, first
         return first + length - 1, sum(episode.rewards), length, first
 
     def _steps_at(self, indices: NDArray[np.int64]) -> Any:

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 from replay_client import (
+    DeadlineExceededError,
     ReplayClient,
     ReplayError,
     Rows,
@@ -189,11 +190,11 @@ class ActorGuide:
             self._published, self._published_at = progress, now
 
     def _replace_lost(self) -> None:
-        """Publish again what is gone, for example because the server was restarted without its tables."""
-        there = set(self._client)
-        if self._tables.task not in there:
+        """Publish again what is gone, because the server was restarted without its tables, or its shard was removed."""
+        try:
+            self._client.latest(self._tables.task, timeout_s=0)
+        except (TableNotFoundError, DeadlineExceededError):
             self._client.publish(self._tables.task, self._task.to_state())
-        if self._tables.weights not in there:
             self._published_weights = None
 
     def _is_news(self, progress: Progress) -> bool:

@@ -41,7 +41,7 @@ _MOST_TOGETHER: Final = 64
 _MOST_DISTINCT: Final = 4
 """The same without replacement: the server's limit."""
 _OF_DRAWS: Final = frozenset({"LIMITED", "TABLE_EMPTY", "TABLE_RESET", "WAITED_TOO_LONG"})
-"""Reasons for which a draw is refused, and the updates in the same message are not."""
+"""Reasons for which a draw is refused after a wait, when the server has already applied the updates of the message."""
 UPDATES_KEPT: Final = MOST_KEYS_AT_ONCE
 """Maximum rows of updates that wait for the next request; with more, they are sent immediately."""
 

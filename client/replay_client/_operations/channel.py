@@ -27,6 +27,8 @@ _ATTEMPTS: Final = 8
 _MANY: Final = KEPT + 2
 _MANY_ROWS: Final = 64
 """A reader that knows a version looks at so many publications from there on, or at so many rows."""
+_VERSION_BITS: Final = 40
+"""Bits of the versions of each shard."""
 LOOK_AGAIN_S: Final = 0.5
 """Pause before another poll for a table that does not exist."""
 
@@ -42,8 +44,8 @@ class _Newest(NamedTuple):
 class Channel:
     """Publications in one table. Thread-safe."""
 
-    def __init__(self, table: TableDescription, operations: TableOperations) -> None:
-        """Use a table that was created for a `PublishedState`.
+    def __init__(self, table: TableDescription, operations: TableOperations, shard_id: int = 0) -> None:
+        """Use a table that was created for a `PublishedState`; ``shard_id`` says which shard it is.
 
         Raises:
             InvalidArgumentError: the table has other columns.
@@ -56,6 +58,8 @@ class Channel:
         self._parts = table.capacity // KEPT
         self._part_bytes = table.schema["data"].row_bytes
         self._structure: int | None = None  # of what it has published
+        # If publications move to another shard, because the first one was removed, their versions go on increasing.
+        self._first_version = (shard_id << _VERSION_BITS) + 1
 
     def publish(self, state: PublishedState, timeout_s: float | None) -> Operation[int]:
         """Publish a state, and return its version; see `ReplayClient.publish`."""
@@ -108,8 +112,8 @@ class Channel:
 
         If there are not many publications since the ``known`` version, this takes one call.
         """
-        if known is not None:
-            keys = (known - 1) * self._parts + np.arange(max(_MANY_ROWS, _MANY * self._parts))
+        if known is not None and known >= self._first_version:
+            keys = (known - self._first_version) * self._parts + np.arange(max(_MANY_ROWS, _MANY * self._parts))
             rows = yield from self._operations.read(keys, columns=PART_COLUMNS)
             # The newest rows of a table are live. If the last of these is not, they include the newest ones.
             if rows.batch_size and rows.row_keys[-1] != keys[-1]:
@@ -134,7 +138,7 @@ class Channel:
 
         The rows of a publication are consecutive, so a later one always has a higher number.
         """
-        return 1 + int(keys[-1]) // self._parts
+        return self._first_version + int(keys[-1]) // self._parts
 
 
 def checked_version(wait_newer: int | None) -> int | None:

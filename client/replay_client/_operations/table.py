@@ -165,6 +165,12 @@ class TableOperations:
             stale += result.stale
         return UpdateResult(updated, stale)
 
+    def hear(self, others_largest: float) -> Operation[None]:
+        """Tell a shard the largest priority in the other shards of its table."""
+        update = replay_pb2.PriorityUpdate(others_largest=others_largest)
+        request = replay_pb2.UpdatePrioritiesRequest(table=self._table.name, table_uid=self._table.uid, update=update)
+        yield Call("UpdatePriorities", request.SerializeToString())
+
     def update(self, keys: ArrayLike, columns: Mapping[str, Any]) -> Operation[UpdateResult]:
         """Write mutable columns again."""
         table = self._table

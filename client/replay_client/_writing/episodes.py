@@ -193,16 +193,24 @@ class Episodes:
         anchors = [self.streams.next_steps[stream] - self.streams.forward for stream in completing]
         return list(map(self._priorities.of_window, completing, anchors))
 
-    def _give(self, streams: Sequence[int], priorities: Sequence[float], steps_ago: int) -> None:
-        """Give priorities to steps of streams' current episodes, counted back from the next ones.
+    def check_steps_ago(self, streams: Sequence[int], steps_ago: int) -> None:
+        """Check that each stream has a step so many steps before its next one, in a window that is not complete.
 
         Raises:
-            InvalidArgumentError: there is no such step, or its windows are complete; then nothing has changed.
+            InvalidArgumentError: a stream has none.
         """
         most = min([self.streams.forward, *(self.streams.next_steps[stream] for stream in streams)])
         if isinstance(steps_ago, bool) or not isinstance(steps_ago, int) or not 0 <= steps_ago <= most:
             expected = f"0 to {most}: a step of this episode whose window is open"
             raise InvalidArgumentError.of_field("steps_ago", expected, repr(steps_ago))
+
+    def _give(self, streams: Sequence[int], priorities: Sequence[float], steps_ago: int) -> None:
+        """Give priorities to steps of streams' current episodes, counted back from the next ones.
+
+        Raises:
+            InvalidArgumentError: see `check_steps_ago`; then nothing has changed.
+        """
+        self.check_steps_ago(streams, steps_ago)
         if self._priorities is not None:
             for stream, priority in zip(streams, priorities, strict=True):
                 self._priorities.give(stream, self.streams.next_steps[stream] - steps_ago, priority)

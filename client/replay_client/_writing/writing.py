@@ -159,6 +159,16 @@ class Writing:
             checked_priorities(known, len(known))
         return VectorRows(checked, which, given, steps_ago)
 
+    def check_steps_ago(self, rows: VectorRows) -> None:
+        """Check that the steps to which the priorities belong are there; `append_all` does so for a part of the rows.
+
+        Raises:
+            InvalidArgumentError: a stream has no such step, or its windows are complete.
+        """
+        if rows.priorities is not None:
+            known_of = rows.which[~np.isnan(rows.priorities[rows.which])]
+            self.episodes.check_steps_ago(known_of.tolist(), rows.steps_ago)
+
     def append_all(self, rows: VectorRows) -> bool:
         """Append as many rows as fit into a block. Return False if none fits because too many blocks are in flight."""
         added = self.episodes.append_all(rows.columns, rows.which[rows.appended :], rows.priorities, rows.steps_ago)

@@ -72,10 +72,10 @@ class Channels:
         if table is None:
             table = self._tables[name] = _opened(client, name, state)
         try:
-            home = table._home()
+            shard_id, home = table._home()
             channel = self._channels.get(home.uid)
             if channel is None:
-                channel = self._channels[home.uid] = Channel(home._description, home._operations)
+                channel = self._channels[home.uid] = Channel(home._description, home._operations, shard_id)
             return home._run_near(operation(channel))
         except (TableNotFoundError, TableReplacedError, ServerUnavailableError):
             self._tables.pop(name, None)

@@ -692,9 +692,9 @@ class Table(TableHandle):
         self._data_path.renew()
         return self._run(operation)
 
-    def _home(self) -> Table:
-        """Return the table itself; internal. Of a table on several servers, the first shard that gets rows."""
-        return self
+    def _home(self) -> tuple[int, Table]:
+        """Return 0 and the table itself; internal. Of a table on several servers, the first shard and its id."""
+        return 0, self
 
     def _call(self, call: Call) -> Content:
         path, connection = self._data_path, self._connection

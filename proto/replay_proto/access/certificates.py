@@ -82,15 +82,16 @@ class ServerCertificates:
 
     def ssl_context(self) -> ssl.SSLContext:
         """Return a TLS context for a port without gRPC. The files are checked whenever a client connects."""
-        current = self._new_context()
+        current, version = self._new_context(), self._version
 
         def select(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
-            nonlocal current
+            nonlocal current, version
             with self._lock:
                 # Files that are being replaced may not match yet.
                 with suppress(OSError, UnusableFileError):
-                    if self._files.refresh():
-                        current = self._new_context()
+                    self._look()
+                    if version != self._version:
+                        current, version = self._new_context(), self._version
                 connection.context = current
 
         current.sni_callback = select  # called for every connection, also without a name

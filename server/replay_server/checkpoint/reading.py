@@ -126,9 +126,10 @@ def restore(
     verify(folder, work)
     with restored_tables.all_at_once(tables) as stage:
         for table in manifest.tables:
-            fill = partial(_fill, folder / table.config.name, table, work)
-            if memory is not None and is_in_memory(tables):
-                memory.check(sum(file.size for file in table.files) + empty_bytes(table.config))
+            limit = memory if is_in_memory(tables) else None
+            if limit is not None:
+                limit.check(empty_bytes(table.config))
+            fill = partial(_fill, folder / table.config.name, table, work, memory=limit)
             with unless_removed(folder):
                 TableDirectory.create(stage, table.config, uid=table.uid, checked=checked, fill=fill).close()
         with unless_removed(folder):
@@ -153,9 +154,11 @@ def _measured(path: Path, work: LongWork) -> tuple[int, int]:
     return size, crc32
 
 
-def _fill(folder: Path, table: TableManifest, work: LongWork, directory: TableDirectory) -> None:
+def _fill(
+    folder: Path, table: TableManifest, work: LongWork, directory: TableDirectory, *, memory: MemoryLimit | None = None
+) -> None:
     """Copy a table from a checkpoint to its new directory; each row goes into the slot of its key."""
-    directory.rows.reserve(table.state.floor, table.size)
+    directory.rows.reserve(table.state.floor, table.size, memory)
     for index, ring in enumerate(directory.rows.rings()):
         path, row = folder / column_file(index), (ring.column.dtype, ring.column.shape)
         _fill_ring(path, table, row, ring.store, ring.file, work)

@@ -80,7 +80,7 @@ class Owner:
         """What has happened to the folder if it is no longer this server's. It does not become its own again."""
         self._descriptor = descriptor
         self._record = record
-        self._is_recorded = False
+        self._is_recorded = self._has_opened = False
         self._ended = threading.Event()
         self._beating: threading.Thread | None = None
         self._watched: dict[Path, tuple[int, int]] = {}
@@ -132,11 +132,15 @@ class Owner:
     def opened(self) -> None:
         """Record that the tables are consistent, before they change."""
         self._record = replace(self._record, tables="stored")
+        self._has_opened = True
         self._write()
 
     def synced(self) -> None:
-        """Note that all tables are on disk, and do not change any more. `release` records it."""
-        if self._record.tables == "stored":
+        """Note that all tables are on disk, and do not change any more. `release` records it.
+
+        A start that failed before `opened` knows nothing of the tables that an earlier server left.
+        """
+        if self._has_opened and self._record.tables == "stored":
             self._record = replace(self._record, tables="synced")
 
     def watch(self, path: Path) -> None:

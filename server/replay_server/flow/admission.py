@@ -194,8 +194,7 @@ class Admission:
     def leave(self, rows: int, resets: int) -> None:
         """Give back the rows of a draw that was counted but then failed, unless the table was reset in between.
 
-        ``resets`` is the value of `Table.resets` when the draw was counted. A rate limiter does not take the rows back:
-        they stay counted.
+        ``resets`` is the value of `Table.resets` when the draw was counted.
         """
         if self.table.gate is not None and self.table.resets == resets:
             self.table.gate.count_failed(rows)

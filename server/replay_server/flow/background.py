@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 60.0
+_MOST_DOUBLINGS: Final = 10
 _KEEPS_FAILING: Final = 3
 """Failures in a row after which a loop counts as one that keeps failing."""
 
@@ -113,7 +114,7 @@ class Background:
                 await work()
                 loop.in_a_row = 0
             except Exception as error:  # of any kind: the loop must continue
-                pause_s = min(FIRST_PAUSE_S * 2**loop.in_a_row, LONGEST_PAUSE_S)
+                pause_s = min(FIRST_PAUSE_S * 2 ** min(loop.in_a_row, _MOST_DOUBLINGS), LONGEST_PAUSE_S)
                 loop.failures += 1
                 loop.in_a_row += 1
                 log.error(

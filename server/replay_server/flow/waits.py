@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
-from replay_server.errors import Lack, WaitedFor
+from replay_server.errors import Lack
 from replay_server.table.table import Table
 
 
@@ -31,19 +31,20 @@ class Wait(NamedTuple):
             calls: number of calls.
             since: when the first call began to wait, by the monotonic clock.
         """
-        per_s = _progress_per_s(table, lack.waited_for)
+        per_s = _progress_per_s(table, lack)
         expected_s = (lack.needed - lack.have) / per_s if per_s else None
         return cls(lack, calls, time.monotonic() - since, expected_s)
 
 
-def _progress_per_s(table: Table, waited_for: WaitedFor) -> float:
+def _progress_per_s(table: Table, lack: Lack) -> float:
     """Return how fast `Lack.have` grows per second, at the recent rates of inserts and draws."""
     figures, limit = table.figures, table.config.rate_limit
     times = table.config.max_times or table.config.most_draws or 1
-    if waited_for in ("windows", "turn"):
+    if lack.waited_for in ("windows", "turn"):
         return 0.0
-    if waited_for == "rows":
-        return figures.recent_inserts_per_s * times
-    if waited_for == "samples":
+    if lack.waited_for == "rows":
+        is_for_size = limit is not None and lack.needed == limit.min_size and table.drawable < limit.min_size
+        return figures.recent_inserts_per_s * (1 if is_for_size else times)  # otherwise, it lacks draws of rows
+    if lack.waited_for == "samples":
         return figures.recent_inserts_per_s * (limit.samples_per_insert or 0.0 if limit else 0.0)
-    return figures.recent_draws_per_s / times
+    return figures.recent_draws_per_s / (times if lack.waited_for == "room" else 1)

@@ -208,8 +208,9 @@ class LimiterGate(Gate):
         self._count(rows)
 
     def count_failed(self, rows: int) -> None:
-        """Let other draws have the items; the samples stay counted."""
+        """Let other draws have the items, and take back the samples as far as the bounds allow."""
         self._reserved -= rows
+        self.refund(rows)
 
     def count_handed_out(self, rows: int) -> None:
         """Count draws that the items no longer have left."""

@@ -6,6 +6,7 @@ of its rows from the mass of the others.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Final
 
 import numpy as np
@@ -45,50 +46,77 @@ def draw_limited(
         FieldError: too few rows have mass.
     """
     random, count, total = np.random.default_rng(points.view(np.uint64)), len(points), index.total_mass
-    keys, probabilities = NO_KEYS, np.empty(0)
-    out, priorities_of_out = NO_KEYS, np.empty(0)
+    found = _Found(items)
+    out: list[NDArray[np.int64]] = []
+    priorities_of_out: list[NDArray[np.float64]] = []
+    at_once = _RANKED_AT_ONCE if index.is_ranked else count
     try:
-        while len(keys) < count:
+        while found.count < count:
             if index.total_mass <= 0.0:
-                raise FieldError("batch_size", f"at most {len(keys):,}, because no other rows have mass", f"{count:,}")
+                raise FieldError(
+                    "batch_size", f"at most {found.count:,}, because no other rows have mass", f"{count:,}"
+                )
             share = index.total_mass / total
-            drawn = index.draw(points[:_RANKED_AT_ONCE] if index.is_ranked else points, live)
-            all_keys = np.concatenate([keys, drawn.keys])
-            is_left, spent = _checked(all_keys, items.left(all_keys), len(keys) if index.is_ranked else None)
-            keys = all_keys[is_left]
-            probabilities = np.concatenate([probabilities, drawn.probabilities * share])[is_left]
-            priorities_of_out = np.append(priorities_of_out, priorities[spent % live.slots])
-            out = np.append(out, spent)
+            drawn = index.draw(points[:at_once], live)
+            before = found.count
+            spent = found.add_ranked(drawn, share) if index.is_ranked else found.add(drawn, share)
+            if index.is_ranked:  # where most rows have one draw left, most of those drawn at once are drawn in vain
+                at_once = min(2 * (found.count - before), _RANKED_AT_ONCE)
+            out.append(spent)
+            priorities_of_out.append(priorities[spent % live.slots])
             index.clear(spent)
-            points = random.random(count - len(keys))
+            points = random.random(min(at_once, count - found.count))
     finally:
-        if len(out):
-            index.write(out, priorities_of_out)
-    return Drawn(keys, probabilities)
+        if out:
+            index.write(np.concatenate(out), np.concatenate(priorities_of_out))
+    return found.drawn()
 
 
-def _checked(
-    keys: NDArray[np.int64], left: NDArray[np.int64], ranked_from: int | None
-) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Find the draws that are allowed, and rows to take out of the index.
+class _Found:
+    """The rows that a draw has so far."""
 
-    Args:
-        keys: int64[n], drawn rows.
-        left: int64[n], how many draws each of them has left.
-        ranked_from: if the mass of a row depends on others, the number of draws that are known to be allowed: then the
-            draws after the first row that has its last draw are not, because they had another mass.
+    def __init__(self, items: LimitedItems) -> None:
+        self.count = 0
+        """Number of draws."""
+        self._items = items
+        self._keys: list[NDArray[np.int64]] = []
+        self._probabilities: list[NDArray[np.float64]] = []
+        self._times: Counter[int] = Counter()  # of a ranked table: how often each row was drawn
 
-    Returns:
-        bool[n], and int64[m].
-    """
-    earlier = _repeats(keys)
-    is_left = earlier < left
-    if ranked_from is None:
-        return is_left, np.unique(keys[~is_left])
-    last = ranked_from + np.flatnonzero(earlier[ranked_from:] + 1 >= left[ranked_from:])[:1]
-    if len(last):
-        is_left[int(last[0]) + 1 :] = False
-    return is_left, keys[last]
+    def drawn(self) -> Drawn:
+        """Return all rows."""
+        return Drawn(np.concatenate([NO_KEYS, *self._keys]), np.concatenate([np.empty(0), *self._probabilities]))
+
+    def add(self, drawn: Drawn, share: float) -> NDArray[np.int64]:
+        """Add the draws that are allowed, and return rows to take out of the index: those that were drawn too often.
+
+        ``share`` is the mass of the draw as a fraction of the mass before all draws.
+        """
+        keys = np.concatenate([*self._keys, drawn.keys])
+        is_left = (_repeats(keys) < self._items.left(keys))[self.count :]
+        self._take(drawn.keys[is_left], drawn.probabilities[is_left] * share)
+        return np.unique(drawn.keys[~is_left])
+
+    def add_ranked(self, drawn: Drawn, share: float) -> NDArray[np.int64]:
+        """Add draws until a row has its last draw, and return this row, which is to be taken out of the index.
+
+        The mass of each row depends on the others, so the draws after it had another mass.
+        """
+        taken, spent = len(drawn.keys), NO_KEYS
+        for place, (key, left) in enumerate(
+            zip(drawn.keys.tolist(), self._items.left(drawn.keys).tolist(), strict=True)
+        ):
+            self._times[key] += 1
+            if self._times[key] >= left:
+                taken, spent = place + 1, drawn.keys[place : place + 1]
+                break
+        self._take(drawn.keys[:taken], drawn.probabilities[:taken] * share)
+        return spent
+
+    def _take(self, keys: NDArray[np.int64], probabilities: NDArray[np.float64]) -> None:
+        self._keys.append(keys)
+        self._probabilities.append(probabilities)
+        self.count += len(keys)
 
 
 def _repeats(keys: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -18,6 +18,8 @@ from replay_proto.access.certificates import RENEWAL_S, ServerCertificates
 from replay_proto.v1 import replay_pb2, replay_pb2_grpc
 
 from tests.support.access import ALL, Authority, tls_flags, write_usual_tokens
+from tests.support.deadlines import wait_until
+from tests.support.http_port import http_port
 from tests.support.refusals import code_of
 from tests.support.server_process import ServerProcess
 
@@ -111,6 +113,23 @@ def test_a_new_certificate_is_taken_up_and_open_connections_go_on(
         assert certificate_of(server) in renewed.cert.read_bytes()
         assert client.tables() == []
     assert gets_in(server, authority.tls())
+
+
+@pytest.mark.parametrize("first", ["gRPC", "HTTP"])
+def test_a_new_certificate_is_taken_up_by_both_ports(
+    start_server: StartServer, authority: Authority, first: str
+) -> None:
+    server = start_server(*tls_flags(authority.certify("server")), "--http-port", "0")
+    ports = {"gRPC": server.port, "HTTP": http_port(server)}
+
+    def shown(port: int) -> bytes:
+        return ssl.get_server_certificate(("127.0.0.1", port), timeout=10).encode()
+
+    before = {shown(port) for port in ports.values()}
+    renewed = authority.certify("server").cert.read_bytes()
+    for name in sorted(ports, key=lambda name: name != first):
+        wait_until(lambda port=ports[name]: shown(port) not in before, f"{name} has the new one")  # type: ignore[misc]
+        assert shown(ports[name]) in renewed
 
 
 def test_an_authority_of_clients_can_be_replaced(

@@ -9,6 +9,7 @@ import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,7 +66,7 @@ def test_without_room_for_all_tables_none_is_made(
     (tmp_path / "tables").mkdir()
     fill = reading._fill
 
-    def full(folder: Path, table: TableManifest, work: LongWork, directory: TableDirectory) -> None:
+    def full(folder: Path, table: TableManifest, work: LongWork, directory: TableDirectory, **_: Any) -> None:
         if table.config.name == broken:
             raise NoSpaceError(errno.ENOSPC, "no room")
         fill(folder, table, work, directory)
@@ -86,7 +87,9 @@ def test_a_checkpoint_that_is_removed_after_it_was_verified_is_named_and_leaves_
     (tmp_path / "tables").mkdir()
     fill = reading._fill
 
-    def removed_meanwhile(folder: Path, table: TableManifest, work: LongWork, directory: TableDirectory) -> None:
+    def removed_meanwhile(
+        folder: Path, table: TableManifest, work: LongWork, directory: TableDirectory, **_: Any
+    ) -> None:
         if table.config.name == "b":
             shutil.rmtree(checkpoint)
         fill(folder, table, work, directory)

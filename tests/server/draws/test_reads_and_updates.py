@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from replay_proto.schema import Column
 from replay_server.backends import BACKENDS
+from replay_server.rpc.handlers import fields
 
 from tests.support.caller import CalledTable, wire_only
 
@@ -113,3 +115,9 @@ class TestUpdates:
         assert result.updated == len(wanted)
         assert result.stale == sum(1 for key in keys if key not in live)
         assert table.read(range(1000, 3000)).priorities.tolist() == list({**live, **wanted}.values())
+
+
+def test_no_rows_have_valid_columns_of_every_type() -> None:
+    schema = {"number": Column("int64"), "flag": Column("bool", (2,))}
+    found = fields.columns(schema, memoryview(b""), 0)
+    assert [values.shape for values in found.values()] == [(0,), (0, 2)]

@@ -141,3 +141,16 @@ def test_every_loop_of_a_server_is_supervised(start_server: Callable[..., Server
         "syncing",
         "unfinished messages",
     }
+
+
+def test_a_loop_goes_on_after_more_failures_than_a_pause_can_double() -> None:
+    async def test() -> None:
+        background, work = Background(), Work(OSError(28, "full"))
+        background.repeat(LOOP, work.once)
+        await work.again(1100)
+        work.error = None
+        await work.again(1)
+        assert (background.loops[LOOP].failures >= 1100, background.loops[LOOP].in_a_row) == (True, 0)
+        await background.stop()
+
+    run(test)

@@ -36,8 +36,11 @@ def test_draws_wait_for_the_first_row(table: CalledTable) -> None:
     assert not table.stats().waits
 
 
-def test_a_draw_below_min_size_is_expected_to_wait_for_as_long_as_the_inserts_take(new_table: NewTable) -> None:
-    table = new_table(capacity=20_000, rate_limiter=rate_limiter(10_000))
+@pytest.mark.parametrize("parameters", [{}, {"max_times_sampled": 10.0}])
+def test_a_draw_below_min_size_is_expected_to_wait_for_as_long_as_the_inserts_take(
+    new_table: NewTable, parameters: dict[str, float]
+) -> None:
+    table = new_table(capacity=20_000, rate_limiter=rate_limiter(10_000), parameters=parameters)
     table.insert(range(3120))
     draw = table.begin_sample(32)
     wait_for_waiting(table, 1)

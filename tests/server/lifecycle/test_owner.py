@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import shutil
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -48,6 +49,21 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # Storage.
+
+
+def test_a_start_that_fails_does_not_vouch_for_the_tables_of_a_killed_server(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    server = start_server("--data-dir", str(data), *POWER)
+    with Caller(server.address) as caller:
+        caller.create(capacity=10).insert(range(10))
+    server.kill()
+    assert record_of(data).tables == "stored"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ended = run_to_its_end("--data-dir", str(data), "--port", str(taken.getsockname()[1]))
+    assert ended.returncode == 1
+    assert record_of(data).tables == "stored"
 
 
 def test_a_copy_of_a_running_directory_is_verified(start_server: StartServer, tmp_path: Path) -> None:

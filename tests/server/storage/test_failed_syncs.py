@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from replay_server.files.mapped_file import MappedFile
+from replay_server.storage.power_loss.place_checksums import Periods
 from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import TableDirectory
 from replay_server.table.table import NewRows, Table, WriterStamp
@@ -289,3 +290,17 @@ def test_after_a_failed_sync_the_files_of_rows_are_synced_without_an_insert(
     synced = record_syncs(monkeypatch)
     sync(table)
     assert set(synced) == {path.name for path in folder.glob("*.bin")}
+
+
+def test_a_sync_covers_the_updates_before_a_sync_that_failed() -> None:
+    periods = Periods(8)
+    periods.end_sync(periods.begin_sync())
+    periods.updated(np.array([3]))
+    periods.begin_sync()  # this sync fails
+    periods.updated(np.array([5]))
+    period = periods.begin_sync()
+    periods.updated(np.array([6]))
+    assert periods.updated_until(period, 8).tolist() == [3, 5]
+    periods.end_sync(period)
+    assert periods.may_update(np.array([3, 5]))
+    assert not periods.may_update(np.array([6]))

@@ -39,6 +39,8 @@ from replay_client.sync.writer import Writer
 log = logging.getLogger(__name__)
 
 _POLL_S: Final = 0.02
+_MAP_POLL_S: Final = 1.0
+"""Seconds between polls for a newer shard map while all servers are there."""
 _RETRY_S: Final = 30.0
 """Seconds between attempts to open the writer of an unreachable server."""
 _FLUSH_S: Final = 0.1
@@ -81,6 +83,10 @@ class ShardWriters:
     def __getitem__(self, shard_id: int) -> Writer:
         return self._by_id[shard_id]
 
+    def find(self, shard_id: int) -> Writer | None:
+        """Return the writer of a shard; None: the shard is no longer in the map."""
+        return self._by_id.get(shard_id)
+
     def __iter__(self) -> Iterator[Writer]:
         return iter(list(self._by_id.values()))
 
@@ -119,8 +125,8 @@ class ShardWriters:
         """Switch to the shards of the newest map that the roster knows. Never waits for a server."""
         self._roster.heard(max((writer.shards_version for writer in self), default=0))
         away = self.away
-        if away:
-            self._roster.poll(every_s=AWAY_POLL_S)
+        # A server that was removed may not know the newest map, and perhaps no stream writes to the others.
+        self._roster.poll(every_s=AWAY_POLL_S if away else _MAP_POLL_S)
         for shard_id in away:
             self._report(shard_id)
         if self.has_changed or self._orphans or time.monotonic() >= self._retry_at:

@@ -7,6 +7,7 @@ the shard.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -21,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from replay_client._learning.answers import joined_rows, selected_rows
 from replay_client._learning.combining import combined
 from replay_client._operations.reading import CHUNK_ROWS, EpisodePlan, RowOrder, RowPlan
-from replay_client._operations.server import describe, get_shards, inspect_table
+from replay_client._operations.server import describe, get_shards, inspect_table, stats
 from replay_client._rows.buffers import Blank, ColumnBuffers
 from replay_client._rows.checks import checked_keys, checked_priorities, checked_rows
 from replay_client._rows.columns import BatchOrKeys, chosen_columns
@@ -79,6 +80,8 @@ _AWAY_S: Final = (1.0, 20.0)
 
 Within these limits, it is 10 times the duration of the call.
 """
+_LARGEST_EVERY_S: Final = 1.0
+"""Seconds between two calls to find the largest priority of each shard, while it does not rise."""
 _GONE: Final = (TableNotFoundError, TableReplacedError)
 """Errors of a server that has lost its tables."""
 
@@ -91,7 +94,9 @@ class ShardedTable(Table):
         description = merged_description([member.description for member in roster.members])
         super().__init__(roster.members[0].session, description, created=created, data_path=DataPath(description))
         self._roster = roster
-        self._random = np.random.default_rng(description.seed)
+        self._random = np.random.default_rng()  # not from the table's seed: clients would choose the same shards
+        self._largest: dict[int, float] = {}  # largest priority of each shard, as last heard by `_share_largest`
+        self._largest_at = -math.inf
         self._latest: dict[int, TableDescription] = {}  # of each shard
         self._away_until: dict[int, float] = {}  # until when inserts leave out shards whose servers were away
 
@@ -230,7 +235,7 @@ class ShardedTable(Table):
             self._operations.chosen(columns),
             blank=None,
             prefetch=1,
-            reconnect_timeout_s=AWAY_AFTER_S,
+            reconnect_timeout_s=None,
             batch_size=batch_size,
             beta=beta,
             weight_norm=weight_norm,
@@ -252,7 +257,30 @@ class ShardedTable(Table):
         for member, places in self._split(keys):
             result = member.table.update_priorities(local_keys(keys[places]), values[places])
             updated, stale, left = updated + result.updated, stale + result.stale, left - len(places)
+        if len(values):
+            self._share_largest(float(values.max()))
         return UpdateResult(updated, stale + left)
+
+    def _share_largest(self, updated: float) -> None:
+        """Tell each shard the largest priority in the others, because new rows get the largest of all shards.
+
+        ``updated`` is the largest one of an update. If it is not larger than those that are known, at most once in
+        `_LARGEST_EVERY_S`.
+        """
+        now = time.monotonic()
+        if now < self._largest_at + _LARGEST_EVERY_S and updated <= max(self._largest.values(), default=math.inf):
+            return
+        self._largest_at = now
+        members = {member.id: member for member in self._members}
+        try:
+            sessions = {id: member.session for id, member in members.items()}
+            found = ask_each(sessions, {id: partial(stats, self.name) for id in sessions})
+            self._largest = {id: each.tables[self.name].largest_priority for id, each in found.items()}
+            for id in found:
+                others = max([0.0, *(value for other, value in self._largest.items() if other != id)])
+                members[id].session.connection.ask(members[id].table._operations.hear(others), timeout_s=ASK_S)
+        except ReplayError as error:  # a server is away, or this client may not change the priorities of other rows
+            log.debug("not all shards of table %r know the largest priority: %s", self.name, error)
 
     def update(self, keys: ArrayLike, columns: Mapping[str, Any]) -> UpdateResult:
         """Write new values into mutable columns, in the shards of the rows; see `Table.update`."""
@@ -404,7 +432,8 @@ class ShardedTable(Table):
             blank,
             prefetch=prefetch,
             reconnect_timeout_s=time_limit("reconnect_timeout_s", reconnect_timeout_s, self._connection.timeout_s),
-            random=np.random.default_rng(self._description.seed),
+            # Not from the table's seed: a sampler for a single draw would choose the same shards in each call.
+            random=np.random.default_rng(),
         )
 
     def describe(self) -> TableDescription:
@@ -488,8 +517,9 @@ class ShardedTable(Table):
         """See `Table._checked_description`."""
         return merged_description(list(self._current_parts().values()))
 
-    def _home(self) -> Table:
-        return self._active()[0].table
+    def _home(self) -> tuple[int, Table]:
+        first = self._members[0]
+        return first.id, first.table
 
     def _active(self) -> list[Member]:
         active = [member for member in self._members if member.is_active]

@@ -9,6 +9,7 @@ If an operator gives up the server, its unacknowledged rows are inserted into an
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -26,6 +27,8 @@ from replay_client.sync.shards.servers.roster import Roster
 from replay_client.sync.shards.shard_writers import ShardWriters
 from replay_client.sync.writer import Writer
 
+_FOLLOW_S: Final = 0.1
+"""Seconds after which a writer notices that a reply had a newer shard map."""
 ROWS_PER_SHARD: Final = 256
 """Rows after which a stream switches shards, even within an episode; only in tables without steps."""
 
@@ -58,6 +61,7 @@ class ShardedWriter(Writer):
         self._rows = np.zeros(options.streams, np.int64)  # rows of each stream since it switched shards
         self._is_moved = np.zeros(options.streams, bool)  # whether it switched shards within its current episode
         self._is_closed = False
+        self._follow_at = 0.0  # when to look for a newer shard map in the servers' replies
         for stream in range(options.streams):
             self._shard[stream] = self._writers.choose()
 
@@ -167,17 +171,25 @@ class ShardedWriter(Writer):
         while checked.left:
             for stream in checked.which.tolist():
                 self._before_row(stream)
-            left = []
-            for shard_id in np.unique(self._shard[checked.which]).tolist():
-                mine = checked.which[self._shard[checked.which] == shard_id]
-                left.append(self._append_part(shard_id, replace(checked, which=mine)))
+            shard_ids = np.unique(self._shard[checked.which]).tolist()
+            if not all(shard_id in self._writers for shard_id in shard_ids):
+                continue  # the shard map has changed meanwhile
+            parts = {shard_id: self._part(shard_id, checked) for shard_id in shard_ids}
+            for shard_id, part in parts.items():
+                self._writers[shard_id].writing.check_steps_ago(part)
+            left = [self._append_part(shard_id, part) for shard_id, part in parts.items()]
             checked = replace(checked, which=np.sort(np.concatenate(left)))
 
-    def _append_part(self, shard_id: int, part: VectorRows) -> NDArray[np.intp]:
-        """Append the rows of streams whose shard is ``shard_id``; return the streams whose rows were not appended."""
+    def _part(self, shard_id: int, rows: VectorRows) -> VectorRows:
+        """Return the rows of streams whose shard is ``shard_id``."""
+        part = replace(rows, which=rows.which[self._shard[rows.which] == shard_id])
         if part.priorities is not None and part.steps_ago:
             is_elsewhere = self._is_moved & (self._rows < part.steps_ago)  # as in `append_row`
             part = replace(part, priorities=np.where(is_elsewhere, np.nan, part.priorities))
+        return part
+
+    def _append_part(self, shard_id: int, part: VectorRows) -> NDArray[np.intp]:
+        """Append the rows of a shard's streams; return the streams whose rows were not appended."""
         with suppress(ServerUnavailableError):  # the server went away just now, with too many blocks in flight
             self._writers[shard_id]._append_checked(part)
         done, left = part.which[: part.appended], part.which[part.appended :]
@@ -243,8 +255,11 @@ class ShardedWriter(Writer):
             self._before_row(stream)
             if priority is not None and self._is_moved[stream] and steps_ago > self._rows[stream]:
                 priority = None  # its step is in another shard
+            writer = self._writers.find(int(self._shard[stream]))
+            if writer is None:
+                continue  # the shard map has changed just now
             try:
-                self.current(stream).append(values, priority=priority, steps_ago=steps_ago)
+                writer[stream].append(values, priority=priority, steps_ago=steps_ago)
             except ServerUnavailableError:
                 continue  # the server went away just now, with too many blocks in flight
             self._rows[stream] += 1
@@ -287,7 +302,9 @@ class ShardedWriter(Writer):
             self._leave(stream)
 
     def _follow(self) -> None:
-        if self._writers.has_changed:
+        now = time.monotonic()
+        if self._writers.has_changed or now >= self._follow_at:
+            self._follow_at = now + _FOLLOW_S
             self._writers.follow()
 
     def _leave(self, stream: int) -> None:

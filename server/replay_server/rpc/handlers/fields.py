@@ -146,7 +146,10 @@ def columns(schema: Mapping[str, Column], rows: memoryview, count: int) -> dict[
         raise FieldError("rows", f"{expected} bytes ({count} rows of {row_bytes})", f"{len(rows)} bytes")
     views = framing.column_views(schema, rows, count)
     for name, values in views.items():
-        if values.dtype == np.bool_ and (largest := int(np.maximum.reduce(values.view(np.uint8), axis=None))) > 1:
+        if (
+            values.dtype == np.bool_
+            and (largest := int(np.maximum.reduce(values.view(np.uint8), axis=None, initial=0))) > 1
+        ):
             raise FieldError(f"rows.{name}", "bytes 0 or 1", f"byte {largest}")
     return views
 

@@ -241,6 +241,7 @@ class SamplingHandlers:
             raise
         if not has_left:
             admission.leave(wanted.rows, lease.resets)
+            call.sent()  # it holds nothing while it waits again: otherwise, it could wait for its own bytes
             return await self._drawn(call, named, wanted, reply)
         # There may now be room for waiting inserts.
         admission.changed()

@@ -59,9 +59,10 @@ class Periods:
         """Record an update."""
         self._updated_in[slots] = self._current
 
-    def updated_in(self, period: int, slots: int) -> Slots:
+    def updated_until(self, period: int, slots: int) -> Slots:
         """Return which of the first ``slots`` slots were updated last in this period; at first, all of them."""
-        return np.flatnonzero(self._updated_in[:slots] == period)
+        updated_in = self._updated_in[:slots]
+        return np.flatnonzero((updated_in > self._synced) & (updated_in <= period))
 
 
 class PlaceChecksums:
@@ -96,7 +97,7 @@ class PlaceChecksums:
             period: as `Periods.begin_sync` returned it.
             inserted: number of rows ever inserted; the space of slots without rows is not reserved.
         """
-        slots = self.periods.updated_in(period, min(inserted, self._slots))
+        slots = self.periods.updated_until(period, min(inserted, self._slots))
         self._words[self._versions.current(slots) ^ 1] = 0
         self.file.sync()
 

@@ -21,7 +21,6 @@ from numpy.typing import ArrayLike, NDArray
 from replay_proto.framing import Array
 from replay_proto.v1 import replay_pb2
 
-from replay_client._learning.learning import UPDATES_KEPT
 from replay_client._learning.one_caller import OneCaller
 from replay_client._learning.prefetch import FEWEST, MOST, prefetching
 from replay_client._rows.buffers import Blank, ColumnBuffers
@@ -57,8 +56,6 @@ AWAY_AFTER_S: Final = 0.2
 _STATE_EVERY_S: Final = 0.05
 """Age in seconds at which the last known state of a shard is requested again, if no draw has renewed it."""
 _POLL_S: Final = 0.02
-_MOST_KEPT: Final = 64
-"""Maximum number of calls of `update_priorities` whose updates wait for the next request."""
 _FEWEST_BUNDLED: Final = 8
 """Minimum `prefetch` with which one message requests several batches, unless all servers are on this host."""
 _BRIEF_S: Final = 1e-4
@@ -122,7 +119,6 @@ class ShardedSampler(Sampler):
         self.prefetch = prefetch
         self._away: dict[int, AwayShard] = {}
         self._counted = [0, 0]  # updated rows and stale keys of ended streams; keys of unknown shards are stale
-        self._kept: list[tuple[NDArray[np.int64], NDArray[np.float64]]] = []  # updates for the next request
         self._updates = False  # whether priorities were ever updated; if not, the token may lack that right
         self._computing_s = 10 * _BRIEF_S  # mean time between two calls of `next()`
         self._returned_s = time.perf_counter()  # when the last batch was returned
@@ -167,7 +163,7 @@ class ShardedSampler(Sampler):
     @property
     def unacknowledged(self) -> int:
         """Number of messages with unacknowledged updates, except those held for servers that are away."""
-        return bool(self._kept) + sum(stream.unacknowledged for stream in list(self._streams.values()))
+        return sum(stream.unacknowledged for stream in list(self._streams.values()))
 
     @property
     def updated(self) -> int:
@@ -233,10 +229,8 @@ class ShardedSampler(Sampler):
             self._check_usable()
             keys = checked_keys(batch_or_keys)
             values = self._combined(batch_or_keys, priorities)
-            self._kept.append((keys.copy(), checked_priorities(values, len(keys)).copy()))
             self._updates = True
-            if len(self._kept) > _MOST_KEPT or len(keys) > UPDATES_KEPT:
-                self._distribute()
+            self._distribute(keys, checked_priorities(values, len(keys)))
 
     def update(self, keys: ArrayLike, columns: Mapping[str, Any]) -> None:
         """Write mutable columns again, and wait for the replies; see `Sampler.update`.
@@ -280,7 +274,6 @@ class ShardedSampler(Sampler):
             away.end()
 
     def _flush(self, deadline: float) -> None:
-        self._distribute()
         for shard_id, stream in list(self._streams.items()):
             if stream.has_kept:
                 stream.ask_for(None)
@@ -336,20 +329,16 @@ class ShardedSampler(Sampler):
         self._welcome_back()
         if is_due:
             self._learn_states(self._streams)
-            self._distribute()
             self._tell_largest()
         while (missing := self.prefetch - self.in_flight) >= together and self._may_begin():
             self._begin_step(min(missing, together))
         self._ask_idle(are_updates_sent=is_due)
 
-    def _distribute(self) -> None:
-        """Pass updates on to the shards of their rows."""
-        if not self._kept:
-            return
-        keys, values = self._kept[0]
-        if len(self._kept) > 1:
-            keys, values = (np.concatenate(parts) for parts in zip(*self._kept, strict=True))
-        self._kept.clear()
+    def _distribute(self, keys: NDArray[np.int64], values: NDArray[np.float64]) -> None:
+        """Pass updates on to the streams of their shards, which send them with the next request.
+
+        If the sampler is dropped without a flush, its streams still send them.
+        """
         for shard_id, local, priorities in by_shard(keys, values):
             if shard_id in self._streams:
                 self._streams[shard_id].keep(local, priorities)
