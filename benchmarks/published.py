@@ -106,7 +106,7 @@ def server_share(address: str, server: int, actors: int, seconds: float, *, same
         client = stack.enter_context(ReplayClient(address))
         guide = ActorGuide(client, _NAME, task, guidance, lead_steps=_LEAD, reconnect_timeout_s=60.0)
         stack.callback(guide.drop)
-        stack.callback(guide.finish)
+        stack.callback(guide.end, is_over=True)
         client[RunTables.of(_NAME).episodes].insert({key: [value] for key, value in hello(1, "actor").items()})
         guide.publish(weights)
         ended = Event()
