@@ -231,7 +231,8 @@ class LimiterGate(Gate):
         Returns:
             Number of samples taken back, from 0 to ``samples``.
         """
-        return -self._count(-min(samples, max(0, math.floor(self.limit.max_diff - self.difference))))
+        room = self.limit.max_diff - self.difference
+        return -self._count(-(min(samples, max(0, math.floor(room))) if math.isfinite(room) else samples))
 
     def _count(self, samples: int) -> int:
         """Add samples to the count in the table's state, which stops at the ends of its range; return the change."""

@@ -168,8 +168,11 @@ def test_too_many_rows_with_too_little_mass_are_refused(new_table: NewTable) -> 
     assert set(table.sample(3, draw_mode=DISTINCT).keys.tolist()) == {7, 8, 9}
 
 
-def test_a_draw_that_is_refused_takes_nothing_from_the_limiter(new_table: NewTable) -> None:
-    table = new_table(rate_limiter=rate_limiter(100, 4.0, 400.0), parameters={"alpha": 1.0, "epsilon": 0.0})
+@pytest.mark.parametrize("limiter", [rate_limiter(100, 4.0, 400.0), rate_limiter(100)])
+def test_a_draw_that_is_refused_takes_nothing_from_the_limiter(
+    new_table: NewTable, limiter: replay_pb2.RateLimiter
+) -> None:
+    table = new_table(rate_limiter=limiter, parameters={"alpha": 1.0, "epsilon": 0.0})
     table.insert(np.arange(120), np.repeat([1.0, 0.0], 60))
     for _ in range(10):
         with refused("INVALID_FIELD", field="batch_size"):
