@@ -54,6 +54,8 @@ class Channel:
             expected = "a name that no other table has"
             raise InvalidArgumentError.of_field("name", expected, f"{table.name!r}, a table with other columns")
         self._name = table.name
+        self.uid: Final = table.uid
+        """Distinguishes the table from earlier ones of its name."""
         self._operations = operations
         self._parts = table.capacity // KEPT
         self._part_bytes = table.schema["data"].row_bytes

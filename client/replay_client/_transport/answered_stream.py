@@ -117,11 +117,18 @@ class AnsweredStream(Generic[R]):
         """Send the requests that were added to `pending`, as soon as the stream allows."""
         if not self.pending.has_unsent:
             return
-        with self.lock:
-            if self._stream is None:
-                self.notify()
-            else:
-                self._stream.send_pending()
+        stream = None
+        try:
+            with self.lock:
+                stream = self._stream
+                if stream is None:
+                    self.notify()
+                else:
+                    stream.send_pending()
+        except BaseException:  # Ctrl-C: a message may have been sent in part, or twice
+            if stream is not None and not self._sends_in_background:
+                self._drop(stream)
+            raise
 
     def notify(self) -> None:
         """Wake up all threads that wait for a change; call with `lock` held."""
@@ -159,8 +166,12 @@ class AnsweredStream(Generic[R]):
             except BaseException:
                 self._drop(stream)  # a partial reply may have been read
                 raise
-            with self.lock:
-                request = self.pending.answered()
+            try:
+                with self.lock:
+                    request = self.pending.answered()
+            except BaseException:  # Ctrl-C: it may not count as answered
+                self._drop(stream)
+                raise
             return request, answer
 
     def close(self, *, is_received: bool = True) -> None:

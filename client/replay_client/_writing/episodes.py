@@ -22,11 +22,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from replay_proto.framing import Array
+from replay_proto.schema import Column
 from replay_proto.steps import Stack, Steps, WindowShape
 from replay_proto.v1 import replay_pb2
 
 from replay_client._rows.block import checked_priority
-from replay_client._rows.checks import checked_flags, checked_priorities, flattened
+from replay_client._rows.checks import checked_array, checked_flags, checked_priorities, flattened
 from replay_client._writing.outbox import Outbox
 from replay_client._writing.step_priorities import StepPriorities
 from replay_client.errors import InvalidArgumentError
@@ -34,6 +35,7 @@ from replay_client.results.description import TableDescription
 
 _STREAM_BITS = 64
 _ROWS = WindowShape(forward=0, backward=0)
+_PRIORITIES = Column("float64")
 
 
 class Streams:
@@ -286,12 +288,12 @@ class Episodes:
         assert self._priorities is not None
         end = self.streams.next_steps[stream]
         if priorities is not None:
-            last = np.atleast_1d(np.asarray(priorities))
+            last = np.atleast_1d(checked_array("priorities", _PRIORITIES, priorities))
             most = min(end, self.streams.forward)
             if len(last) > most:
                 expected = f"at most {most}, one for each of the last steps whose windows are not complete"
                 raise InvalidArgumentError.of_field("priorities", expected, str(len(last)))
-            for step, priority in enumerate(checked_priorities(priorities, len(last)).tolist(), end - len(last)):
+            for step, priority in enumerate(checked_priorities(last, len(last)).tolist(), end - len(last)):
                 self._priorities.give(stream, step, priority)
         due = [self._priorities.of_window(stream, anchor) for anchor in self.streams.completed_by_end(stream)]
         # A message has priorities of all windows that it completes, or of none.

@@ -28,7 +28,10 @@ class Channels:
 
     def __init__(self) -> None:
         self._tables: dict[str, Table] = {}  # kept, because each maps the server's files
-        self._channels: dict[bytes, Channel] = {}
+        self._channels: dict[str, Channel] = {}  # of the tables, by the same names
+
+    def __reduce__(self) -> tuple[type[Channels], tuple[()]]:
+        return Channels, ()  # a copy opens the tables itself: copied memory would never change
 
     async def publish(self, client: ReplayClient, name: str, values: Any, timeout_s: float | None) -> int:
         """See `replay_client.ReplayClient.publish`."""
@@ -75,12 +78,13 @@ class Channels:
         if table is None:
             table = self._tables[name] = await _opened(client, name, state)
         try:
-            channel = self._channels.get(table.uid)
-            if channel is None:
-                channel = self._channels[table.uid] = Channel(table._description, table._operations)
+            channel = self._channels.get(name)
+            if channel is None or channel.uid != table.uid:
+                channel = self._channels[name] = Channel(table._description, table._operations)
             return await table._run_near(operation(channel))
         except (TableNotFoundError, TableReplacedError, ServerUnavailableError):
             self._tables.pop(name, None)
+            self._channels.pop(name, None)
             raise
 
 

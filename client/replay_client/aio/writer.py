@@ -181,6 +181,7 @@ class Writer:
         """Append a copy of one row to each stream; see `replay_client.Writer.append_all`."""
         checked = self._writing.checked_rows(merged(rows, columns), where, priorities, steps_ago)
         await self._delivery.ready()
+        self._writing.check_steps_ago(checked)
         try:
             while checked.left:
                 if not self._writing.append_all(checked):

@@ -27,7 +27,10 @@ class Channels:
 
     def __init__(self) -> None:
         self._tables: dict[str, Table] = {}  # kept, because each maps the server's files
-        self._channels: dict[bytes, Channel] = {}
+        self._channels: dict[str, Channel] = {}  # of the tables, by the same names
+
+    def __reduce__(self) -> tuple[type[Channels], tuple[()]]:
+        return Channels, ()  # a copy opens the tables itself: copied memory would never change
 
     def publish(self, client: ReplayClient, name: str, values: Any, timeout_s: float | None) -> int:
         """See `ReplayClient.publish`."""
@@ -73,12 +76,13 @@ class Channels:
             table = self._tables[name] = _opened(client, name, state)
         try:
             shard_id, home = table._home()
-            channel = self._channels.get(home.uid)
-            if channel is None:
-                channel = self._channels[home.uid] = Channel(home._description, home._operations, shard_id)
+            channel = self._channels.get(name)
+            if channel is None or channel.uid != home.uid:
+                channel = self._channels[name] = Channel(home._description, home._operations, shard_id)
             return home._run_near(operation(channel))
         except (TableNotFoundError, TableReplacedError, ServerUnavailableError):
             self._tables.pop(name, None)
+            self._channels.pop(name, None)
             raise
 
 

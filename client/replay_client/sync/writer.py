@@ -224,6 +224,7 @@ class Writer:
         self._connection.check_not_forked()
         with self._lock:
             self._outbox.check()
+            self._writing.check_steps_ago(rows)
             while rows.left:
                 if not self._writing.append_all(rows):
                     self._delivery.wait_until(partial(self._writing.append_all, rows))

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from replay_client import ServerUnavailableError, Table
+from replay_client import Column, ReplayClient, ServerUnavailableError, Table
 from replay_client._transport.connection import MessageStream
 from replay_client._transport.interrupts import NOTICED_S, blocks_for_s
 from replay_client.sync.writer import GIVE_UP_S
@@ -204,3 +204,40 @@ def test_the_main_thread_enters_no_lock_through_a_condition(new_table: NewTable)
     finally:
         sys.setprofile(None)
     assert [name for name in entered if "replay_client" in name] == []
+
+
+class InterruptedSocket:
+    """A socket whose next `send` is interrupted by Ctrl-C, after the system has taken the data."""
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+        self._is_interrupted = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def send(self, data: memoryview) -> int:
+        """Send, and interrupt the first call."""
+        sent: int = self._real.send(data)
+        if not self._is_interrupted:
+            self._is_interrupted = True
+            raise KeyboardInterrupt
+        return sent
+
+
+def test_a_sampler_that_was_interrupted_while_it_sent_goes_on(server: ServerProcess) -> None:
+    with ReplayClient(server.address) as client:
+        columns = {"x": Column("float32")}
+        table = client.create_table("interrupted", columns=columns, capacity=100, alpha=1.0, epsilon=0.0)
+        keys = table.insert({"x": np.arange(100.0)})
+        sampler: Any = table.sampler(16, prefetch=1)
+        next(sampler)
+        frames = sampler._stream._stream._frames
+        frames._socket = InterruptedSocket(frames._socket)
+        with pytest.raises(KeyboardInterrupt):
+            next(sampler)
+        next(sampler)
+        sampler.update_priorities(keys, np.full(100, 5.0))
+        assert next(sampler).total_mass == 500.0
+        sampler.close()
+        table.drop()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from replay_client import Column, InvalidArgumentError, Next, Sequences, Transitions
+from replay_client import Column, InvalidArgumentError, Next, ReplayClient, Sequences, Transitions
 from replay_client._rows.block import RowBlock
 from replay_client._transport.pending import PendingRequests
 from replay_client._writing.episodes import Episodes, Streams
@@ -331,3 +331,18 @@ def test_rows_of_streams_with_and_without_priorities_are_sent_apart() -> None:
         priorities = np.frombuffer(message.insertion.priorities).tolist() or [None] * len(anchors)
         found += [(anchor[0], priority) for anchor, priority in zip(anchors, priorities, strict=True)]
     assert found == [(0, 5.0), (1, None), (2, 6.0), (3, None)]
+
+
+def test_no_row_is_appended_if_a_later_stream_has_no_such_step(client: ReplayClient) -> None:
+    table = client.create_table(
+        "whole-vectors", columns={"x": Column("int64"), "y": Next("x")}, capacity=300, steps=Transitions(n_step=3)
+    )
+    with table.writer(streams=4, block_rows=2) as writer:
+        for value in range(2):
+            writer.append_all(x=np.full(4, value))
+        writer.end_episodes(np.arange(4) == 3, x=np.zeros(4, np.int64))
+        before = writer.acknowledged + writer.in_flight
+        with pytest.raises(InvalidArgumentError, match="steps_ago: expected 0 to 0"):
+            writer.append_all(x=np.full(4, 2), priorities=np.ones(4), steps_ago=2)
+        assert writer.acknowledged + writer.in_flight == before
+    table.drop()
