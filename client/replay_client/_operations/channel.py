@@ -60,7 +60,7 @@ class Channel:
         self._parts = table.capacity // KEPT
         self._part_bytes = table.schema["data"].row_bytes
         self._structure: int | None = None  # of what it has published
-        # If publications move to another shard, because the first one was removed, their versions go on increasing.
+        # If publications move to another shard, because the first one was removed, their versions keep increasing.
         self._first_version = (shard_id << _VERSION_BITS) + 1
 
     def publish(self, state: PublishedState, timeout_s: float | None) -> Operation[int]:
