@@ -204,6 +204,6 @@ class Published(NamedTuple):
     """State that a program has published; see `replay_client.ReplayClient.latest`."""
 
     version: int
-    """Number of the publication; later ones have higher numbers. The first one has 1."""
+    """Number of the publication; later ones have higher numbers. On the first server, the first one has 1."""
     values: dict[str, Any]
     """Arrays by name, nested as they were published: ``dtype[*shape]``, writable, the caller's to keep."""

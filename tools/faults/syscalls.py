@@ -16,6 +16,7 @@ import random
 import select
 import shutil
 import tempfile
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -154,7 +155,7 @@ def _reason(error: grpc.RpcError) -> str:
     return str(error.code())
 
 
-class Script:
+class Script(ABC):
     """A part of a server's life, with what it needs."""
 
     name: str
@@ -170,6 +171,7 @@ class Script:
         """Calls of each kind in the last run."""
         self.prepare()
 
+    @abstractmethod
     def prepare(self) -> None:
         """Make the files that the script begins with."""
 
@@ -179,9 +181,9 @@ class Script:
         power = ("--durability", self.durability, "--sync-every", "0.05")
         return ("--data-dir", str(folder / "data"), *checkpoints, *power)
 
+    @abstractmethod
     def requests(self, server: Server, caller: Caller) -> None:
         """Send the script's requests."""
-        raise NotImplementedError
 
     def points(self) -> list[Fault]:
         """Run the script once without a failure, and return all that can fail."""
@@ -235,6 +237,9 @@ class Serving(Script):
     """A new server and every request that changes something."""
 
     name = "serve"
+
+    def prepare(self) -> None:
+        """Begin without files."""
 
     def requests(self, server: Server, caller: Caller) -> None:
         model = server.model

@@ -454,7 +454,7 @@ def _resumed_run(app: App, commands: tuple[str, ...], arguments: ArgumentCollect
         raise CycloptsError(msg=f"--resume: {error}") from None
     # None is kept, too: the user chose it, so a preset must not replace it.
     values = {name: NONE if value is None else value for name, value in saved.items()}
-    Dict(values, source=run)(app, commands, arguments)
+    Dict(values, source=str(Path(run) / SETTINGS_FILE))(app, commands, arguments)
 
 
 def load_train_settings(arguments: Sequence[str] | None = None) -> TrainSettings:

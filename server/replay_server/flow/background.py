@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 60.0
 _MOST_DOUBLINGS: Final = 10
+"""How often the pause doubles, so that its computation cannot overflow."""
 _KEEPS_FAILING: Final = 3
 """Failures in a row after which a loop counts as one that keeps failing."""
 
