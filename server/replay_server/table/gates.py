@@ -182,6 +182,11 @@ class LimiterGate(Gate):
                 raise errors.too_large("rows of one draw", most, rows, "capacity * max_times_sampled of the table")
         if limit.samples_per_insert is None:
             return
+        if self._config.most_draws and rows > limit.min_size:
+            # The draw would wait for rows that have draws left. Only up to min_size of these are inserted if the
+            # bounds allow no insert, because evicted rows took draws with them.
+            setting = "min_size of the table's rate limiter, with max_times_sampled"
+            raise errors.too_large("rows of one draw", limit.min_size, rows, setting)
         span = limit.max_diff - limit.min_diff if math.isfinite(limit.max_diff - limit.min_diff) else 0.0
         most = max(1, math.floor(self._config.capacity * limit.samples_per_insert + span))
         if rows > most and samples_allowed(limit, self.counters, rows) < rows:

@@ -6,6 +6,7 @@ its last draw is out of those that follow, as if it had been evicted.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -13,17 +14,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from replay_proto.rate_limit import RateLimit
 from replay_proto.schema import Column, Schema
 from replay_proto.v1 import replay_pb2
 from replay_server.backends import BACKENDS
+from replay_server.errors import RequestError
 from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import TableDirectory
 from replay_server.table.draws import Draw, DrawMode
+from replay_server.table.gates import LimiterGate
 from replay_server.table.table import NewRows, Table
 from scipy import stats
 
 from tests.support import formulas
 from tests.support.caller import CalledTable, LearnStream, make_draw
+from tests.support.examples import examples
 from tests.support.flow import rate_limiter, wait_for_waiting
 from tests.support.refusals import refused
 
@@ -156,8 +163,68 @@ def test_a_rate_limiter_and_the_limit_of_each_row_both_hold(new_table: NewTable)
     assert len(table.sample(4).keys) == 4
     assert table.stats().rate_limiter.sampled == 4
     with refused("LIMITED"):
-        table.sample(5)
+        table.sample(4)
     assert not new_table(parameters={"max_times_sampled": 2}).stats().HasField("rate_limiter")
+
+
+def test_with_a_rate_limiter_a_draw_has_at_most_min_size_rows(new_table: NewTable) -> None:
+    table = new_table(parameters={"max_times_sampled": 2}, rate_limiter=rate_limiter(4, 1.0, 4.0), capacity=100)
+    table.insert(np.arange(5))
+    stream = LearnStream(table)
+    with refused("TOO_LARGE", limit=4, setting="min_size of the table's rate limiter, with max_times_sampled"):
+        table.sample(5, wait_s=60.0)
+    with refused("TOO_LARGE", limit=4, setting="min_size of the table's rate limiter, with max_times_sampled"):
+        stream.ask(draw=make_draw(3, wait_s=60.0), batches=2)
+
+
+@settings(max_examples=examples(60))
+@given(
+    capacity=st.integers(1, 12),
+    times=st.integers(1, 3),
+    ratio=st.sampled_from([0.3, 1.0, 2.5]),
+    steps=st.lists(st.tuples(st.booleans(), st.integers(1, 12)), max_size=60),
+    data=st.data(),
+)
+def test_a_draw_that_is_not_refused_never_waits_for_ever(
+    tmp_path_factory: pytest.TempPathFactory,
+    capacity: int,
+    times: int,
+    ratio: float,
+    steps: list[tuple[bool, int]],
+    data: st.DataObject,
+) -> None:
+    """Whatever was inserted and drawn before, a writer that inserts when it may lets the draw proceed."""
+    least = data.draw(st.integers(1, capacity), label="min_size")
+    limit = RateLimit.of(least, ratio, max(1.0, ratio))
+    config = TableConfig(
+        "limited", Schema({"value": Column("int64")}), capacity, "uniform", {"max_times_sampled": times}, 1, limit
+    )
+    table = Table(TableDirectory.create(tmp_path_factory.mktemp("limited"), config))
+    gate = table.gate
+    assert isinstance(gate, LimiterGate)
+
+    def insert() -> bool:
+        if allowed := gate.insert_allowed(1):
+            table.insert(NewRows({"value": np.zeros(1, np.int64)}, 1, np.ones(1)), None)
+        return allowed
+
+    def draw(rows: int) -> None:
+        granted = gate.grant(rows)
+        while granted < rows:
+            assert insert(), f"blocked with {granted} of {rows} samples granted"
+            granted += gate.grant(rows - granted)
+        gate.count_drawn(rows)
+        wanted = Draw(rows, beta=1.0, mode=DrawMode.INDEPENDENT)
+        table.hand_out(table.draw_at(wanted, table.draws.choose_points(wanted, 1)))
+
+    for is_insert, rows in steps:
+        if is_insert:
+            insert()
+        else:
+            with contextlib.suppress(RequestError):
+                gate.check_draw(rows)
+                draw(rows)
+    table.close()
 
 
 def test_learners_at_the_same_time_share_the_draws(new_table: NewTable) -> None:
