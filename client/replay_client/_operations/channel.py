@@ -6,6 +6,7 @@ see half of one, whatever happens to its publisher, and no matter who else publi
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from replay_client._operations.table import TableOperations
 from replay_client._rows.published_state import KEPT, PART_COLUMNS, PublishedState, is_whole, last_rows, unpacked
-from replay_client._transport.call import Operation
+from replay_client._transport.call import Operation, ended_by
 from replay_client.batch import Published, Rows
 from replay_client.errors import DeadlineExceededError, InvalidArgumentError, ReplayError
 from replay_client.results.description import TableDescription
@@ -91,6 +92,10 @@ class Channel:
 
         If there is none, wait for the next one, for at most ``wait_s`` seconds and `WAITS_FOR_S`. None: poll again.
         """
+        found = self._latest(known, wait_s)
+        return ended_by(time.monotonic() + wait_s, self._operations.timeout_s, found) if wait_s else found
+
+    def _latest(self, known: int | None, wait_s: float) -> Operation[Published | None]:
         for _ in range(_ATTEMPTS):
             newest, expected_key = yield from self._newest(known)
             if newest is not None and self._version(newest.keys) != known:
@@ -159,8 +164,8 @@ def checked_version(wait_newer: int | None) -> int | None:
 def nothing_yet(name: str) -> Callable[[float], str]:
     """Return what says, after a number of seconds, for what a reader waits."""
     return lambda waited_s: (
-        f"waited {waited_s:g} s, but nothing was published under this name; this ends when a program calls "
-        f"client.publish({name!r}, ...)"
+        f"waited {waited_s:g} s, but the server has shown nothing published under this name; this ends when a program "
+        f"calls client.publish({name!r}, ...)"
     )
 
 

@@ -29,7 +29,7 @@ from replay_client._rows.checks import (
 )
 from replay_client._rows.columns import BatchOrKeys, chosen_columns, chosen_of_steps
 from replay_client._rows.mapped_rows import NearRows
-from replay_client._transport.call import Call, Operation, time_limit
+from replay_client._transport.call import ANSWER_MARGIN_S, Call, Operation, time_limit
 from replay_client._transport.connection import SessionOptions
 from replay_client._transport.insert_ids import InsertId
 from replay_client._writing.inserts import Inserts
@@ -40,8 +40,6 @@ from replay_client.results.description import TableDescription
 
 READ_BYTES: Final = 32 << 20
 """Maximum bytes of rows per reply: larger reads are split."""
-_ANSWER_MARGIN_S: Final = 2.0
-"""Added to a time limit that the server also knows; see `Call.margin_s`."""
 _CHOICES_KEPT: Final = 4
 """Number of column selections whose readers are kept, because readers own reusable memory."""
 
@@ -61,7 +59,8 @@ class TableOperations:
         self._rows_reader = lru_cache(_CHOICES_KEPT)(
             partial(RowsReader, table.schema, of_steps=table.steps is not None)
         )
-        self._timeout_s = timeout_s
+        self.timeout_s: Final = timeout_s
+        """The client's default time limit in seconds."""
         self._inserts = Inserts(table)
 
     def insert(
@@ -74,7 +73,7 @@ class TableOperations:
             raise InvalidArgumentError.of_field("rows", expected, f"table {table.name!r}, with steps")
         columns, row_count = checked_rows(table.schema, rows)
         checked = None if priorities is None else checked_priorities(priorities, row_count)
-        wait_s = time_limit("timeout_s", timeout_s, self._timeout_s)
+        wait_s = time_limit("timeout_s", timeout_s, self.timeout_s)
         keys: list[NDArray[np.int64]] = []
         for part in _parts(row_count, table.rows_per_insert):
             values = {name: array[part] for name, array in columns.items()}
@@ -132,7 +131,7 @@ class TableOperations:
         row_info: bool = False,
     ) -> replay_pb2.Draw:
         """Check and build the message for a draw with the reader's columns."""
-        wait_s = time_limit("timeout_s", timeout_s, self._timeout_s)
+        wait_s = time_limit("timeout_s", timeout_s, self.timeout_s)
         return draw_of(batch_size, beta, weight_norm, draw_mode, wait_s, reader.names, row_info)
 
     def sample(self, draw: replay_pb2.Draw, reader: BatchReader) -> Operation[Batch]:
@@ -246,7 +245,7 @@ class TableOperations:
 
     def _limits(self, wait_s: float) -> tuple[float, float]:
         """Return `Call.timeout_s` and `Call.margin_s` for a draw that may wait ``wait_s`` seconds on the server."""
-        return (wait_s, _ANSWER_MARGIN_S) if wait_s else (self._timeout_s, 0.0)
+        return (wait_s, ANSWER_MARGIN_S) if wait_s else (self.timeout_s, 0.0)
 
 
 class TableHandle:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Awaitable, Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Final, TypeAlias, TypeVar
 
@@ -79,6 +79,30 @@ async def run_async(operation: Operation[T], make: Callable[[Call], Awaitable[Co
         return result
 
 
+def ended_by(deadline: float, own_s: float, operation: Operation[T]) -> Operation[T]:
+    """Run an operation whose calls end by a deadline, or `ANSWER_MARGIN_S` later if the server does not reply.
+
+    Calls without a time limit of their own also end after ``own_s`` seconds.
+    """
+    try:
+        call = next(operation)
+        while True:
+            left_s = max(0.0, deadline - time.monotonic())
+            if (own_s if call.timeout_s is None else call.timeout_s) > left_s:
+                call = replace(call, timeout_s=left_s, margin_s=ANSWER_MARGIN_S)
+            try:
+                answer = yield call
+            except BaseException as error:
+                call = operation.throw(error)
+            else:
+                call = operation.send(answer)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+
+
+ANSWER_MARGIN_S: Final = 2.0
+"""Added to a time limit that the server also knows; see `Call.margin_s`."""
 LONGEST_WAIT_S: Final = 1e9
 """30 years. Longer limits count as endless, because threads, sockets and gRPC do not support them."""
 

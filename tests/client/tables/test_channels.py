@@ -11,7 +11,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,10 @@ from replay_client._rows.published_state import KEPT
 
 from tests.support.caller import wire_only
 from tests.support.deadlines import PATIENCE_S, wait_until
+from tests.support.server_process import ServerProcess
 
+StartServer = Callable[..., ServerProcess]
+Connect = Callable[..., ReplayClient]
 _numbers = itertools.count()
 
 ARRAYS = st_numpy.arrays(
@@ -144,6 +147,24 @@ def test_time_limits_end_the_wait(client: ReplayClient, name: str) -> None:
         client.latest(name, timeout_s=0)
     assert client.publish(name, {"w": 2.0}) == 2
     assert client.latest(name, wait_newer=1, timeout_s=0).version == 2
+
+
+@wire_only
+@pytest.mark.parametrize("known", [None, 1])
+def test_the_time_limit_holds_when_the_server_hangs(
+    start_server: StartServer, connect: Connect, known: int | None
+) -> None:
+    server = start_server()
+    client = connect(server)
+    client.publish("w", {"w": 1.0})
+    client.latest("w")
+    server.process.send_signal(signal.SIGSTOP)
+    began = time.monotonic()
+    with pytest.raises(DeadlineExceededError):
+        client.latest("w", wait_newer=known, timeout_s=0.5)
+    assert 0.5 <= time.monotonic() - began < 10.0  # the client's default is 30 s
+    server.process.send_signal(signal.SIGCONT)
+    assert client.latest("w").version == 1
 
 
 @wire_only
