@@ -40,7 +40,7 @@ _MOST_TOGETHER: Final = 64
 """Maximum batches per message: the server handles no other call while it draws them."""
 _MOST_DISTINCT: Final = 4
 """The same without replacement: the server's limit."""
-_OF_DRAWS: Final = frozenset({"LIMITED", "TABLE_EMPTY", "TABLE_RESET", "WAITED_TOO_LONG"})
+OF_DRAWS: Final = frozenset({"LIMITED", "TABLE_EMPTY", "TABLE_RESET", "WAITED_TOO_LONG"})
 """Reasons for which a draw is refused after a wait, when the server has already applied the updates of the message."""
 UPDATES_KEPT: Final = MOST_KEYS_AT_ONCE
 """Maximum rows of updates that wait for the next request; with more, they are sent immediately."""
@@ -86,7 +86,7 @@ class Exchange(Request):
     def refused(self, error: ReplayError) -> Exchange | None:
         """End the exchange without a reply. The refusal of a draw does not tell whether the updates were applied."""
         self.charges.asked -= self.charge
-        if not self.has_update or error.reason not in _OF_DRAWS:
+        if not self.has_update or error.reason not in OF_DRAWS:
             return None
         sent = replay_pb2.LearnRequest.FromString(self.message)
         left = replay_pb2.LearnRequest(table=sent.table, table_uid=sent.table_uid, update=sent.update)

@@ -105,13 +105,14 @@ class AnsweredStream(Generic[R]):
         self._sends_in_background = sends_in_background
         self._stream: Stream | None = None
         self._token: object = None  # identifies the open stream
-        self._closed = False
+        self.is_closed = False
+        """Whether `close` was called."""
         self._opened_at = 0.0
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a stream to the server, which `close` would end."""
-        return self._stream is not None and not self._closed
+        """Whether there is a stream to the server."""
+        return self._stream is not None
 
     def send_pending(self) -> None:
         """Send the requests that were added to `pending`, as soon as the stream allows."""
@@ -180,7 +181,7 @@ class AnsweredStream(Generic[R]):
         ``is_received`` says whether another thread may be receiving.
         """
         with self.lock:
-            self._closed = True
+            self.is_closed = True
             self.notify()
             stream = self._stream
         if stream is None or self._connection.is_forked:
@@ -192,11 +193,11 @@ class AnsweredStream(Generic[R]):
     def _opened(self, deadline: float) -> Stream:
         """Return the stream, opening it once there is something to send."""
         with self.lock:
-            while not self._closed and self._stream is None and not self.pending.requests:
+            while not self.is_closed and self._stream is None and not self.pending.requests:
                 wait_s = self._before_waiting()
                 if not self.pending.requests:
                     self._wait(wait_s, deadline)
-            if self._closed:
+            if self.is_closed:
                 raise ClosedError("this stream is closed")
             if self._stream is not None:
                 return self._stream
@@ -211,10 +212,10 @@ class AnsweredStream(Generic[R]):
     def _adopt(self, stream: Stream) -> bool:
         """Use a stream from now on; return False if this one was closed meanwhile."""
         with self.lock:
-            if not self._closed:
+            if not self.is_closed:
                 self._stream, self._opened_at = stream, time.monotonic()
                 stream.send_pending()
-            return not self._closed
+            return not self.is_closed
 
     def _open(self, token: object) -> Stream:
         frames = self._path.open_stream(self._method)
@@ -229,11 +230,11 @@ class AnsweredStream(Generic[R]):
         """Yield messages, each in parts, to the sending thread, until the stream with this token is replaced."""
         while True:
             with self.lock:
-                while self._token is token and not self._closed and not self.pending.has_unsent:
+                while self._token is token and not self.is_closed and not self.pending.has_unsent:
                     wait_s = self._before_waiting()
                     if not self.pending.has_unsent:
                         self._sender.wait(wait_s)
-                if self._token is not token or self._closed:
+                if self._token is not token or self.is_closed:
                     return
                 request = self.pending.next_to_send()
                 assert request is not None
@@ -254,7 +255,7 @@ class AnsweredStream(Generic[R]):
 
     def _raise_unless_passing(self, error: Exception, deadline: float) -> None:
         """Pause if a new stream may help. Otherwise, raise the error."""
-        if self._closed:
+        if self.is_closed:
             raise ClosedError("this stream is closed") from None
         now = time.monotonic()
         if now >= deadline:
@@ -264,7 +265,7 @@ class AnsweredStream(Generic[R]):
             self._wait_until(now + self.pending.failed(error, now, is_cut=is_cut))
 
     def _wait_until(self, moment: float) -> None:
-        while not self._closed and (left_s := moment - time.monotonic()) > 0:
+        while not self.is_closed and (left_s := moment - time.monotonic()) > 0:
             wait_for_change(self.changed, left_s)
 
     def _wait(self, wait_s: float | None, deadline: float) -> None:

@@ -48,13 +48,14 @@ class AnsweredStream(Generic[R]):
         self._stream: MessageStream | FrameStream | None = None
         self._sender: asyncio.Task[None] | None = None
         self._failure: Exception | None = None  # why a request could not be built
-        self._is_closed = False
+        self.is_closed = False
+        """Whether `close` was called."""
         self._opened_at = 0.0
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a stream to the server, which `close` would end."""
-        return self._stream is not None and not self._is_closed
+        """Whether there is a stream to the server."""
+        return self._stream is not None
 
     def send_pending(self) -> None:
         """Send the requests that were added, as soon as the stream allows."""
@@ -78,9 +79,9 @@ class AnsweredStream(Generic[R]):
             except BaseException as error:
                 self._drop()
                 failure, self._failure = self._failure, None
-                if failure is not None and not self._is_closed:
+                if failure is not None and not self.is_closed:
                     raise failure from None
-                if self._is_closed or not isinstance(error, Exception):
+                if self.is_closed or not isinstance(error, Exception):
                     raise
                 is_cut = await self._connection.is_cut(error, time.monotonic() - self._opened_at)
                 pause_s = self._pending.failed(error, time.monotonic(), is_cut=is_cut)
@@ -92,13 +93,13 @@ class AnsweredStream(Generic[R]):
 
     def close(self) -> None:
         """Close the stream. From now on `receive` raises `ClosedError`."""
-        self._is_closed = True
+        self.is_closed = True
         self._drop()
 
     async def _opened(self) -> MessageStream | FrameStream:
         """Return the stream, opening it once there is something to send."""
         await self._wait_for_requests()
-        if self._is_closed:
+        if self.is_closed:
             raise ClosedError("this stream is closed")
         if self._stream is None:
             self._stream = await self._open()
@@ -111,14 +112,14 @@ class AnsweredStream(Generic[R]):
         frames = await self._path.open(self._method)
         if frames is None:
             return self._connection.open_stream(self._method)
-        if self._is_closed or self._connection.is_closed:
+        if self.is_closed or self._connection.is_closed:
             frames.cancel()
             raise ClosedError("this stream is closed")
         self._connection.streams.add(frames)
         return frames
 
     async def _wait_for_requests(self) -> None:
-        while not self._is_closed and not self._pending.requests:
+        while not self.is_closed and not self._pending.requests:
             wait_s = self._before_waiting()
             if not self._pending.requests:
                 await self.changed.wait(wait_s)

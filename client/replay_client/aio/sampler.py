@@ -19,7 +19,7 @@ from replay_proto.v1 import replay_pb2
 
 from replay_client._learning.answers import BatchReader
 from replay_client._learning.handle import SamplerHandle
-from replay_client._learning.learning import Exchange, Learning
+from replay_client._learning.learning import OF_DRAWS, Exchange, Learning
 from replay_client._learning.one_caller import OneCaller
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._transport.call import left_s
@@ -175,7 +175,8 @@ class _Exchanges:
     @property
     def is_done(self) -> bool:
         """See `Work`."""
-        return not self._stream.is_open or self._connection.is_forked
+        stream, learning = self._stream, self._learning
+        return stream.is_closed or self._connection.is_forked or not (stream.is_open or learning.unacknowledged)
 
     def dropped(self) -> None:
         """See `Work`."""
@@ -198,7 +199,11 @@ class _Exchanges:
         while self._learning.unacknowledged:
             if time.monotonic() >= deadline:
                 raise self._learning.too_late()
-            await self.receive(left_s(deadline))
+            try:
+                await self.receive(left_s(deadline))
+            except ReplayError as error:
+                if error.reason not in OF_DRAWS:  # otherwise, its update is sent again, without a draw
+                    raise
 
     def close(self) -> None:
         """Close without a flush."""

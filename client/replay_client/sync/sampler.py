@@ -32,7 +32,7 @@ from replay_proto.v1 import replay_pb2
 
 from replay_client._learning.answers import BatchReader
 from replay_client._learning.handle import SamplerHandle
-from replay_client._learning.learning import Exchange, Learning
+from replay_client._learning.learning import OF_DRAWS, Exchange, Learning
 from replay_client._learning.one_caller import OneCaller
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._transport.answered_stream import AnsweredStream
@@ -174,7 +174,7 @@ class Sampler(SamplerHandle):
             self._stream.send_pending()
 
     def flush(self, *, timeout_s: float | None = None) -> None:
-        """Wait until all updates are acknowledged. Batches that arrive meanwhile are kept.
+        """Wait until all updates are acknowledged. Batches that arrive meanwhile are kept; refused draws are ignored.
 
         Args:
             timeout_s: time limit in seconds. None: the client's default; 0: do not wait; `math.inf`: as long as the
@@ -272,7 +272,8 @@ class _Exchanges:
     @property
     def is_done(self) -> bool:
         """See `Work`."""
-        return not self._stream.is_open or self._connection.is_forked
+        stream, learning = self._stream, self._learning
+        return stream.is_closed or self._connection.is_forked or not (stream.is_open or learning.unacknowledged)
 
     def dropped(self) -> None:
         """See `Work`."""
@@ -305,7 +306,9 @@ def _flush(learning: Learning, stream: AnsweredStream[Exchange], deadline: float
             raise learning.too_late()
         try:
             learning.answered(*stream.receive(deadline))
-        except DeadlineExceededError as error:
-            if error.reason:  # the server's refusal of a draw
-                raise
-            raise learning.too_late() from None
+        except ReplayError as error:
+            if error.reason in OF_DRAWS:  # its update is sent again, without a draw
+                continue
+            if isinstance(error, DeadlineExceededError):
+                raise learning.too_late() from None
+            raise

@@ -368,3 +368,25 @@ def test_a_sampler_goes_on_when_a_stopped_server_continues(
 
     assert asyncio.run(draw_from_a_stopped_server()) == 7
     assert not were_alive[0], "it is asked again if it continues slowly"
+
+
+def test_updates_of_a_sampler_are_delivered_behind_a_refused_draw_and_without_any_draw(server: ServerProcess) -> None:
+    async def main() -> None:
+        async with aio.ReplayClient(server.address) as client:
+            table = await client.create_table(
+                "limited", columns=COLUMNS, capacity=100, min_size=4, samples_per_insert=1.0, error_buffer=4.0
+            )
+            await table.insert(rows(range(8)))
+            async with table.sampler(4, beta=0.0, prefetch=1, timeout_s=1.0) as sampler:
+                batch, _ = await anext(sampler), await anext(sampler)
+                await sampler.request()  # waits, because all samples are drawn, and is refused
+                await sampler.update_priorities(batch, np.full(4, 3.0))
+            assert sampler.unacknowledged == 0
+            assert ((await table.read(np.unique(batch.row_keys))).priorities == 3.0).all()
+            async with aio.ReplayClient(server.address) as other:
+                only_updates = (await other.table("limited")).sampler(4)
+                await only_updates.update_priorities([0], [7.0])
+            assert (await table.stats()).largest_priority == 7.0
+            await table.drop()
+
+    asyncio.run(main())

@@ -317,6 +317,17 @@ def test_the_server_is_told_how_many_batches_were_on_their_way(table: Table, pre
     assert table.stats().batches_ahead == sum(ahead)
 
 
+def test_updates_behind_a_refused_draw_are_delivered_on_close(new_table: NewTable) -> None:
+    table = new_table(capacity=100, min_size=4, samples_per_insert=1.0, error_buffer=4.0)
+    table.insert(rows(range(8)))
+    with table.sampler(4, beta=0.0, prefetch=1, timeout_s=1.0) as sampler:
+        batch, _ = next(sampler), next(sampler)
+        sampler.request()  # waits, because all samples are drawn, and is refused
+        sampler.update_priorities(batch, np.full(4, 3.0))
+    assert sampler.unacknowledged == 0
+    assert (table.read(np.unique(batch.row_keys)).priorities == 3.0).all()
+
+
 def test_a_flush_that_times_out_leaves_the_stream_and_the_rows_that_come_over_it(new_table: NewTable) -> None:
     table = new_table(capacity=100, backend="fifo")
     table.insert(rows(range(4)))

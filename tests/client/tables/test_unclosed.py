@@ -130,6 +130,20 @@ def test_a_sampler_that_is_forgotten_sends_its_updates_and_ends(table: Table, de
     wait_until(lambda: not threads(), "its threads end")
 
 
+def test_a_sampler_that_has_only_updated_is_finished(table: Table, server: ServerProcess, data_path: str) -> None:
+    table.insert(rows(range(10)))
+    client = ReplayClient(server.address, **ways(data_path))
+    sampler = client.table(table.name).sampler(4)
+    sampler.update_priorities([0], [7.0])
+    client.close()
+    assert table.stats().largest_priority == 7.0
+    forgotten = table.sampler(4)
+    forgotten.update_priorities([0], [8.0])
+    with pytest.warns(ResourceWarning):
+        del forgotten
+    wait_until(lambda: table.stats().largest_priority == 8.0, "its update arrives")
+
+
 def test_a_sampler_for_a_device_that_is_forgotten_while_it_waits_ends(new_table: Callable[..., Table]) -> None:
     table = new_table(capacity=10, backend="fifo")
     table.insert(rows(range(4)))
