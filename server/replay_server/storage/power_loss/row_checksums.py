@@ -112,8 +112,7 @@ class RowChecksums:
 
     def whole(self, first_key: int, count: int) -> NDArray[np.bool_]:
         """Return bool[count]: whether each row's checksum matches its key and content."""
-        stored: NDArray[np.uint64] = np.take(self._words[:, 1], np.arange(first_key, first_key + count), mode="wrap")
-        return np.equal(stored, self._checksums(first_key, count))
+        return np.equal(self.of(np.arange(first_key, first_key + count)), self._checksums(first_key, count))
 
     def of(self, keys: NDArray[np.int64]) -> NDArray[np.uint64]:
         """Return the stored checksums of these rows, uint64[n]."""
@@ -121,7 +120,7 @@ class RowChecksums:
 
     def origins(self, first_key: int, count: int) -> NDArray[np.uint64]:
         """Return uint64[count]: the origin words of the rows, see `inserts_in`."""
-        return np.take(self._words[:, 0], np.arange(first_key, first_key + count), mode="wrap")
+        return np.take(self._words[:, 0], np.arange(first_key, first_key + count) % self.slots)
 
     def erase(self, first_key: int, count: int) -> None:
         """Invalidate the checksums of rows that are not live; ``count`` is at most the number of slots."""
