@@ -1,7 +1,7 @@
 """Refuses calls to an object while another call to it is running.
 
     caller = OneCaller("sampler")
-    with caller:                                    # raises at once, never waits
+    with caller.turn():                             # raises at once
         draw()
 
 Without this check, two calls would mix up the object's state, or one would wait forever.
@@ -10,6 +10,7 @@ Without this check, two calls would mix up the object's state, or one would wait
 from __future__ import annotations
 
 import threading
+from contextlib import AbstractContextManager
 
 from replay_client.errors import ConcurrentUseError
 
@@ -27,16 +28,17 @@ class OneCaller:
         """Whether another caller is in a call."""
         return self._lock.locked()
 
-    def __enter__(self) -> None:
-        """Begin a call.
+    def turn(self) -> AbstractContextManager[object]:
+        """Begin a call; use the result in a ``with`` statement.
+
+        The result is the lock itself: Ctrl-C in the methods of a context manager in Python would leave it locked. Two
+        threads that begin within a microsecond may both pass, and then take turns.
 
         Raises:
             ConcurrentUseError: another call is running.
         """
-        if not self._lock.acquire(False):  # by position, which costs half as much
+        if self._lock.locked():
             raise ConcurrentUseError(
                 f"another call to this {self._kind} is running: create a {self._kind} for each thread or task"
             )
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
+        return self._lock

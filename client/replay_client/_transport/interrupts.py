@@ -25,4 +25,11 @@ def blocks_for_s(left_s: float | None) -> float | None:
 
 def wait_for_change(changed: threading.Condition, left_s: float | None) -> None:
     """Wait for a notification, but in the main thread only for a moment; so call this in a loop."""
-    changed.wait(blocks_for_s(left_s))
+    try:
+        changed.wait(blocks_for_s(left_s))
+    except BaseException:
+        try:
+            changed.notify(0)
+        except RuntimeError:  # Ctrl-C came while the lock was released; the caller releases it again
+            changed.acquire()
+        raise

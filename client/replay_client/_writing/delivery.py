@@ -19,6 +19,7 @@ import math
 import threading
 from collections.abc import Callable
 from contextvars import copy_context
+from functools import partial
 from typing import Final
 
 from replay_client._transport.answered_stream import AnsweredStream
@@ -80,7 +81,8 @@ class Delivery:
     @property
     def is_done(self) -> bool:
         """See `Work`."""
-        return self._receiver is None or self._outbox.is_closed or self._connection.is_forked
+        has_begun = self._receiver is not None or self._outbox.in_flight
+        return not has_begun or self._outbox.is_closed or self._connection.is_forked
 
     def wait_until(self, holds: Callable[[], bool], deadline: float = math.inf) -> None:
         """Wait until this holds, and say so in the log if it takes long. Raises the errors of `wait_for_all`."""
@@ -155,23 +157,24 @@ class Delivery:
         with self.lock:
             self._outbox.close()
         self._stream.close()
-        if (
-            self._receiver is not None and self._receiver.ident is not None
-        ):  # an interrupt may have kept it from starting
+        if self._receiver is not None:
             self._receiver.join()
 
     def _wake(self) -> None:
         """Wake up all threads, and start the background thread once there are rows to deliver."""
-        if self._receiver is None and self._outbox.in_flight:
-            self._receiver = threading.Thread(
-                target=copy_context().run, args=(self._receive_all,), name="replay-writer", daemon=True
-            )
-            self._receiver.start()
+        if self._receiver is None and self._outbox.in_flight and not self._outbox.is_closed:
+            # Ctrl-C may keep it from running, so there is another one at each change until one does.
+            receive = partial(copy_context().run, self._receive_all)
+            threading.Thread(target=receive, name="replay-writer", daemon=True).start()
         self._stream.notify()
 
     def _receive_all(self) -> None:
         """Process acknowledgements until the writer is closed or fails; runs in a background thread."""
         outbox = self._outbox
+        with self.lock:
+            if self._receiver is not None or outbox.is_closed:
+                return
+            self._receiver = threading.current_thread()
         while not outbox.has_failed:
             try:
                 block, answer = self._stream.receive()

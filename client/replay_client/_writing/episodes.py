@@ -27,7 +27,7 @@ from replay_proto.steps import Stack, Steps, WindowShape
 from replay_proto.v1 import replay_pb2
 
 from replay_client._rows.block import checked_priority
-from replay_client._rows.checks import checked_array, checked_flags, checked_priorities, flattened
+from replay_client._rows.checks import checked_array, checked_flags, checked_priorities, checked_row, flattened
 from replay_client._writing.outbox import Outbox
 from replay_client._writing.step_priorities import StepPriorities
 from replay_client.errors import InvalidArgumentError
@@ -108,7 +108,10 @@ class Episodes:
         Returns:
             False if too many blocks are in flight; then nothing has changed, except that the priority is known.
         """
-        streams, block, given = self.streams, self._outbox.block, self._priorities
+        outbox, streams, given = self._outbox, self.streams, self._priorities
+        if outbox.is_changing or outbox.was_torn:
+            self._begin_anew()
+        block = outbox.block
         completes = self._steps is None or streams.completes(stream)
         own = None if priority is None else checked_priority(priority)
         if own is not None:
@@ -118,13 +121,15 @@ class Episodes:
             anchor = streams.next_steps[stream] - streams.forward
             priority = given.of_window(stream, anchor) if given.are_used else None
         if block.count == block.capacity or (completes and block.has_priorities is (priority is None)):
-            if not self._outbox.hand_over():
+            if not outbox.hand_over():
                 return False
-            block = self._outbox.block
+            block = outbox.block
         row = block.count
+        outbox.is_changing = True
         try:
             block.add(values, stream)
-        except BaseException:
+        except Exception:
+            outbox.is_changing = False
             if own is not None:
                 self._take_back(stream, steps_ago)
             raise
@@ -138,8 +143,9 @@ class Episodes:
             streams.next_steps[stream] += 1
             if given.are_used:
                 given.forget(stream, streams.next_steps[stream] - streams.forward)
+        outbox.is_changing = False
         if block.count == 1 or block.count == block.capacity:
-            self._outbox.added()
+            outbox.added()
         return True
 
     def append_all(
@@ -157,8 +163,10 @@ class Episodes:
             The number of rows that were appended, which are those of the first streams in ``which``. It is at most
             the capacity of a block, and 0 if too many blocks are in flight.
         """
-        streams = self.streams
-        which = which[: self._outbox.block.capacity]
+        outbox, streams = self._outbox, self.streams
+        if outbox.is_changing or outbox.was_torn:
+            self._begin_anew()
+        which = which[: outbox.block.capacity]
         if priorities is not None:
             known_of = which[~np.isnan(priorities[which])]
             self._give(known_of.tolist(), priorities[known_of].tolist(), steps_ago)
@@ -171,12 +179,13 @@ class Episodes:
             alike = next(place for place, each in enumerate(known) if (each is not None) is not is_given)
             which = which[: which.tolist().index(completing[alike])]
             completing, known = completing[:alike], known[:alike]
-        block = self._outbox.block
+        block = outbox.block
         if block.room < len(which) or (len(completing) and not block.accepts(priorities=is_given)):
-            if not self._outbox.hand_over():
+            if not outbox.hand_over():
                 return 0
-            block = self._outbox.block
+            block = outbox.block
         row = block.count
+        outbox.is_changing = True
         block.add_all(columns, which)
         for stream in block.without_run(which):
             block.begin_run(stream, row, *streams.place(stream))
@@ -184,7 +193,8 @@ class Episodes:
         streams.steps[which] += 1
         if not has_none:
             self._forget(which.tolist())
-        self._outbox.added(len(which))
+        outbox.is_changing = False
+        outbox.added(len(which))
         return len(which)
 
     def _known(self, completing: list[int], priorities: Array | None) -> list[float | None]:
@@ -235,34 +245,51 @@ class Episodes:
             False if too many blocks are in flight; then nothing has changed.
         """
         terminated = bool(checked_flags("terminated", is_terminated))
+        if self._outbox.is_changing or self._outbox.was_torn:
+            self._begin_anew()
         if self._steps is None:
             check_not_terminated(terminated)
             if values or priorities is not None:
                 expected = "no values and no priorities, because a table without steps stores no closing rows"
                 raise InvalidArgumentError.of_field("columns", expected, ", ".join(values) or "priorities")
-        elif self.streams.steps[stream]:
-            flat = flattened(self._schema, values, is_partial=True)
-            if not self._close(stream, flat, terminated, priorities):
-                return False
-        self.begin_episode(stream)
+        if self._steps is None or not self.streams.steps[stream]:
+            self.begin_episode(stream)
+        elif not self._close(stream, flattened(self._schema, values, is_partial=True), terminated, priorities):
+            return False
         if len(self.streams) == 1:
             self._outbox.end_episode()
         return True
 
     def begin_episode(self, stream: int) -> None:
         """Begin the next episode of a stream."""
+        if self._outbox.is_changing:
+            self._begin_anew()
+        self._outbox.is_changing = True
+        self._begin_episode(stream)
+        self._outbox.is_changing = False
+
+    def _begin_anew(self) -> None:
+        """Begin an episode in each stream, because Ctrl-C ended a call in the middle; see `Outbox.drop_torn`."""
+        if self._outbox.is_changing:
+            self._outbox.drop_torn()
+        for stream in range(len(self.streams)):
+            self._begin_episode(stream)
+        self._outbox.was_torn = False
+
+    def _begin_episode(self, stream: int) -> None:
         self.streams.begin_episode(stream)
         self._outbox.block.end_run(stream)
         if self._priorities is not None:
             self._priorities.clear(stream)
 
     def _close(self, stream: int, values: Mapping[str, Any], is_terminated: bool, priorities: ArrayLike | None) -> bool:
-        """Append the row that closes an episode; False if too many blocks are in flight."""
+        """Append the row that closes an episode, and begin the next one; False if too many blocks are in flight."""
         streams = self.streams
         is_enough = values.keys() >= self._needed_at_end if self._is_transitions else bool(values)
         if not is_enough:
             expected = f"the final values of {', '.join(sorted(self._needed_at_end)) or 'at least one column'}"
             raise InvalidArgumentError.of_field("columns", expected, ", ".join(values) or "none")
+        final = checked_row(self._schema, values, is_partial=True)
         block, due = self._outbox.block, self._due_at_end(stream, priorities)
         if not block.room or (due and not block.accepts(priorities=due[0] is not None)):
             if not self._outbox.hand_over():
@@ -270,12 +297,15 @@ class Episodes:
             block = self._outbox.block
         end = replay_pb2.EPISODE_END_TERMINATED if is_terminated else replay_pb2.EPISODE_END_TRUNCATED
         row = block.count
-        block.add_closing(values, stream)
+        self._outbox.is_changing = True
+        block.add_closing(final, stream)
         if block.run_of[stream] < 0:
             block.begin_run(stream, row, *streams.place(stream))
         block.end_run(stream, end)
         known = [each for each in due if each is not None]
         block.add_priorities([stream] * len(due), known or None)
+        self._begin_episode(stream)
+        self._outbox.is_changing = False
         self._outbox.added()
         return True
 

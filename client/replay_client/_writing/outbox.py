@@ -124,6 +124,10 @@ class Outbox:
         self._error: ReplayError | None = None  # the next call raises it
         self.last_sequence = 0
         """Sequence number of the last block that was handed over."""
+        self.is_changing = False
+        """Whether a call is changing the block. If none is running, Ctrl-C has ended one: see `drop_torn`."""
+        self.was_torn = False
+        """Whether `drop_torn` was called, and the streams have not begun new episodes since."""
 
     @property
     def in_flight(self) -> int:
@@ -152,14 +156,27 @@ class Outbox:
 
     def hand_over(self) -> bool:
         """Queue the block for sending, unless it is empty or too many are in flight; return whether it is empty now."""
+        if self.is_changing:
+            self.drop_torn()
         if not self.block.count:
             return True
         if self.is_full:
             return False
-        self._pending.add(SentBlock(self.block, self._next_head()))
-        self.block = self._spare.pop() if self._spare else self.block.like()
+        sequence = self.last_sequence + 1
+        sent = SentBlock(self.block, self._head(sequence))
+        following = self._spare.pop() if self._spare else self.block.like()
+        queue = self._pending.requests.append
+        # Python runs signal handlers only after calls. There is none before the last of these, so Ctrl-C leaves all.
+        self.block, self.last_sequence = following, sequence
+        queue(sent)
         self._wake()
         return True
+
+    def drop_torn(self) -> None:
+        """Drop the rows of the block, because Ctrl-C ended a call in the middle of changing it."""
+        lost = "%d rows of table %r are lost: Ctrl-C ended a call of their writer in the middle; new episodes begin"
+        log.warning(lost, self.block.count, self.name)
+        self.block, self.is_changing, self.was_torn = self.block.like(), False, True
 
     def end_episode(self) -> None:
         """Hand over the block at the end of an episode, unless the server asks for a delay above `IDLE_DELAY_S`.
@@ -242,8 +259,12 @@ class Outbox:
 
     def adopt(self, blocks: Iterable[RowBlock]) -> None:
         """Queue blocks that another outbox surrendered, even if too many blocks are in flight."""
+        queue = self._pending.requests.append
         for rows in blocks:
-            self._pending.add(SentBlock(rows, self._next_head(), is_own=False))
+            sequence = self.last_sequence + 1
+            sent = SentBlock(rows, self._head(sequence), is_own=False)
+            self.last_sequence = sequence  # no call follows before the next; see `hand_over`
+            queue(sent)
         self._wake()
 
     def answered(self, block: SentBlock, answer: Content) -> None:
@@ -294,17 +315,17 @@ class Outbox:
         if any(block.attempts > 1 for block in self._pending.requests):
             return False
         self._writer_id = secrets.token_bytes(WRITER_ID_BYTES)
-        self.last_sequence = 0
+        blocks = self._pending.requests
         self._pending.replace(
-            [SentBlock(block.rows, self._next_head(), block.is_own) for block in self._pending.requests]
+            [SentBlock(block.rows, self._head(number), block.is_own) for number, block in enumerate(blocks, 1)]
         )
+        self.last_sequence = len(blocks)
         return True
 
-    def _next_head(self) -> replay_pb2.WriteRequest:
-        self.last_sequence += 1
+    def _head(self, sequence: int) -> replay_pb2.WriteRequest:
         return replay_pb2.WriteRequest(
             table=self._table.name,
             table_uid=self._table.uid,
             writer_id=self._writer_id,
-            insertion=replay_pb2.Insertion(sequence=self.last_sequence),
+            insertion=replay_pb2.Insertion(sequence=sequence),
         )

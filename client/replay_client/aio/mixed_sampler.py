@@ -33,7 +33,7 @@ class MixedSampler(MixedHandle[Sampler]):
             ConcurrentUseError: another task waits for this call.
             ReplayError: as for `replay_client.MixedSampler`.
         """
-        with self._one_caller:
+        with self._one_caller.turn():
             undrawn = self._undrawn()
             for sampler in undrawn:
                 await sampler.request()

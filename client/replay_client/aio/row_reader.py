@@ -33,7 +33,7 @@ class RowReader(RowReaderBase):
             ConcurrentUseError: another task waits for this call.
             ReplayError: as for `replay_client.RowReader`.
         """
-        with self._one_caller:
+        with self._one_caller.turn():
             while not self._ready:
                 if self._keys is not None:
                     self._arrived(self._keys, await self._read(self._keys))

@@ -80,7 +80,7 @@ class Sampler(SamplerHandle):
             ConcurrentUseError: another task waits for this call.
             ReplayError: as for `replay_client.Sampler`.
         """
-        with self._one_caller:
+        with self._one_caller.turn():
             await self.request()
             batches, began_s = self._learning.batches, time.perf_counter()
             if not batches:

@@ -101,7 +101,7 @@ class TensorSampler:
             ConcurrentUseError: another task waits for this call or for `flush`.
             ReplayError: as for `Sampler`.
         """
-        with self._one_caller:
+        with self._one_caller.turn():
             return self._copies.usable(*await self._ahead.take())
 
     async def update_priorities(self, batch_or_keys: BatchOrKeys | MixedKeys, priorities: ArrayLike) -> None:
@@ -120,7 +120,7 @@ class TensorSampler:
 
     async def flush(self, *, timeout_s: float | None = None) -> None:
         """Wait until all updates are acknowledged; see `replay_client.Sampler.flush`."""
-        with self._one_caller:
+        with self._one_caller.turn():
             self._ahead.check()
             await self._ahead.flush(self._sampler.deadline(timeout_s))
 

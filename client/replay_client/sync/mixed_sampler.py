@@ -37,7 +37,7 @@ class MixedSampler(MixedHandle[Sampler]):
             ReplayError: as for `Sampler`, if one of the tables refuses to draw. The error's ``metadata`` has the name
                 of the table. Calling again continues; what the other tables have drawn is kept.
         """
-        with self._one_caller:
+        with self._one_caller.turn():
             undrawn = self._undrawn()
             for sampler in undrawn:
                 sampler.request()

@@ -48,7 +48,7 @@ class RowReader(RowReaderBase):
             ConcurrentUseError: another thread is in this call.
             ReplayError: a call failed.
         """
-        with self._one_caller:
+        with self._one_caller.turn():
             try:
                 while not self._ready:
                     if self._keys is not None:

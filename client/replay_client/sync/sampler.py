@@ -109,7 +109,7 @@ class Sampler(SamplerHandle):
             ConcurrentUseError: another thread is in a call to this sampler.
             ReplayError: the server refused the request for another reason.
         """
-        with self._one_caller:
+        with self._one_caller.turn():
             self._request()
             batches, began_s = self._learning.batches, time.perf_counter()
             if not batches:
@@ -129,7 +129,7 @@ class Sampler(SamplerHandle):
         Raises:
             ReplayError: as for `next()`.
         """
-        with self._one_caller:
+        with self._one_caller.turn():
             self._request()
 
     def update_priorities(self, batch_or_keys: BatchOrKeys, priorities: ArrayLike) -> None:
@@ -145,7 +145,7 @@ class Sampler(SamplerHandle):
         Raises:
             InvalidArgumentError: the keys or the priorities are invalid.
         """
-        with self._one_caller:
+        with self._one_caller.turn():
             self._check_usable()
             self._learning.update(batch_or_keys, priorities)
             self._stream.send_pending()
@@ -168,7 +168,7 @@ class Sampler(SamplerHandle):
 
     def _write(self, keys: NDArray[np.int64], columns: Mapping[str, Array]) -> None:
         """Send an update that was checked."""
-        with self._one_caller:
+        with self._one_caller.turn():
             self._check_usable()
             self._learning.write(keys, columns)
             self._stream.send_pending()
@@ -184,7 +184,7 @@ class Sampler(SamplerHandle):
             DeadlineExceededError: timed out. The updates are kept and sent again later.
             ReplayError: as for `next()`.
         """
-        with self._one_caller:
+        with self._one_caller.turn():
             self._check_usable()
             deadline = self.deadline(timeout_s)
             with LongWait(f"a flush of a sampler of table {self._table.name!r}", self._explain):
@@ -282,7 +282,7 @@ class _Exchanges:
     def deliver(self, deadline: float) -> None:
         """Deliver the updates, unless another thread still uses the sampler; see `Work`."""
         try:
-            with self._one_caller:
+            with self._one_caller.turn():
                 _flush(self._learning, self._stream, deadline)
         except ReplayError as error:
             log.debug("the updates of the %s were not acknowledged: %s", self.title, error)

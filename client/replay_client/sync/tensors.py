@@ -105,7 +105,7 @@ class TensorSampler:
         Raises:
             ReplayError: as for `Sampler`.
         """
-        with self._one_caller:
+        with self._one_caller.turn():
             return self._copies.usable(*self._ahead.take())
 
     def update_priorities(self, batch_or_keys: BatchOrKeys | MixedKeys, priorities: ArrayLike) -> None:
@@ -137,7 +137,7 @@ class TensorSampler:
 
     def flush(self, *, timeout_s: float | None = None) -> None:
         """Wait until all updates are acknowledged; see `Sampler.flush`."""
-        with self._one_caller:
+        with self._one_caller.turn():
             self._ahead.flush(self._sampler.deadline(timeout_s))
 
     def close(self, *, timeout_s: float | None = None) -> None:

@@ -194,7 +194,7 @@ class ShardedSampler(Sampler):
             ServerUnavailableError: all servers were unreachable for `reconnect_timeout_s`. Calling again retries.
             ReplayError: as for `Sampler`.
         """
-        with self._one_caller, LongWait(f"a sampler of table {self._name!r}", self._explain):
+        with self._one_caller.turn(), LongWait(f"a sampler of table {self._name!r}", self._explain):
             self._computing_s += _SMOOTHING * (time.perf_counter() - self._returned_s - self._computing_s)
             began_s = 0.0
             # A round is given up if none of its shards is left.
@@ -216,7 +216,7 @@ class ShardedSampler(Sampler):
         Raises:
             ReplayError: as for `next()`.
         """
-        with self._one_caller:
+        with self._one_caller.turn():
             self._request()
 
     def update_priorities(self, batch_or_keys: BatchOrKeys, priorities: ArrayLike) -> None:
@@ -225,7 +225,7 @@ class ShardedSampler(Sampler):
         Raises:
             InvalidArgumentError: the keys or the priorities are invalid.
         """
-        with self._one_caller:
+        with self._one_caller.turn():
             self._check_usable()
             keys = checked_keys(batch_or_keys)
             values = self._combined(batch_or_keys, priorities)
@@ -243,7 +243,7 @@ class ShardedSampler(Sampler):
 
     def _write(self, keys: NDArray[np.int64], columns: Mapping[str, Array]) -> None:
         """See `update`."""
-        with self._one_caller:
+        with self._one_caller.turn():
             self._check_usable()
             result = update_rows(self._members.values(), self._table.schema, keys, columns)
             self._counted[0] += result.updated
@@ -256,7 +256,7 @@ class ShardedSampler(Sampler):
             DeadlineExceededError: timed out. The updates are kept and sent again later.
             ReplayError: as for `next()`.
         """
-        with self._one_caller:
+        with self._one_caller.turn():
             self._check_usable()
             deadline = self.deadline(timeout_s)
             with LongWait(f"a flush of a sampler of table {self._name!r}", self._explain_flush):
