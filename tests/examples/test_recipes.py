@@ -56,7 +56,7 @@ def test_the_goals_in_hindsight_are_reached_later_in_the_episode(address: str) -
 
 
 def test_a_policy_that_is_optimized_in_lockstep_runs(address: str) -> None:
-    assert ppo.main(address, updates=20, solved=0.0) > 9.0
+    assert ppo.main(address, actors=1, updates=20, solved=0.0) > 9.0
 
 
 def test_generalized_advantages_are_sums_of_later_errors() -> None:
@@ -90,7 +90,7 @@ def test_evaluators_report_on_what_the_learner_publishes(address: str) -> None:
 
 
 def test_unrolls_are_learned_from(address: str) -> None:
-    assert impala.main(address, updates=100, solved=0.0) > 9.0
+    assert impala.main(address, actors=1, updates=100, solved=0.0) > 9.0
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
