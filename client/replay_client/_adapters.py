@@ -25,10 +25,20 @@ def columns_from_example(example: Mapping[str, Any]) -> dict[str, Column]:
             them, whose parts become columns such as ``obs/camera``. Python's numbers become int64 and float64.
 
     Raises:
-        InvalidArgumentError: a table cannot store a value of this dtype or shape, or a column of this name.
+        InvalidArgumentError: the example is no mapping, two values have the same name, or a table cannot store a value
+            of this dtype or shape, or a column of this name.
     """
-    flat = {part: value for name, given in example.items() for part, value in flat_items(name, given)}
-    return columns_of({name: as_array(value)[None] for name, value in flat.items()})
+    if not isinstance(example, Mapping):
+        raise InvalidArgumentError.of_field("example", "a mapping of names to values", type(example).__name__)
+    rows: dict[str, NDArray[Any]] = {}
+    for name, value in (item for named in example.items() for item in flat_items(*named)):
+        if name in rows:
+            raise InvalidArgumentError.of_field(f"example.{name}", "one value of this name", "several")
+        try:
+            rows[name] = as_array(value)[None]
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise InvalidArgumentError.of_field(f"example.{name}", "a number or an array", str(error)) from None
+    return columns_of(rows)
 
 
 def columns_of(rows: Mapping[str, NDArray[Any]]) -> dict[str, Column]:

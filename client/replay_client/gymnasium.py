@@ -102,6 +102,7 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset the environment. This truncates a running episode."""
         self._truncate()
+        self._needs_reset = True  # also if the next line raises
         obs, info = self.env.reset(seed=seed, options=options)
         self._begin(obs, info)
         return obs, info
@@ -111,14 +112,19 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
         Raises:
             ResetNeeded: the episode is over, or none has begun. The environment was not stepped.
-            ReplayError: a step could not be sent. The rest of its episode is not recorded.
+            ReplayError: a step could not be sent. The rest of its episode is not recorded, as after an error of the
+                environment.
         """
         if self._autoreset is not None and self._autoreset.autoreset:
             return self._step_that_resets(action)
         if self._needs_reset:
             raise ResetNeeded(_RESET_NEEDED)
         given = _copied(action)
-        obs, reward, terminated, truncated, info = self.env.step(action)
+        try:
+            obs, reward, terminated, truncated, info = self.env.step(action)
+        except BaseException:  # it may have made the step
+            self._lose()
+            raise
         row = self._recording.step(self._obs, given, reward, self._others)
         self._others, self._info, self._needs_reset = {}, info, bool(terminated or truncated)
         (priority, steps_ago), self._priority = self._priority, _NO_PRIORITY
@@ -129,14 +135,20 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
                 if self._needs_reset:
                     self._stream.end_episode(self._recording.end(self._obs, info), terminated=bool(terminated))
             except BaseException:
-                self._is_lost = True
-                self._stream.abandon_episode()
+                self._lose()
                 raise
         return obs, reward, terminated, truncated, info
+
+    def _lose(self) -> None:
+        """Record nothing more of the current episode."""
+        self._is_lost = True
+        self._others, self._priority = {}, _NO_PRIORITY
+        self._stream.abandon_episode()
 
     def _step_that_resets(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Make a step in which `Autoreset` ignores the action and resets."""
         self._truncate()  # if a wrapper around `Autoreset` has concealed the end
+        self._needs_reset = True
         obs, *others, info = self.env.step(action)
         self._others, self._priority = {}, _NO_PRIORITY
         self._begin(obs, info)
@@ -191,6 +203,7 @@ class RecordedVectorEnv(VectorWrapper):
         is_running = mask & ~self._needs_reset & ~self._resets_next & ~self._is_lost
         if is_running.any():
             self._writer.end_episodes(is_running, self._recording.end(self._obs, self._infos))
+        self._needs_reset |= mask  # also if the next line raises
         obs, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]  # also a list
         self._obs, self._infos = self._recording.stored(obs), infos
         for flags in (self._needs_reset, self._resets_next, self._is_lost):
@@ -204,12 +217,19 @@ class RecordedVectorEnv(VectorWrapper):
             ResetNeeded: an environment has no running episode. No environment was stepped.
             InvalidArgumentError: in ``SAME_STEP`` mode, the infos have no final observation. The current episodes are
                 not recorded, as after the next error.
-            ReplayError: steps could not be sent. The rest of the current episodes is not recorded.
+            ReplayError: steps could not be sent. The rest of the current episodes is not recorded, as after an error of
+                an environment.
         """
         if self._needs_reset.any():
             raise ResetNeeded(f"environments {self._needs_reset.nonzero()[0].tolist()}: {_RESET_NEEDED}")
         given = _copied(actions)
-        obs, rewards, terminated, truncated, infos = self.env.step(actions)
+        try:
+            obs, rewards, terminated, truncated, infos = self.env.step(actions)
+        except BaseException:  # some environments may have made the step
+            self._others, self._priorities = {}, _NO_PRIORITY
+            self._abandon(~self._is_lost)
+            self._is_lost[:], self._resets_next[:] = True, False
+            raise
         rows = self._recording.step(self._obs, given, rewards, self._others)
         is_terminated = _flags(terminated)
         is_recorded = ~self._resets_next & ~self._is_lost
@@ -226,13 +246,16 @@ class RecordedVectorEnv(VectorWrapper):
             self._obs = self._recording.stored(obs)
             self._record(rows, given_priorities, is_recorded, is_over & is_recorded, is_terminated)
         except BaseException:
-            for stream in is_recorded.nonzero()[0].tolist():
-                self._writer[stream].abandon_episode()
+            self._abandon(is_recorded)
             self._is_lost |= is_recorded & ~is_over
             if self._obs is before:  # the first observations of episodes that have just begun are not known, either
                 self._is_lost |= ~is_over | (self._mode is AutoresetMode.SAME_STEP)
             raise
         return obs, rewards, terminated, truncated, infos
+
+    def _abandon(self, which: NDArray[np.bool_]) -> None:
+        for stream in which.nonzero()[0].tolist():
+            self._writer[stream].abandon_episode()
 
     def _record(
         self,

@@ -44,6 +44,7 @@ from replay_proto.v1 import replay_pb2
 from replay_client._extras import check_extra
 from replay_client._learning.answers import joined_rows, selected_rows
 from replay_client._operations.reading import is_ended
+from replay_client._rows.checks import as_array, checked_array
 from replay_client.batch import Rows
 from replay_client.errors import InvalidArgumentError
 from replay_client.spaces import columns_from_space, flatten_value, unflatten_value
@@ -53,6 +54,8 @@ from replay_client.sync.table import Table
 
 ROWS_AT_ONCE: Final = 1 << 13
 """Imported episodes are inserted together when they have this many rows."""
+_KINDS: Final = {"u": "i", "V": "f"}
+"""Kinds of dtypes that count as another one: unsigned integers, and bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +164,7 @@ def export_dataset(
     action_space = _checked_space("action_space", table.schema, action, action_space)
     reader = table.episodes(progress=progress)
     episodes = _WholeEpisodes(reader)
-    path, others = _unused_path(dataset_id), names.others(table.schema)
+    path, others, is_arrow = _unused_path(dataset_id), names.others(table.schema), details.get("data_format") == "arrow"
     try:
         dataset = _new_dataset(
             dataset_id, env=env, observation_space=observation_space, action_space=action_space, **details
@@ -173,7 +176,7 @@ def export_dataset(
                 rewards=rows[reward][:-1],
                 terminations=_last_is(rows, replay_pb2.EPISODE_END_TERMINATED),
                 truncations=_last_is(rows, replay_pb2.EPISODE_END_TRUNCATED),
-                infos={name: rows[name] for name in others},
+                infos={name: _info(as_array(rows[name]), is_arrow=is_arrow) for name in others},
             )
             for rows in episodes
         )
@@ -349,8 +352,8 @@ def _checked_space(field: str, schema: Schema, name: str, space: gymnasium.Space
 
 
 def _are_similar(column: Column, other: Column) -> bool:
-    """Whether values can be converted between the two dtypes; ranges of integers are not compared."""
-    kinds = {column.dtype.kind.replace("u", "i"), other.dtype.kind.replace("u", "i")}
+    """Whether a value may fit into both dtypes; ranges are checked for each value."""
+    kinds = {_KINDS.get(each.dtype.kind, each.dtype.kind) for each in (column, other)}
     return len(kinds) == 1 or kinds == {"b", "i"}
 
 
@@ -361,10 +364,10 @@ def _space_of(columns: Mapping[str, Column], name: str) -> gymnasium.Space[Any]:
         inner = dict.fromkeys(each.removeprefix(name + SEPARATOR).split(SEPARATOR)[0] for each in columns)
         names = {part: name + SEPARATOR + part for part in inner}
         return spaces.Dict({part: _space_of(_below(columns, each), each) for part, each in names.items()})
-    dtype: Any = column.dtype.type
+    dtype: Any = np.float32 if column.dtype.kind == "V" else column.dtype.type  # HDF5 and Arrow have no bfloat16
     if column.dtype.kind == "b":
         return spaces.Box(0, 1, column.shape, dtype)
-    if column.dtype.kind == "f":
+    if column.dtype.kind in "fV":
         return spaces.Box(-np.inf, np.inf, column.shape, dtype)
     return spaces.Box(np.iinfo(dtype).min, np.iinfo(dtype).max, column.shape, dtype)
 
@@ -375,11 +378,21 @@ def _below(columns: Mapping[str, Column], name: str) -> dict[str, Column]:
 
 
 def _values_in(space: gymnasium.Space[Any], name: str, rows: Rows) -> Any:
-    """Convert columns of rows to values of a space: arrays ``dtype[n, *shape]``, nested like the space."""
-    columns = columns_from_space(space, name)
-    return unflatten_value(
-        space, name, {each: rows[each].astype(column.dtype, copy=False) for each, column in columns.items()}
-    )
+    """Convert columns of rows to values of a space: arrays ``dtype[n, *shape]``, nested like the space.
+
+    Raises:
+        InvalidArgumentError: the space's dtype cannot hold a value; the message names the column.
+    """
+    values = {
+        each: np.asarray(checked_array(f"columns.{each}", column, rows[each]), column.dtype)
+        for each, column in columns_from_space(space, name).items()
+    }
+    return unflatten_value(space, name, values)
+
+
+def _info(values: Array, *, is_arrow: bool) -> Any:
+    """Return a column for the infos. In its Arrow format, Minari cannot read an array of numbers, but a list."""
+    return values.tolist() if is_arrow and values.ndim == 1 else values
 
 
 def _last_is(rows: Rows, end: int) -> NDArray[np.bool_]:

@@ -31,7 +31,7 @@ from tianshou.data import Batch, ReplayBufferManager
 from replay_client import batch as drawn_batch
 from replay_client._adapters import are_same, columns_of
 from replay_client._rows.checks import as_array, checked_flags, checked_rows, nested_items
-from replay_client.errors import InvalidArgumentError, TableNotFoundError
+from replay_client.errors import InvalidArgumentError, ReplayError, TableNotFoundError
 from replay_client.results.stats import TableStats
 from replay_client.sync.client import ReplayClient
 from replay_client.sync.table import Table
@@ -335,13 +335,21 @@ class ServiceReplayBuffer(ReplayBufferManager):  # type: ignore[misc]  # Tiansho
             writer[stream].end_episode(episode.final)
         if was_reset or episode.is_over:
             episode = self._episodes[stream] = _Episode(episode.first_step + len(episode.rewards))
-        writer[stream].append(row)
-        if is_terminated or is_truncated:
-            writer[stream].end_episode(final, terminated=is_terminated)
-        episode.actions.append(row.get("act"))
-        episode.rewards.append(row["rew"])
-        episode.final = {name: values.copy() for name, values in final.items()}
-        episode.is_over = is_terminated or is_truncated
+        is_added = False
+        try:
+            writer[stream].append(row)
+            is_added = True
+            if is_terminated or is_truncated:
+                writer[stream].end_episode(final, terminated=is_terminated)
+            episode.actions.append(row.get("act"))
+            episode.rewards.append(row["rew"])
+            episode.final = {name: values.copy() for name, values in final.items()}
+            episode.is_over = is_terminated or is_truncated
+        except BaseException as error:
+            if is_added or not isinstance(error, ReplayError):  # such as Ctrl-C: the end of the step may be missing
+                writer[stream].abandon_episode()
+                self._episodes[stream] = _Episode(episode.first_step + len(episode.rewards))
+            raise
         first = (stream + 1 << _STEP_BITS) + episode.first_step
         length = len(episode.rewards)
         if not episode.is_over:
@@ -370,7 +378,13 @@ class ServiceReplayBuffer(ReplayBufferManager):  # type: ignore[misc]  # Tiansho
 
     def _opened(self) -> Table:
         if self._table is None:
-            self._table = self.client.table(self.name)
+            table = self.client.table(self.name)
+            item = None if table.steps is None else table.steps.item
+            if item != self._item:
+                raise InvalidArgumentError.of_field(
+                    "n_step and gamma", f"those of table {self.name!r}, {item}", f"{self._item}"
+                )
+            self._table = table
         return self._table
 
     def _with_all_sent(self) -> Table:

@@ -301,6 +301,43 @@ def test_what_does_not_fit_is_named_before_anything_is_written(client: ReplayCli
         export_dataset(table, ID)
 
 
+@pytest.mark.parametrize(
+    ("column", "value", "space"),
+    [
+        (Column("int64"), 300, spaces.Box(0, 255, (), np.uint8)),
+        (Column("int64"), 2, spaces.Box(0, 1, (), np.bool_)),  # type: ignore[arg-type]
+        (Column("float64"), 1e300, spaces.Box(-np.inf, np.inf, (), np.float32)),
+    ],
+)
+def test_values_that_a_space_cannot_hold_are_not_exported(
+    client: ReplayClient, datasets: Path, column: Column, value: float, space: Any
+) -> None:
+    table = new_table(client, {"obs": column, "action": Column("int64"), "reward": Column("float32")}, Sequences(2))
+    with table.writer() as writer:
+        writer.append(obs=0, action=0, reward=0.0)
+        writer.append(obs=value, action=0, reward=0.0)
+        writer.end_episode(obs=0)
+    with pytest.raises(InvalidArgumentError, match=r"columns\.obs: expected"):
+        export_dataset(table, ID, observation_space=space)
+    assert not (datasets / ID).exists()
+
+
+@pytest.mark.parametrize("data_format", ["hdf5", "arrow"])
+def test_numbers_in_infos_and_bfloat16_come_back(client: ReplayClient, data_format: str) -> None:
+    columns = {"obs": Column("bfloat16", 2), "action": Column("int64"), "reward": Column("float32")}
+    columns |= {"log_mu": Column("float32"), "state": Column("bfloat16", 3)}
+    table, copy = new_table(client, columns, Sequences(2)), new_table(client, columns, Sequences(2))
+    with table.writer() as writer:
+        for number in range(4):
+            writer.append(obs=[number] * 2, action=0, reward=0.0, log_mu=-0.5 * number, state=[number] * 3)
+        writer.end_episode(obs=[4, 4])
+    export_dataset(table, ID, data_format=data_format)
+    import_dataset(copy, minari.load_dataset(ID))
+    (before,), (after,) = table.rows(), copy.rows()
+    for name in columns:
+        np.testing.assert_array_equal(before[name], after[name])
+
+
 def test_tables_with_other_columns_than_the_dataset_are_refused(client: ReplayClient) -> None:
     source = new_table(client, NESTED | DERIVED)
     write_nested(source, [3])

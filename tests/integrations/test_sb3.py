@@ -229,6 +229,7 @@ def test_steps_that_only_reset_a_vector_environment_are_not_stored(
 WRONG: list[tuple[str, dict[int, Any]]] = [
     (r"obs: expected float32\[2,2\]", {0: np.zeros((2, 3), np.float32)}),
     (r"next_obs: expected float32\[2,2\]", {1: np.zeros((1, 2), np.float32)}),
+    (r"obs: expected float32\[2,2\]", {0: np.zeros((4, 1), np.float32)}),
     (r"next_obs: expected float32, .* got 1e\+39", {1: np.full((2, 2), 1e39)}),
     (r"action: expected int64\[2,1\]", {2: np.zeros(3, np.int64)}),
     ("action: expected int64", {2: np.zeros(2)}),
@@ -251,6 +252,89 @@ def test_all_arguments_are_checked_before_anything_is_added(
         buffer.add(*[changed.get(place, value) for place, value in enumerate(right)])
     buffer.close()
     assert (buffer.size(), buffer.pos) == (2, 1)  # two steps, and the rows that close their episodes
+
+
+@pytest.mark.parametrize("shape", [(6, 2), (2, 4, 3), (3, 4, 2), (24,)])
+def test_images_of_another_layout_are_refused(new_buffer: NewBuffer, shape: tuple[int, ...]) -> None:
+    buffer = new_buffer(spaces.Box(-1, 1, (4, 3, 2)), n_envs=1)
+    with pytest.raises(InvalidArgumentError, match=r"obs: expected float32\[1,4,3,2\]"):
+        buffer.add(
+            np.zeros((1, *shape)), np.zeros((1, 4, 3, 2)), np.zeros(1, int), np.zeros(1), np.zeros(1, bool), [{}]
+        )
+
+
+def test_actions_of_any_shape_are_stored_as_vectors_as_in_sb3(new_buffer: NewBuffer) -> None:
+    buffer = new_buffer(BOX, spaces.Box(-9, 9, (2, 3)), n_envs=2)
+    actions = np.arange(12.0).reshape(2, 2, 3) - 6
+    buffer.add(np.zeros((2, 2)), np.ones((2, 2)), actions, np.zeros(2), np.ones(2, bool), [{}, {}])
+    assert np.unique(buffer.sample(MANY).actions, axis=0).tolist() == actions.reshape(2, 6).tolist()
+
+
+@pytest.mark.parametrize("n_envs", [1, 2])
+def test_a_step_that_ctrl_c_ends_leaves_no_wrong_transition(new_buffer: NewBuffer, n_envs: int) -> None:
+    """It comes after the writer has taken the row, and before the buffer knows the observation after the step."""
+    buffer = new_buffer(n_envs=n_envs)
+    method = "append" if n_envs == 1 else "append_all"
+    take = getattr(buffer._writer, method)
+
+    def add(number: int) -> None:
+        obs = np.full((n_envs, 2), number, np.float32)
+        buffer.add(obs, obs + 1, np.zeros(n_envs, int), np.ones(n_envs), np.full(n_envs, number == 101), [{}] * n_envs)
+
+    def take_and_interrupt(*args: Any, **kwargs: Any) -> None:
+        take(*args, **kwargs)
+        raise KeyboardInterrupt
+
+    add(0)
+    add(1)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(buffer._writer, method, take_and_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            add(2)
+    for number in (100, 101):  # the environment was reset, as `learn` does
+        add(number)
+    samples = buffer.sample(MANY)
+    pairs = torch.stack([samples.observations[:, 0], samples.next_observations[:, 0]], dim=1).tolist()
+    assert {tuple(pair) for pair in pairs} == {(0, 1), (1, 2), (100, 101), (101, 102)}
+
+
+class Alike(gymnasium.Env[Any, Any]):
+    """Episodes of three steps, without rewards, whose observations are all the same."""
+
+    observation_space = BOX
+    action_space = spaces.Discrete(4)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._steps = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._steps += 1
+        return np.zeros(2, np.float32), 0.0, self._steps == 3, False, {}
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
+def test_with_the_autoreset_mode_neither_rewards_nor_equal_observations_matter(
+    new_buffer: NewBuffer, mode: AutoresetMode
+) -> None:
+    buffer = new_buffer(n_envs=2, autoreset_mode=mode)
+    envs: Any = SyncVectorEnv([Alike, Alike], autoreset_mode=mode)
+    obs, _ = envs.reset()
+    made, over = 0, np.zeros(2, bool)
+    for _ in range(20):
+        made += 2 if mode is AutoresetMode.DISABLED else int((~over).sum())
+        after, rewards, over, truncated, infos = envs.step(np.zeros(2, int))
+        if mode is AutoresetMode.NEXT_STEP:
+            rewards = rewards - 0.01  # as a wrapper does, also in steps that only reset
+        buffer.add(obs, after, np.zeros(2, int), rewards, over, {**infos, "TimeLimit.truncated": truncated})
+        if mode is AutoresetMode.DISABLED and over.any():
+            after, _ = envs.reset(options={"reset_mask": over})
+        obs = after
+    buffer.close()
+    stats = buffer.table.stats().steps
+    assert stats is not None
+    assert stats.drawable == made
 
 
 def test_a_missing_part_of_an_observation_is_named(new_buffer: NewBuffer) -> None:

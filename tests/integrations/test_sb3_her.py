@@ -216,6 +216,32 @@ def test_infos_that_do_not_fit_are_refused(new_buffer: NewBuffer) -> None:
     assert buffer.pos == 0
 
 
+def test_an_episode_begins_anew_after_a_reset_and_after_an_interruption(new_buffer: NewBuffer) -> None:
+    buffer = new_buffer(DummyVecEnv([Count]), max_episode_steps=3)
+
+    def add(number: float) -> None:
+        seen, after = ({name: np.array([[each]]) for name in observation_names} for each in (number, number + 1))
+        buffer.add(seen, after, np.zeros(1, int), np.zeros(1), np.zeros(1, bool), [{}])
+
+    observation_names = list(Count.observation_space)
+    for number in (0, 1, 2):
+        add(number)
+    for number in (10, 11):  # another episode, although nothing has said that the one before is over
+        add(number)
+    buffer.reset()
+    for number in (20, 21, 22):
+        add(number)
+    buffer.close()
+    assert set(observed(buffer.sample(200), "observation").tolist()) == {20, 21, 22}
+
+
+def test_the_final_observation_in_an_info_is_left_out(new_buffer: NewBuffer) -> None:
+    env = DummyVecEnv([Count])
+    buffer = new_buffer(env, copy_info_dict=True, info_bytes=80)
+    fill(env, 10, buffer)  # with the observations, the infos would have 150 bytes
+    assert len(buffer.sample(10).rewards) == 10
+
+
 def test_rewards_of_another_number_are_refused(new_buffer: NewBuffer, monkeypatch: pytest.MonkeyPatch) -> None:
     env = DummyVecEnv([Count])
     buffer = new_buffer(env)

@@ -255,6 +255,40 @@ def test_a_table_of_another_n_step_is_not_opened(new_buffer: NewBuffer) -> None:
         new_buffer(n_step=3).add(step(0))
 
 
+def test_a_learner_of_a_table_with_another_n_step_is_refused(new_buffer: NewBuffer) -> None:
+    actors = new_buffer(n_step=1, gamma=0.5)
+    actors.add(step(0, truncated=True))
+    actors.close()
+    for n_step, gamma in ((3, 0.5), (1, 0.9)):
+        learner = ServiceReplayBuffer(actors.client, actors.name, env_num=2, capacity=1000, n_step=n_step, gamma=gamma)
+        with pytest.raises(InvalidArgumentError, match="n_step and gamma: expected those of table"):
+            learner.sample(4)
+
+
+def test_a_step_that_ctrl_c_ends_leaves_no_wrong_transition(
+    buffer: ServiceReplayBuffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(2):
+        buffer.add(step(number))
+    assert buffer._writer is not None
+    stream = buffer._writer[0]
+    take = stream.append
+
+    def take_and_interrupt(row: Any) -> None:
+        take(row)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stream, "append", take_and_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            buffer.add(step(2))
+    buffer.add(step(5, is_reset=True, truncated=True))
+    batch, _ = buffer.sample(200)
+    firsts = batch.obs[:, 1] == 0  # of the first environment
+    found = set(zip(batch.obs[firsts, 0].tolist(), batch.obs_next[firsts, 0].tolist(), strict=True))
+    assert found == {(0, 1), (1, 2), (5.5, 6)}
+
+
 def test_the_whole_table_is_not_read(buffer: ServiceReplayBuffer) -> None:
     buffer.add(step(0))
     for size in (0, None):

@@ -6,6 +6,7 @@ see half of one, whatever happens to its publisher, and no matter who else publi
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -23,8 +24,12 @@ from replay_client.results.description import TableDescription
 WAITS_FOR_S: Final = 5.0
 """Maximum seconds that one call waits for the next publication. Then the client polls again: its publisher may have
 ended before the last part."""
+_ATTEMPTS_TO_PUBLISH: Final = KEPT // 2
+"""Attempts to publish without rows of other publications in between. Failed ones evict earlier publications."""
+_PAUSE_S: Final = (0.02, 0.5)
+"""Shortest and longest pause before another attempt; random, so that two publishers do not keep step."""
 _ATTEMPTS: Final = 8
-"""Attempts to publish without rows of other publications in between, and to read before the rows are evicted."""
+"""Attempts to read before the rows are evicted."""
 _MANY: Final = KEPT + 2
 _MANY_ROWS: Final = 64
 """A reader that knows a version looks at so many publications from there on, or at so many rows."""
@@ -72,11 +77,14 @@ class Channel:
         if (self._parts, self._part_bytes) != state.shape:
             expected = f"as much as the table {self._name!r} was created for; publish under another name, or drop it"
             raise InvalidArgumentError.of_field("values", expected, f"{state.shape[0] * state.shape[1]:,} bytes")
-        for _ in range(_ATTEMPTS):
+        for _ in range(_ATTEMPTS_TO_PUBLISH):
             keys = yield from self._operations.insert(state.rows(), priorities=None, timeout_s=timeout_s)
             if keys[-1] - keys[0] == self._parts - 1:
                 self._structure = structure
                 return self._version(keys)
+            # The other publisher inserts its last part within this pause, or begins anew.
+            last_of_other = keys[-1] + self._parts
+            yield from self._operations.read([last_of_other], columns=[], wait_s=random.uniform(*_PAUSE_S))
         raise ReplayError(f"other programs publish under {self._name!r} at the same time; use a name for each")
 
     def _check(self, state: PublishedState, structure: int) -> Operation[None]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
@@ -44,11 +45,13 @@ class Leaf(NamedTuple):
     path: tuple[str, ...]
     """The keys that lead to it."""
     dtype: str
-    """Its dtype in NumPy's notation, with the byte order: "<f4"."""
+    """Its dtype in NumPy's notation, with the byte order: "<f4". Empty if this is a mapping without arrays."""
     shape: tuple[int, ...]
 
     def __str__(self) -> str:
         """Return dtype and shape, such as ``float32[64,4]``."""
+        if not self.dtype:
+            return "an empty mapping"
         return f"{np.dtype(self.dtype).name}[{','.join(map(str, self.shape))}]"
 
     @property
@@ -59,7 +62,7 @@ class Leaf(NamedTuple):
     @property
     def size(self) -> int:
         """Bytes of the array, rounded up so that the next one is aligned."""
-        return _aligned(np.dtype(self.dtype).itemsize * int(np.prod(self.shape, dtype=np.int64)))
+        return _aligned(np.dtype(self.dtype).itemsize * math.prod(self.shape)) if self.dtype else 0
 
 
 class PublishedState:
@@ -76,7 +79,7 @@ class PublishedState:
             InvalidArgumentError: a value is something else, or there are no values.
         """
         arrays = dict(_leaves(values))
-        if not arrays:
+        if not any(leaf.dtype for leaf in arrays):
             raise InvalidArgumentError.of_field("values", "at least one array", "none")
         self.leaves = tuple(arrays)
         head = _head(self.leaves)
@@ -86,7 +89,8 @@ class PublishedState:
         flat = self._parts.reshape(-1)
         flat[: len(head)] = np.frombuffer(head, np.uint8)
         for leaf, place in _placed(self.leaves, len(head)):
-            np.copyto(_view(flat, leaf, place), arrays[leaf])
+            if leaf.dtype:
+                np.copyto(_view(flat, leaf, place), arrays[leaf])
 
     @property
     def columns(self) -> dict[str, Column]:
@@ -170,7 +174,7 @@ def unpacked(data: Array) -> dict[str, Any]:
         within = values
         for key in outer:
             within = within.setdefault(key, {})
-        within[last] = _view(flat, leaf, place)
+        within[last] = _view(flat, leaf, place) if leaf.dtype else {}
     return values
 
 
@@ -182,6 +186,8 @@ def _leaves(values: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[Leaf, Arr
             if not isinstance(key, str):
                 raise InvalidArgumentError.of_field(Leaf(path, "", ()).field, "names as keys", repr(key))
             yield from _leaves(value, (*path, key))
+        if not values and path:
+            yield Leaf(path, "", ()), np.empty(0)
         return
     where = Leaf(path, "", ()).field
     expected = "an array, a tensor or a number" if path else "a mapping of names to arrays, or a torch module"

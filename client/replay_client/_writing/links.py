@@ -23,6 +23,7 @@ from replay_proto.steps import WindowShape
 from replay_proto.v1 import replay_pb2
 
 from replay_client.batch import Rows
+from replay_client.errors import InvalidArgumentError
 
 _GOES_ON: Final = replay_pb2.EPISODE_END_UNSPECIFIED
 _LARGEST_STREAM: Final = 2**64 - 1
@@ -166,6 +167,40 @@ class StepLinks:
         to_last = lasts[np.searchsorted(lasts, np.arange(len(streams)))] - np.arange(len(streams))
         is_kept = to_last < max(1, self._window.forward)
         self._kept = by_stream.mapped(lambda values: values[is_kept])
+
+
+class StepOrder:
+    """Checks that the rows of each stream come in order of their episodes and steps, chunk by chunk.
+
+    Otherwise, each row would begin another stream, and no window would be complete.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[int, tuple[int, int]] = {}  # episode and step of each stream's last row
+
+    def check(self, rows: Rows) -> None:
+        """Check the next rows of a table of steps.
+
+        Raises:
+            InvalidArgumentError: a row belongs before an earlier one; the message names it.
+        """
+        assert rows.steps is not None
+        order = np.argsort(rows.streams, kind="stable")
+        streams, episodes, steps = rows.streams[order], rows.episodes[order], rows.steps[order]
+        is_same = streams[1:] == streams[:-1]
+        is_later = (episodes[1:] > episodes[:-1]) | ((episodes[1:] == episodes[:-1]) & (steps[1:] > steps[:-1]))
+        wrong = (np.flatnonzero(is_same & ~is_later) + 1).tolist()
+        firsts = np.flatnonzero(np.append(True, ~is_same)).tolist()
+        for first, end in zip(firsts, [*firsts[1:], len(order)], strict=True):
+            stream = int(streams[first])
+            last = self._last.get(stream)
+            if last is not None and (int(episodes[first]), int(steps[first])) <= last:
+                wrong.append(first)
+            self._last[stream] = int(episodes[end - 1]), int(steps[end - 1])
+        if wrong:
+            got = f"step {steps[wrong[0]]} of episode {episodes[wrong[0]]} after a later one"
+            expected = "the rows of each stream in order of their episodes and steps"
+            raise InvalidArgumentError.of_field("rows", expected, f"{got}, in stream {streams[wrong[0]]}")
 
 
 def _follow(by_stream: _Steps) -> NDArray[np.bool_]:

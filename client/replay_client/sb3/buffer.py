@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import weakref
 from collections import deque
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from typing import Any, Final, cast
 import numpy as np
 import torch
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 from replay_proto.errors import FieldError
 from replay_proto.schema import SEPARATOR, Column
@@ -91,6 +91,7 @@ class ServiceReplayBuffer(ReplayBuffer):
         max_lag_steps: int = MAX_LAG_STEPS,
         prefetch: int | None = None,
         seed: int | None = None,
+        autoreset_mode: AutoresetMode | None = None,
         backend: str = "sum_tree",
         alpha: float | None = None,
         epsilon: float | None = None,
@@ -123,6 +124,10 @@ class ServiceReplayBuffer(ReplayBuffer):
                 batches, because one message then requests several. If `max_lag_steps` is 0, it means 1; then each batch
                 reflects all earlier steps and priorities, and runs with the same seeds give the same results.
             seed: seed of the table's draws, if the table is new.
+            autoreset_mode: mode of the Gymnasium vector environment whose steps `add` gets. None: with infos that are a
+                mapping without final observations, a step from the final observation to another one, without a reward,
+                counts as one that only resets. Give the mode if a wrapper changes rewards, or if an episode may begin
+                with the final observation of the last one. SB3's own environments never make such steps.
             backend: ``"sum_tree"``, ``"rank"`` or ``"uniform"``.
             alpha: priority exponent; see `ReplayClient.create_table`.
             epsilon: added to each priority of a ``"sum_tree"``.
@@ -156,6 +161,7 @@ class ServiceReplayBuffer(ReplayBuffer):
         self._max_lag_steps = checked_count("max_lag_steps", max_lag_steps, least=0)
         self._prefetch = None if prefetch is None else checked_count("prefetch", prefetch)
         self._is_uniform = backend == "uniform" or alpha == 0
+        self._autoreset_mode = autoreset_mode
         self._observed = [name for name in columns if name != "action"]
         given = {**columns, "reward": Column("float32"), "done": Column("bool")}
         self._arguments = {
@@ -259,19 +265,26 @@ class ServiceReplayBuffer(ReplayBuffer):
         is_over = is_done | timeouts
         if not are_same(before, self._final):  # the usual case, checked quickly
             self._end(self._going_on & ~same_rows(before, self._final, self.n_envs))
+        self._check_lengths()
         where = None
         if self._resets_next.any():
             where = self._are_steps(before, rows["reward"], is_over)
-        if self.n_envs > 1:
-            self._writer.append_all(rows, where=where)
-        elif where is None or where[0]:  # SB3's usual case; a single row costs a fraction of a vector of one row
-            self._writer.append({name: values[0] for name, values in rows.items()})
-        self._going_on |= True if where is None else where
-        self._final = {name: values.copy() for name, values in after.items()}
-        if is_over.any():
-            self._end(is_over, is_done & ~timeouts)
-        may_reset = isinstance(infos, Mapping) and not any(name in infos for name in _FINAL_OBS)
-        self._resets_next = is_over & may_reset
+        is_added = False
+        try:
+            if self.n_envs > 1:
+                self._writer.append_all(rows, where=where)
+            elif where is None or where[0]:  # SB3's usual case; a single row costs a fraction of a vector of one row
+                self._writer.append({name: values[0] for name, values in rows.items()})
+            is_added = True
+            self._going_on |= True if where is None else where
+            self._final = {name: values.copy() for name, values in after.items()}
+            if is_over.any():
+                self._end(is_over, is_done & ~timeouts)
+        except BaseException as error:
+            if is_added or not isinstance(error, ReplayError):  # such as Ctrl-C: the end of the step may be missing
+                self._abandon()
+            raise
+        self._resets_next = is_over & self._may_reset_next(infos)
         self.pos = (self.pos + 1) % self.buffer_size
         self.full = self.full or self.pos == 0
 
@@ -329,9 +342,7 @@ class ServiceReplayBuffer(ReplayBuffer):
         super().reset()
         self._close_sampler()
         self._writer.flush()
-        for stream in self._going_on.nonzero()[0].tolist():
-            self._writer[stream].abandon_episode()
-        self._going_on[:] = False
+        self._abandon()
         self.table.reset()
 
     def close(self) -> None:
@@ -417,17 +428,34 @@ class ServiceReplayBuffer(ReplayBuffer):
         self, before: dict[str, NDArray[Any]], reward: NDArray[Any], is_over: NDArray[Any]
     ) -> NDArray[np.bool_]:
         """Return bool[n_envs]: which environments have made a step, and have not only reset."""
-        only_resets = self._resets_next & same_rows(before, self._final, self.n_envs) & (reward == 0) & ~is_over
+        only_resets = self._resets_next.copy()
+        if self._autoreset_mode is None:
+            only_resets &= same_rows(before, self._final, self.n_envs) & (reward == 0) & ~is_over
         if only_resets.any() and self._tells_skipped:
             self._tells_skipped = False
             log.warning("steps that only reset an environment are not stored: its autoreset mode is NEXT_STEP")
         are_steps: NDArray[np.bool_] = ~only_resets
         return are_steps
 
+    def _may_reset_next(self, infos: Any) -> bool:
+        """Whether environments that have ended an episode may only reset in their next step."""
+        if self._autoreset_mode is None:
+            return isinstance(infos, Mapping) and not any(name in infos for name in _FINAL_OBS)
+        return self._autoreset_mode is AutoresetMode.NEXT_STEP
+
     def _end(self, which: NDArray[np.bool_], terminated: NDArray[np.bool_] | None = None) -> None:
         if which.any():
             self._writer.end_episodes(which, self._final, terminated=terminated)
             self._going_on &= ~which
+
+    def _abandon(self) -> None:
+        """Leave the running episodes unfinished; the next steps begin others."""
+        for stream in range(self.n_envs):
+            self._writer[stream].abandon_episode()
+        self._going_on[:] = self._resets_next[:] = False
+
+    def _check_lengths(self) -> None:
+        """Check that the running episodes may have another step, for derived classes."""
 
     def _observations(self, argument: str, obs: Any) -> dict[str, NDArray[Any]]:
         """Convert SB3's observations to columns, ``[n_envs, *shape]`` by name."""
@@ -451,10 +479,12 @@ class ServiceReplayBuffer(ReplayBuffer):
         array: NDArray[Any] = value if is_cast else np.asarray(checked_array(argument, column, value), dtype)
         if array.shape == shape:
             return array
-        if array.size != math.prod(shape):
+        # SB3, too, accepts Discrete values with and without a last axis, and stores actions as vectors.
+        usual = (self.n_envs, *(self.action_space.shape or ())) if argument == "action" else shape
+        if _long_axes(array.shape) not in (_long_axes(shape), _long_axes(usual)):
             expected = f"{column.dtype}[{','.join(map(str, shape))}]"
             raise InvalidArgumentError.of_field(argument, expected, described(array))
-        return array.reshape(shape)  # SB3, too, accepts Discrete values with and without a last axis
+        return array.reshape(shape)
 
     def _timeouts(self, infos: list[dict[str, Any]] | Mapping[str, Any], is_done: NDArray[Any]) -> NDArray[Any]:
         """Return bool[n_envs]: which environments were stopped by a time limit, unless this counts as a terminal state.
@@ -520,6 +550,10 @@ def _space_columns(argument: str, name: str, space: spaces.Space[Any]) -> dict[s
         return {name: Column(cast(Any, dtype), get_action_dim(space))}
     except (NotImplementedError, AssertionError, FieldError, TypeError) as error:
         raise InvalidArgumentError.of_field(argument, expected, f"{space} ({error})") from None
+
+
+def _long_axes(shape: tuple[int, ...]) -> list[int]:
+    return [length for length in shape if length != 1]
 
 
 def next_column(name: str) -> str:

@@ -34,6 +34,8 @@ ACHIEVED: Final = f"{OBS}{SEPARATOR}achieved_goal"
 DESIRED: Final = f"{OBS}{SEPARATOR}desired_goal"
 INFO_BYTES: Final = 512
 """Default size of a step's info as JSON."""
+_FINAL_OBS: Final = "terminal_observation"
+"""What SB3 adds to the last info of an episode. It is the final observation, which the table has."""
 _GOALS: Final = ("observation", "achieved_goal", "desired_goal")
 """Parts that the observations of a goal environment must have."""
 
@@ -77,7 +79,7 @@ class ServiceHerReplayBuffer(ServiceReplayBuffer, HerReplayBuffer):
             n_sampled_goal: number of drawn steps with a goal chosen in hindsight, for each step with its own goal.
             goal_selection_strategy: ``"future"``, ``"final"`` or ``"episode"``; see `hindsight_goals`.
             copy_info_dict: whether to store infos as JSON, and to pass them to the environment's ``compute_reward``.
-                Arrays in them become lists.
+                Arrays in them become lists. The ``terminal_observation`` is left out.
             max_episode_steps: steps of the longest episode. None: the time limit in the environment's ``spec``.
             info_bytes: largest size of an info as JSON, in bytes.
             **options: keyword arguments of `ServiceReplayBuffer`. The default of ``backend`` is ``"uniform"``, as in
@@ -128,9 +130,6 @@ class ServiceHerReplayBuffer(ServiceReplayBuffer, HerReplayBuffer):
             InvalidArgumentError: an episode is longer than `max_episode_steps`, or an info does not fit. Nothing was
                 added.
         """
-        if (self._going_on & (self._episode_steps >= self._max_episode_steps)).any():
-            expected = "the steps of the longest episode"
-            raise InvalidArgumentError.of_field("max_episode_steps", expected, f"{self._max_episode_steps}")
         super().add(obs, next_obs, action, reward, done, infos)
         self._episode_steps[self._going_on] += 1
 
@@ -182,6 +181,15 @@ class ServiceHerReplayBuffer(ServiceReplayBuffer, HerReplayBuffer):
         size = self._info.shape[0]
         return {"info": np.stack([_packed(f"infos[{number}]", info, size) for number, info in enumerate(infos)])}
 
+    def _check_lengths(self) -> None:
+        if (self._going_on & (self._episode_steps >= self._max_episode_steps)).any():
+            expected = "the steps of the longest episode"
+            raise InvalidArgumentError.of_field("max_episode_steps", expected, f"{self._max_episode_steps}")
+
+    def _abandon(self) -> None:
+        self._episode_steps[:] = 0
+        super()._abandon()
+
     def _end(self, which: NDArray[np.bool_], terminated: NDArray[np.bool_] | None = None) -> None:
         self._episode_steps[which] = 0
         super()._end(which, terminated)
@@ -231,13 +239,13 @@ def _time_limit(env: VecEnv, given: int | None) -> Any:
 
 
 def _packed(argument: str, info: Any, size: int) -> NDArray[np.uint8]:
-    """Return an info as JSON, uint8[size], with spaces at its end.
+    """Return an info, without the final observation, as JSON, uint8[size], with spaces at its end.
 
     Raises:
         InvalidArgumentError: it is larger, or has a value that JSON cannot hold.
     """
     try:
-        packed = json.dumps(info, default=_plain).encode()
+        packed = json.dumps({name: info[name] for name in info if name != _FINAL_OBS}, default=_plain).encode()
     except (TypeError, ValueError) as error:
         raise InvalidArgumentError.of_field(argument, "values that JSON can hold", str(error)) from None
     if len(packed) > size:

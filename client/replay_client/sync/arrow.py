@@ -40,6 +40,7 @@ from replay_proto.framing import Array
 from replay_proto.schema import PRESENT, Column, Schema
 from replay_proto.v1 import replay_pb2
 
+from replay_client._writing.links import StepOrder
 from replay_client.batch import Rows
 from replay_client.errors import InternalServerError, InvalidArgumentError
 from replay_client.results.copies import Exported, Loaded
@@ -178,10 +179,12 @@ class ParquetRows:
             InvalidArgumentError: a column or an option does not fit, and the message names it; or a page is damaged.
         """
         self._check_columns(table, priorities=priorities, keys=keys)
-        of_steps, next_key = table.steps is not None, table.inserted
+        of_steps, next_key, order = table.steps is not None, table.inserted, StepOrder()
         for rows in self._rows(table, _KEY if keys else None, _PRIORITY if priorities else None):
             lack = table.may_lack_priorities
             check_loadable(table.schema, rows, of_steps=of_steps, priorities=priorities, may_lack=lack)
+            if of_steps:
+                order.check(rows)
             if keys:
                 _check_keys(rows.row_keys, next_key)
                 next_key += rows.batch_size

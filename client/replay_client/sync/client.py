@@ -19,10 +19,11 @@ import copy
 import math
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack, overload
 
 from replay_proto.schema import Column
-from replay_proto.steps import Derived, Item
+from replay_proto.steps import Derived, Item, Steps
 
 from replay_client._extras import check_extra
 from replay_client._learning.handle import check_device
@@ -237,6 +238,9 @@ class ReplayClient:
             raise InvalidArgumentError.of_field("columns", "none, because the file has them", repr(config["columns"]))
         given = {**exported.create_arguments(keep_parameters="backend" not in config), "if_exists": "error", **config}
         check_room(rows.row_count, given)
+        if "steps" in config:
+            steps = None if config["steps"] is None else Steps.of(given["columns"], config["steps"])
+            exported = replace(exported, steps=steps)
         rows.check(exported, priorities=priorities, keys=keys)
         if keys and (self._has_several or self._fleet.current() is not None):
             raise keys_refused(self.address)

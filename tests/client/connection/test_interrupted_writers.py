@@ -63,7 +63,7 @@ def test_a_writer_that_is_interrupted_at_any_moment_goes_on(server: ServerProces
     lost = sum(map(int, re.findall(r"^(\d+) rows of table 'interrupted' are lost: Ctrl-C", ended.stderr, re.M)))
     assert len(returned - set(numbers.tolist())) <= lost
     assert lost < len(numbers) / 4
-    if rows.steps is not None:
+    if rows.steps is not None and rows.ends is not None:
         _, episodes = np.unique(rows.episodes, return_inverse=True)
         for episode in range(episodes.max() + 1):
             mine = episodes == episode

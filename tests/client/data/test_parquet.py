@@ -385,6 +385,7 @@ def test_files_that_make_no_table_are_refused_before_one_is_made(
         ({"timeout_s": -1}, "timeout_s"),
         ({"samples_per_insert": 4.0, "error_buffer": 100.0}, "samples_per_insert"),
         ({"keys": True}, "keys"),
+        ({"steps": Sequences(2)}, "steps"),
     ]:
         with pytest.raises(InvalidArgumentError, match=f"^{field}: "):
             client.load_parquet(file, name=f"{table.name}-copy", **config)  # type: ignore[arg-type]
@@ -495,3 +496,20 @@ def test_rows_without_draws_left_are_loaded_with_the_largest_priority(
         assert sorted(copy.sample(6).row_keys.tolist()) == list(range(6))
     finally:
         copy.drop()
+
+
+@pytest.mark.parametrize("order", ["shuffled", "by step"])
+def test_steps_out_of_order_are_refused_before_a_row_is_inserted(new_table: NewTable, file: Path, order: str) -> None:
+    """Every row would begin another stream, so that no window is complete."""
+    source, target = new_table(**STEPS["transitions"]), new_table(**STEPS["transitions"])
+    write_episodes(source, streams=3, rows=120)
+    source.to_parquet(file)
+    rows = pq.read_table(file)
+    steps = rows["_step"].to_numpy()
+    places = (
+        np.random.default_rng(0).permutation(len(steps)) if order == "shuffled" else np.argsort(steps, kind="stable")
+    )
+    pq.write_table(rows.take(places), file)
+    with pytest.raises(InvalidArgumentError, match=r"rows: expected the rows of each stream in order .* in stream \d+"):
+        target.load_parquet(file)
+    assert len(target) == 0

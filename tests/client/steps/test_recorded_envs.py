@@ -193,6 +193,59 @@ def test_after_steps_that_could_not_be_sent_the_next_episodes_are_whole_again(
         assert len(complete) >= len(whole) - 2
 
 
+@pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_a_step_that_raises_midway_joins_no_steps(
+    steps_table: Table, mode: AutoresetMode, failure: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The environments before the one that raises have made their steps."""
+    envs = numbered(mode)
+    rng = np.random.default_rng(3)
+
+    def fail(*_: object) -> None:
+        raise failure("broken")
+
+    with steps_table.writer(streams=ENVS) as writer:
+        recorded = RecordSteps(envs, writer)
+        recorded.reset()
+        for _ in range(5):
+            run(recorded, 6, rng)
+            with monkeypatch.context() as patched:
+                patched.setattr(envs.envs[1].unwrapped, "step", fail)
+                with pytest.raises(failure):
+                    run(recorded, 3, rng)  # in some modes, that environment may only reset in the first one
+            recorded.reset()
+        run(recorded, 20, rng)
+        found = stored(steps_table, writer)
+    for episodes, env in zip(found, envs.envs, strict=True):
+        made = {each.first: each for each in really_made(env)}
+        for episode in episodes:
+            whole = made[episode.first]
+            assert episode.steps == whole.steps[: len(episode.steps)]
+            assert episode.final is None or episode == whole
+        assert len(episodes) >= len(made) - 5
+
+
+def test_values_for_a_step_that_raises_are_not_those_of_the_next_one(new_table: NewTable) -> None:
+    table = new_table(columns={**FLAT, "state": Column("float32")}, steps=Transitions(1), capacity=100)
+    env = NumberedEnv(1, is_endless=True)
+    with table.writer() as writer:
+        recorded = RecordSteps(env, writer)
+        recorded.reset()
+        recorded.with_next_step(state=1.0)
+        recorded.step(0)
+        recorded.with_next_step(state=2.0, priority=1.0, steps_ago=1)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(env, "step", {}.__getitem__)
+            with pytest.raises(KeyError):
+                recorded.step(0)
+        recorded.reset()
+        recorded.with_next_step(state=3.0)
+        recorded.step(0)
+    (rows,) = table.rows()
+    assert rows["state"][rows.ends == 0].tolist() == [1.0, 3.0]
+
+
 def test_writers_that_do_not_fit_are_refused(steps_table: Table, table: Table) -> None:
     envs = SyncVectorEnv([partial(NumberedEnv, number) for number in range(2)])
     with steps_table.writer(streams=3) as writer, table.writer() as plain:

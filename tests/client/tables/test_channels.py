@@ -25,6 +25,7 @@ from replay_client import (
     InvalidArgumentError,
     Published,
     ReplayClient,
+    ReplayError,
     TableNotFoundError,
 )
 from replay_client._operations.channel import WAITS_FOR_S
@@ -42,9 +43,7 @@ ARRAYS = st_numpy.arrays(
     st.sampled_from(["?", "i1", "u1", "<i4", ">i8", "<f2", "<f4", "<f8", "<c8"]),
     st_numpy.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5),
 )
-STATES = st.recursive(
-    ARRAYS, lambda part: st.dictionaries(st.text(max_size=5), part, min_size=1, max_size=4), max_leaves=8
-)
+STATES = st.recursive(ARRAYS, lambda part: st.dictionaries(st.text(max_size=5), part, max_size=4), max_leaves=8)
 
 
 @pytest.fixture
@@ -72,6 +71,7 @@ def assert_same(found: Any, published: Any) -> None:
 @settings(max_examples=40, deadline=None)
 @given(state=st.dictionaries(st.text(max_size=5), STATES, min_size=1, max_size=4))
 def test_what_is_published_comes_back_bit_by_bit(client: ReplayClient, state: dict[str, Any]) -> None:
+    state["an array"] = np.arange(3)  # of which a state has at least one
     name = f"channel-{next(_numbers)}"
     assert client.publish(name, state) == 1
     version, values = client.latest(name)
@@ -165,6 +165,34 @@ def test_the_time_limit_holds_when_the_server_hangs(
     assert 0.5 <= time.monotonic() - began < 10.0  # the client's default is 30 s
     server.process.send_signal(signal.SIGCONT)
     assert client.latest("w").version == 1
+
+
+@wire_only
+def test_two_publishers_of_one_name_do_not_keep_each_other_from_publishing(
+    client: ReplayClient, name: str, server: ServerProcess
+) -> None:
+    """Each publication takes several inserts, between which those of the other come."""
+    rounds, others = 10, threading.Barrier(2)
+    errors = queue.SimpleQueue[ReplayError]()
+
+    def publish(number: int) -> None:
+        with ReplayClient(server.address) as mine:
+            for _ in range(rounds):
+                others.wait(PATIENCE_S)
+                try:
+                    mine.publish(name, {"w": np.full(1_200_000, number, np.float64)})
+                except ReplayError as error:
+                    errors.put(error)
+
+    client.publish(name, {"w": np.zeros(1_200_000)})
+    threads = [threading.Thread(target=publish, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert errors.qsize() <= rounds // 2
+    found = client.latest(name).values["w"]
+    assert (found == found[0]).all()
 
 
 @wire_only
