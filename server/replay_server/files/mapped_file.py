@@ -15,6 +15,8 @@ RESERVE_STEP_BYTES = 4 << 20
 """Bytes to reserve per step; on tmpfs, a step takes about a millisecond."""
 
 _PAGE_BYTES = mmap.PAGESIZE
+_BLOCK_BYTES = 512
+"""Unit of ``st_blocks``."""
 FILE_MODE = 0o640
 """Mode of table files, before the umask."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG)
@@ -49,8 +51,9 @@ class MappedFile:
         try:
             if create:
                 os.ftruncate(self._file, size)
-            elif (found := os.fstat(self._file).st_size) != size:
-                raise ValueError(f"{path}: expected {size} bytes, found {found}; the file is corrupt")
+            found = os.fstat(self._file)
+            if found.st_size != size:
+                raise ValueError(f"{path}: expected {size} bytes, found {found.st_size}; the file is corrupt")
             self._map = mmap.mmap(self._file, size)
         except BaseException as error:
             os.close(self._file)
@@ -61,7 +64,9 @@ class MappedFile:
         self._closing = weakref.finalize(self, os.close, self._file)
         self.size = size
         self.reserved = 0
-        """Bytes reserved so far."""
+        """Bytes reserved since the file was opened, from offset 0 upwards."""
+        # A copied file may have holes anywhere, so `reserve` does not rely on these bytes.
+        self._found_bytes = min(size, found.st_blocks * _BLOCK_BYTES)
         self.bytes = np.frombuffer(self._map, np.uint8)
         """uint8[size]: the content, writable."""
 
@@ -69,17 +74,20 @@ class MappedFile:
         """Return the content as ``dtype[shape]``, writable."""
         return self.bytes.view(dtype).reshape(shape)
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that the file takes, reserved now or before it was opened."""
+        return max(self.reserved, self._found_bytes)
+
     def growth(self, size: int) -> int:
         """Return how many bytes `reserve` adds for this size, if there is room."""
-        if size <= self.reserved:
-            return 0
-        return min(self.size, max(size, self.reserved + RESERVE_STEP_BYTES)) - self.reserved
+        return 0 if size <= self.reserved else max(0, self._generous(size) - self.held_bytes)
 
     def reserve(self, size: int) -> None:
         """Reserve space for the first ``size`` bytes. If this raises `NoSpaceError`, earlier reservations remain."""
         if size <= self.reserved:
             return
-        generous = self.reserved + self.growth(size)
+        generous = self._generous(size)
         try:
             self._allocate(generous)
         except NoSpaceError:
@@ -113,6 +121,9 @@ class MappedFile:
         """Close the file. The memory is unmapped when no array refers to it."""
         self.bytes = np.empty(0, np.uint8)
         self._closing()
+
+    def _generous(self, size: int) -> int:
+        return min(self.size, max(size, self.reserved + RESERVE_STEP_BYTES))
 
     def _allocate(self, size: int) -> None:
         try:

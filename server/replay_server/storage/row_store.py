@@ -64,7 +64,7 @@ class RowStore:
     @property
     def reserved_bytes(self) -> int:
         """Bytes reserved so far for all columns."""
-        return sum(file.reserved for file in self.files())
+        return sum(file.held_bytes for file in self.files())
 
     def reserve(self, first_key: int, count: int, memory: MemoryLimit | None = None) -> None:
         """Reserve space for rows, within the limit on memory if there is one; or raise `NoSpaceError`."""

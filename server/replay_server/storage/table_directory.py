@@ -214,7 +214,7 @@ class TableDirectory:
     def reserved_bytes(self) -> int:
         """Bytes reserved so far for the table's files."""
         synced = SYNC_POINT_BYTES if self.is_checked else 0
-        return self.rows.reserved_bytes + self.priorities_file.reserved + self.writers.file.reserved + synced
+        return self.rows.reserved_bytes + self.priorities_file.held_bytes + self.writers.file.held_bytes + synced
 
     @property
     def is_checked(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import threading
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from replay_server.files.mapped_file import RESERVE_STEP_BYTES, NoSpaceError
 from replay_server.files.memory_limit import MemoryLimit, MemoryUse, is_in_memory
 from replay_server.storage.root import Root
 from replay_server.storage.table_config import TableConfig
+from replay_server.storage.table_directory import TableDirectory
 from replay_server.table.table import NewRows, Table
 
 from tests.support.rows import WHOLE, columns_of
@@ -137,6 +139,23 @@ class TestTables:
             restore(tmp_path / "checkpoint", root.tables, memory=groups.memory())
         finally:
             root.close()
+
+
+    def test_an_opened_table_needs_no_more_memory_for_the_rows_that_it_had(self, groups: Groups) -> None:
+        groups.set("around/own", 400 * MB, 100 * MB)
+        with tempfile.TemporaryDirectory(dir=SHM) as folder:
+            config = TableConfig("t", WHOLE, RESERVE_STEP_BYTES // 8)
+            table = Table(TableDirectory.create(Path(folder), config), groups.memory())
+            while table.inserted < table.config.slots:
+                insert(table, table.inserted)
+            reserved = table.directory.reserved_bytes
+            table.close()
+            groups.set("around/own", 400 * MB, 399 * MB)
+            again = Table(TableDirectory.open(Path(folder)), groups.memory())
+            assert again.directory.reserved_bytes == pytest.approx(reserved, rel=0.01)
+            for _ in range(3):
+                insert(again, again.inserted)
+            again.close()
 
 
 def fill(table: Table) -> None:
