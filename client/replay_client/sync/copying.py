@@ -32,6 +32,7 @@ from replay_client.batch import Rows
 from replay_client.errors import (
     InvalidArgumentError,
     SequenceGapError,
+    ServerUnavailableError,
     TableExistsError,
     TableNotFoundError,
     WriterError,
@@ -41,6 +42,7 @@ from replay_client.results.description import FIFO
 from replay_client.sync.client import ReplayClient
 from replay_client.sync.progress import Advance
 from replay_client.sync.row_loader import check_room
+from replay_client.sync.shards.servers.members import described_by_each
 from replay_client.sync.shards.sharded_table import ShardedTable
 from replay_client.sync.table import Table
 
@@ -62,6 +64,7 @@ def prepared(
     Raises:
         InvalidArgumentError: both are one service, or a table is a queue, or its rate limiter does not allow so many
             rows. Nothing was created.
+        ServerUnavailableError: a server of the source is away, which may have rows. Nothing was created.
         TableNotFoundError: the source does not have a table. Nothing was created.
         TableExistsError: the destination has a table of that name with another config or with other rows.
     """
@@ -74,6 +77,7 @@ def prepared(
     tables = [source.table(name) for name in dict.fromkeys(chosen)]
     for table in tables:
         _check(table)
+        _check_is_whole(source, table)
     return [TableCopy(table, _created(table, destination), rows_at_once) for table in tables]
 
 
@@ -251,6 +255,20 @@ def _check(table: Table) -> None:
         check_room(described.size, described.create_arguments())
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"{what} cannot be copied: {error.message}", metadata=error.metadata) from None
+
+
+def _check_is_whole(source: ReplayClient, table: Table) -> None:
+    """Check that a table was opened on all servers that have it; opening leaves out those that are away.
+
+    Raises:
+        ServerUnavailableError: a server was left out.
+    """
+    shards = source._all_shards()
+    if shards is None:
+        return
+    for shard in described_by_each(source._fleet, shards, table.name):
+        if shard.id not in _shards_of(table):
+            raise ServerUnavailableError(f"shard {shard.id} at {shard.address} was away a moment ago; copy again")
 
 
 def _created(table: Table, destination: ReplayClient) -> Table:

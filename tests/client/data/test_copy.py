@@ -213,6 +213,19 @@ def test_copies_can_be_copied(service: Services) -> None:
     assert_same(table, third["t"], one_to_one=False)
 
 
+def test_nothing_is_copied_while_a_server_of_the_source_is_away(start_server: Start, service: Services) -> None:
+    servers = [start_server() for _ in range(2)]
+    address = ",".join(server.address for server in servers)
+    with ReplayClient(address) as writer:
+        filled(writer, "plain")
+    servers[1].kill()
+    destination = service(1)
+    expected = pytest.raises(ServerUnavailableError, match=f"shard [01] at {servers[1].address}")
+    with ReplayClient(address, timeout_s=2.0) as source, expected:
+        prepared(source, destination, ["t"])
+    assert list(destination) == []
+
+
 def test_a_full_table_fits_servers_that_share_its_capacity(service: Services) -> None:
     """Single rows fill every server to the last row; of episodes, at most one per server does not fit."""
     source, destination = service(1), service(3)

@@ -140,7 +140,6 @@ class TestTables:
         finally:
             root.close()
 
-
     def test_an_opened_table_needs_no_more_memory_for_the_rows_that_it_had(self, groups: Groups) -> None:
         groups.set("around/own", 400 * MB, 100 * MB)
         with tempfile.TemporaryDirectory(dir=SHM) as folder:
@@ -148,10 +147,10 @@ class TestTables:
             table = Table(TableDirectory.create(Path(folder), config), groups.memory())
             while table.inserted < table.config.slots:
                 insert(table, table.inserted)
-            reserved = table.directory.reserved_bytes
+            reserved, path = table.directory.reserved_bytes, table.directory.folder
             table.close()
             groups.set("around/own", 400 * MB, 399 * MB)
-            again = Table(TableDirectory.open(Path(folder)), groups.memory())
+            again = Table(TableDirectory.open(path), groups.memory())
             assert again.directory.reserved_bytes == pytest.approx(reserved, rel=0.01)
             for _ in range(3):
                 insert(again, again.inserted)
