@@ -70,6 +70,7 @@ test-deep: $(VENV)/.imported  ## All tests, also the deep ones, and 20 times as 
 test-lowest: $(VENV)/.installed  ## The tests with the oldest dependencies that pyproject.toml allows.
 	rm -rf $(LOWEST_VENV)
 	$(BIN)/python -m scripts.lowest $(LOWEST_VENV)
+	$(LOWEST_VENV)/bin/python -m replay_server.process.warming
 	$(LOWEST_VENV)/bin/pytest -m "not timed and not long and not deep" --numprocesses 4 --dist worksteal --ignore tests/packaging $(ARGS)
 
 release-check: $(VENV)/.installed  ## Build the wheel and sdist, and use them with every Python.

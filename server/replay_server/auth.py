@@ -4,7 +4,7 @@
     caller.check(Right.WRITE, "cartpole")               # before each operation
 
 Without a tokens file, every caller has all rights. With one, a token is refused once it is removed or expires, and its
-waiting calls and open streams end.
+waiting calls and open streams end. A call that waits also ends if its token loses the right that the call requires.
 
 Clients of the same caller share budgets. If the server requires tokens, a caller is identified by the name of its
 token, whatever its address. Otherwise, a caller is a host: an IPv4 address, an IPv6 /64 network (the usual size for one
@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
@@ -34,49 +35,37 @@ End = Callable[[RequestError], None]
 
 
 class Revocations:
-    """Periodically checks the tokens of waiting calls and open streams."""
+    """Periodically checks the tokens and rights of waiting calls and open streams."""
 
-    def __init__(self, check: Callable[[bytes], object]) -> None:
-        """Start with no waiting calls.
-
-        Args:
-            check: raises a RequestError if the token with this digest is invalid.
-        """
-        self._check = check
-        self._ends: dict[bytes, dict[object, End]] = {}
+    def __init__(self) -> None:
+        self._checks: dict[object, tuple[Callable[[], None], End]] = {}
         self._next_look: asyncio.TimerHandle | None = None
 
     @contextmanager
-    def ending(self, digest: bytes, end: End) -> Iterator[None]:
-        """Call ``end`` if the token becomes invalid inside the block, within at most `REFRESH_S` plus one second."""
+    def ending(self, check: Callable[[], None], end: End) -> Iterator[None]:
+        """Call ``end`` if ``check`` refuses inside the block, within at most `REFRESH_S` plus one second."""
         call = object()
-        self._ends.setdefault(digest, {})[call] = end
+        self._checks[call] = check, end
         if self._next_look is None:
             self._look_later()
         try:
             yield
         finally:
-            calls = self._ends[digest]
-            del calls[call]
-            if not calls:
-                del self._ends[digest]
+            del self._checks[call]
 
     def _look_later(self) -> None:
         self._next_look = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
 
     def _look(self) -> None:
         self._next_look = None
-        if not self._ends:
+        if not self._checks:
             return
         self._look_later()
-        for digest, calls in list(self._ends.items()):
-            for end in list(calls.values()):
-                try:
-                    self._check(digest)
-                except RequestError as refusal:
-                    end(refusal)
-                else:
-                    break
+        for check, end in list(self._checks.values()):
+            try:
+                check()
+            except RequestError as refusal:
+                end(refusal)
 
 
 THIS_HOST: Final = "this host"
@@ -134,8 +123,12 @@ class Caller:
         return None
 
     def check_valid(self) -> None:
-        """Require a valid token."""
+        """Require a valid token and, after `requiring`, the right."""
         self.token()
+
+    def requiring(self, check: Callable[[], None]) -> Caller:
+        """Return this caller for one call, with the check of the right that the call requires."""
+        return self
 
     def may(self, one_of: Right, table: str | None = None) -> bool:
         """Whether the caller has one of these rights on ``table`` or, if that is None, on at least one table."""
@@ -195,15 +188,28 @@ class TokenHolder(Caller):
         self._tokens = tokens
         self._digest = digest
         self._revocations = revocations
+        self._check_right: Callable[[], None] | None = None
         super().__init__(of_token(self.token().name))
 
     def token(self) -> TokenEntry:
         """Return the entry of the token."""
         return _valid_entry(self._tokens, self._digest)
 
+    def check_valid(self) -> None:
+        """See `Caller`."""
+        self.token()
+        if self._check_right is not None:
+            self._check_right()
+
+    def requiring(self, check: Callable[[], None]) -> Caller:
+        """See `Caller`."""
+        holder = copy(self)
+        holder._check_right = check
+        return holder
+
     def while_valid(self, end: End) -> AbstractContextManager[None]:
         """See `Caller`."""
-        return self._revocations.ending(self._digest, end)
+        return self._revocations.ending(self.check_valid, end)
 
 
 def _valid_entry(tokens: Tokens, digest: bytes) -> TokenEntry:
@@ -228,7 +234,7 @@ class Authenticator:
             UnusableFileError: the file is invalid.
         """
         self._tokens = None if tokens is None else Tokens(tokens)
-        self._revocations = Revocations(self._check)
+        self._revocations = Revocations()
 
     def caller_of(self, metadata: Iterable[tuple[str, str | bytes]], peer: str = "") -> Caller:
         """Identify a caller by the token in ``metadata`` or, without a tokens file, by its address ``peer``.
@@ -260,7 +266,3 @@ class Authenticator:
             return bearer_token([str(value) for name, value in metadata if name == _HEADER])
         except ValueError as error:
             raise errors.unauthenticated(str(error)) from None
-
-    def _check(self, digest: bytes) -> None:
-        if self._tokens is not None:
-            _valid_entry(self._tokens, digest)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
@@ -80,6 +81,10 @@ class Endpoint(Generic[M]):
         request = None
         try:
             request = self._read(data, call.caller, call.stream_table)
+            # Its rights may change while it waits.
+            call.caller = call.caller.requiring(
+                partial(self.demand.check, call.caller, request.head, call.stream_table)
+            )
             answer = await self._handler(request, call)
         except (RequestError, FieldError):
             raise

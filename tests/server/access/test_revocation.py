@@ -166,6 +166,23 @@ def test_what_waits_ends_when_its_token_expires(calls_of: Callable[[str], Calls]
     assert datetime.now(UTC) >= soon
 
 
+@pytest.mark.parametrize("change", ["rights", "tables"])
+def test_what_waits_ends_when_its_token_loses_the_right(
+    calls_of: Callable[[str], Calls], tokens: Path, change: str
+) -> None:
+    write_tokens(tokens, goes_at=LATER)
+    stays, goes = calls_of(STAYS), calls_of(GOES)
+    stays.create("empty")
+    learn = replay_pb2.LearnRequest(table="empty", draw=make_draw(1, wait_s=FOR_EVER_S))
+    ended = [goes.draw("empty"), goes.stream("Learn", learn)]
+    wait_until(lambda: stays.stats("empty").waiting == 2, "both wait")
+    left = {"rights": (["write"], ["*"]), "tables": (EVERY, ["other"])}[change]
+    tokens.write_text(token_entry("stays", STAYS, EVERY) + token_entry("goes", GOES, *left))
+    assert [reason_of(call) for call in ended] == ["PERMISSION_DENIED"] * 2
+    assert stays.insert("empty")()
+    assert stays.stats("empty").table.size == 1
+
+
 class Revoked(Caller):
     """A caller whose token was just revoked, before the server has noticed."""
 

@@ -135,7 +135,7 @@ def is_expected(call: str, entry: TokenEntry, table: str, other: str, series: st
 def is_allowed(call: str, entry: TokenEntry, request: Message) -> bool:
     """Whether the service allows the call, or refuses it with the wrong error."""
     demand, data = DEMANDS[call.partition(":")[0]], request.SerializeToString()
-    caller = TokenHolder(OneToken(entry), b"", Revocations(lambda _: None))  # type: ignore[arg-type]
+    caller = TokenHolder(OneToken(entry), b"", Revocations())  # type: ignore[arg-type]
     try:
         demand.check(caller, None if demand.names is None else demand.names.FromString(data), "")
     except RequestError as refusal:

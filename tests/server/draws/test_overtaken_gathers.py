@@ -10,14 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 from replay_proto.framing import NO_ROWS, Framed
+from replay_proto.rate_limit import RateLimit
 from replay_proto.v1 import replay_pb2
 from replay_server.auth import Caller
 from replay_server.catalog import Catalog
+from replay_server.errors import StoppedError
 from replay_server.rpc.call import Call, Stream
-from replay_server.rpc.handlers import gathering
+from replay_server.rpc.handlers import gathering, sampling
 from replay_server.rpc.handlers.sampling import SamplingHandlers
 from replay_server.storage.root import Root
 from replay_server.storage.table_config import TableConfig
+from replay_server.table.gates import LimiterGate
 from replay_server.table.table import NewRows, Table
 
 from tests.support.caller import batches_in, make_draw
@@ -162,3 +165,27 @@ def test_rows_that_are_updated_while_they_are_gathered_are_not_mixed(
     (batch,) = batches_in(answer)  # checks that the values of each row belong together
     assert left == 0
     np.testing.assert_array_equal(batch.values, batch.keys + 1000 * times)
+
+
+def test_a_failed_draw_that_stands_in_for_a_counted_one_gives_back_no_samples(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise, a caller who may only read could give back the samples of others, and so hold up their inserts."""
+    limit = RateLimit.of(1, 1.0, 1000.0)
+    config = TableConfig("table", WHOLE, capacity=100, backend="uniform", seed=5, rate_limit=limit)
+    table, _ = asyncio.run(catalog.create(config))
+    insert(table, 100)
+    handlers = SamplingHandlers(catalog, same_host=True)
+    sample(handlers, table)
+    assert isinstance(table.gate, LimiterGate)
+    before = table.gate.difference
+
+    async def fail(*_: object) -> bytes:
+        raise StoppedError
+
+    monkeypatch.setattr(sampling, "reply_with_rows", fail)
+    near = replay_pb2.SameHost(owner_id=catalog.owner.id, overtaken=True)
+    request = replay_pb2.SampleRequest(table="table", table_uid=table.uid, draw=make_draw(ROWS), same_host=near)
+    with pytest.raises(StoppedError):
+        asyncio.run(handlers.sample(Framed(request, NO_ROWS), Call(Caller())))
+    assert table.gate.difference == before

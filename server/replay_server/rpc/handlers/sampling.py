@@ -212,19 +212,24 @@ class SamplingHandlers:
         """
         return table.drawable > 0 and self._may_copy(table, wanted)
 
-    async def _admitted(self, call: Call, lease: Lease, wanted: _Wanted) -> Admission:
-        """Wait until the draws are allowed, without suspending if they already are, and return the table's lines."""
+    async def _admitted(self, call: Call, lease: Lease, wanted: _Wanted) -> tuple[Admission, bool]:
+        """Wait until the draws are allowed, without suspending if they already are.
+
+        Returns:
+            The table's lines, and whether the gate has counted the draws.
+        """
         admission = lease.admission
         table = admission.table
         least = wanted.draw.least_drawable
         is_free = not wanted.is_gated or (table.gate is None and table.drawable >= least)
-        if not is_free and not (wanted.is_overtaken and self._replaces_batch(table, wanted)):
+        is_counted = not is_free and not (wanted.is_overtaken and self._replaces_batch(table, wanted))
+        if is_counted:
             await admission.draw(call.caller, wanted.rows, wanted.wait_s, least)
-        return lease.admission
+        return lease.admission, is_counted
 
     async def _drawn(self, call: Call, named: Lease, wanted: _Wanted, reply: Reply) -> bytes:
         """Draw batches when they are allowed, and build the reply; refuse if the table is dropped or reset then."""
-        admission = await self._admitted(call, named, wanted)
+        admission, is_counted = await self._admitted(call, named, wanted)
         table, lease = admission.table, Lease(admission)
         copies = not wanted.is_overtaken and self._may_copy(table, wanted)
         rows = wanted.rows * window_rows(table)
@@ -236,11 +241,12 @@ class SamplingHandlers:
                 if has_left:
                     answer = await self._handed_out(lease, wanted, reply, carried)
         except BaseException:
-            if wanted.is_gated:
+            if is_counted:
                 admission.leave(wanted.rows, lease.resets)
             raise
         if not has_left:
-            admission.leave(wanted.rows, lease.resets)
+            if is_counted:
+                admission.leave(wanted.rows, lease.resets)
             call.sent()  # it holds nothing while it waits again: otherwise, it could wait for its own bytes
             return await self._drawn(call, named, wanted, reply)
         # There may now be room for waiting inserts.
