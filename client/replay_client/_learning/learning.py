@@ -42,6 +42,8 @@ _MOST_DISTINCT: Final = 4
 """The same without replacement: the server's limit."""
 OF_DRAWS: Final = frozenset({"LIMITED", "TABLE_EMPTY", "TABLE_RESET", "WAITED_TOO_LONG"})
 """Reasons for which a draw is refused after a wait, when the server has already applied the updates of the message."""
+DRAWS_WAIT_S: Final = 0.25
+"""Seconds after which a sampler that is closed no longer waits for draws before its last updates."""
 UPDATES_KEPT: Final = MOST_KEYS_AT_ONCE
 """Maximum rows of updates that wait for the next request; with more, they are sent immediately."""
 
@@ -86,7 +88,14 @@ class Exchange(Request):
     def refused(self, error: ReplayError) -> Exchange | None:
         """End the exchange without a reply. The refusal of a draw does not tell whether the updates were applied."""
         self.charges.asked -= self.charge
-        if not self.has_update or error.reason not in OF_DRAWS:
+        return self._only_update() if error.reason in OF_DRAWS else None
+
+    def without_draw(self) -> Exchange | None:
+        """Return an exchange with only the updates; None if there are none."""
+        return self._only_update() if self.batches or not self.has_update else self
+
+    def _only_update(self) -> Exchange | None:
+        if not self.has_update:
             return None
         sent = replay_pb2.LearnRequest.FromString(self.message)
         left = replay_pb2.LearnRequest(table=sent.table, table_uid=sent.table_uid, update=sent.update)
@@ -238,6 +247,11 @@ class Learning:
         """Add a request with the kept updates, if any."""
         if self._keys:
             self._add(0)
+
+    def drop_draws(self) -> None:
+        """Replace all requests by their updates, which need not wait for draws then. Call only without a stream."""
+        left = [exchange.without_draw() for exchange in self.pending.requests]
+        self.pending.replace(exchange for exchange in left if exchange is not None)
 
     def answered(self, exchange: Exchange, answer: Content) -> replay_pb2.LearnResponse:
         """Process the reply to a request that was just removed from `pending`. Return the reply without its rows."""

@@ -47,6 +47,14 @@ class _Newest(NamedTuple):
     """int64[parts]: keys of its rows."""
 
 
+class Shown(NamedTuple):
+    """A publication that a client has returned."""
+
+    table_uid: bytes
+    """The table that has it."""
+    published: Published
+
+
 class Channel:
     """Publications in one table. Thread-safe."""
 
@@ -95,15 +103,18 @@ class Channel:
             if earlier.batch_size == self._parts:
                 raise state.difference(earlier["data"], self._name, self._version(newest.keys))
 
-    def latest(self, known: int | None, wait_s: float) -> Operation[Published | None]:
+    def latest(self, known: int | None, wait_s: float, shown: Shown | None = None) -> Operation[Shown | None]:
         """Read the newest publication, unless its version is ``known``.
 
-        If there is none, wait for the next one, for at most ``wait_s`` seconds and `WAITS_FOR_S`. None: poll again.
+        If there is none, wait for the next one, for at most ``wait_s`` seconds and `WAITS_FOR_S`. None: poll again. If
+        the last one that was ``shown`` is of a table that was dropped since, its version says nothing about this one.
         """
+        if shown is not None and shown.table_uid != self.uid and shown.published.version == known:
+            known = None
         found = self._latest(known, wait_s)
         return ended_by(time.monotonic() + wait_s, self._operations.timeout_s, found) if wait_s else found
 
-    def _latest(self, known: int | None, wait_s: float) -> Operation[Published | None]:
+    def _latest(self, known: int | None, wait_s: float) -> Operation[Shown | None]:
         for _ in range(_ATTEMPTS):
             newest, expected_key = yield from self._newest(known)
             if newest is not None and self._version(newest.keys) != known:
@@ -114,7 +125,7 @@ class Channel:
                 return None
             rows = yield from self._operations.read(keys, columns=["publication", "part", "data"])
             if is_whole(rows["part"], rows["publication"], self._parts):
-                return Published(self._version(keys), unpacked(rows["data"]))
+                return Shown(self.uid, Published(self._version(keys), unpacked(rows["data"])))
         raise ReplayError(f"{self._name!r} is published faster than it can be read")
 
     def _has_ended(self, key: int, wait_s: float) -> Operation[bool]:

@@ -175,6 +175,11 @@ class AnsweredStream(Generic[R]):
                 raise
             return request, answer
 
+    def restart(self) -> None:
+        """End the stream to the server; the next one sends all requests again. Only the thread that receives may."""
+        if self._stream is not None:
+            self._drop(self._stream)
+
     def close(self, *, is_received: bool = True) -> None:
         """Close the stream. From now on, `receive` raises `ClosedError`, even in a thread that is already waiting.
 

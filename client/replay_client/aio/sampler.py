@@ -19,7 +19,7 @@ from replay_proto.v1 import replay_pb2
 
 from replay_client._learning.answers import BatchReader
 from replay_client._learning.handle import SamplerHandle
-from replay_client._learning.learning import OF_DRAWS, Exchange, Learning
+from replay_client._learning.learning import DRAWS_WAIT_S, OF_DRAWS, Exchange, Learning
 from replay_client._learning.one_caller import OneCaller
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._transport.call import left_s
@@ -30,7 +30,7 @@ from replay_client.aio._frames import LocalPath
 from replay_client.aio._stream import AnsweredStream
 from replay_client.batch import Batch
 from replay_client.draws import Prefetch
-from replay_client.errors import ClosedError, ReplayError
+from replay_client.errors import ClosedError, DeadlineExceededError, ReplayError
 from replay_client.results.description import TableDescription
 from replay_client.sync.sampler import LOST_UPDATES
 
@@ -126,8 +126,10 @@ class Sampler(SamplerHandle):
         """Flush and close. Idempotent; see `replay_client.Sampler.close`."""
         if self._is_closed:
             return
+        deadline = self.deadline(timeout_s)
         try:
-            await self.flush(timeout_s=timeout_s)
+            self._check_usable()
+            await self._exchanges.flush_last(deadline)
         finally:
             self.cancel()
 
@@ -186,7 +188,7 @@ class _Exchanges:
     async def finish(self, deadline: float) -> None:
         """See `LoopWork`."""
         try:
-            await self.flush(deadline)
+            await self.flush_last(deadline)
         except ReplayError as error:
             log.debug("the updates of the %s were not acknowledged: %s", self.title, error)
         self._log_lost()
@@ -204,6 +206,18 @@ class _Exchanges:
             except ReplayError as error:
                 if error.reason not in OF_DRAWS:  # otherwise, its update is sent again, without a draw
                     raise
+
+    async def flush_last(self, deadline: float) -> None:
+        """Flush for the last time; see `replay_client.sync.sampler`."""
+        try:
+            await self.flush(min(deadline, time.monotonic() + DRAWS_WAIT_S))
+        except DeadlineExceededError:
+            if self._receiver is not None:
+                self._receiver.cancel()  # which ends the stream
+                await asyncio.wait((self._receiver,))
+                self._receiver = None
+            self._learning.drop_draws()
+            await self.flush(deadline)
 
     def close(self) -> None:
         """Close without a flush."""

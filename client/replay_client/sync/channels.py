@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from replay_client._operations.channel import LOOK_AGAIN_S, Channel, checked_version, nothing_yet, too_late
+from replay_client._operations.channel import LOOK_AGAIN_S, Channel, Shown, checked_version, nothing_yet, too_late
 from replay_client._rows.published_state import PublishedState
 from replay_client._transport.call import Operation, time_limit
 from replay_client._transport.long_waits import LongWait
@@ -28,6 +28,7 @@ class Channels:
     def __init__(self) -> None:
         self._tables: dict[str, Table] = {}  # kept, because each maps the server's files
         self._channels: dict[str, Channel] = {}  # of the tables, by the same names
+        self._shown: dict[str, Shown] = {}  # what `latest` has returned last, by name
 
     def __reduce__(self) -> tuple[type[Channels], tuple[()]]:
         return Channels, ()  # a copy opens the tables itself: copied memory would never change
@@ -52,14 +53,20 @@ class Channels:
             while True:
                 left_s = max(0.0, deadline - time.monotonic())
                 try:
-                    found = self._run(client, name, None, partial(Channel.latest, known=known, wait_s=left_s))
+                    found = self._run(
+                        client,
+                        name,
+                        None,
+                        partial(Channel.latest, known=known, wait_s=left_s, shown=self._shown.get(name)),
+                    )
                 except (TableNotFoundError, TableReplacedError):
                     if not left_s:
                         raise
                     time.sleep(min(left_s, LOOK_AGAIN_S))
                     continue
                 if found is not None:
-                    return found
+                    self._shown[name] = found
+                    return found.published
                 if not left_s:
                     raise too_late(name, known, limit_s)
 

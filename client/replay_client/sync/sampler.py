@@ -32,7 +32,7 @@ from replay_proto.v1 import replay_pb2
 
 from replay_client._learning.answers import BatchReader
 from replay_client._learning.handle import SamplerHandle
-from replay_client._learning.learning import OF_DRAWS, Exchange, Learning
+from replay_client._learning.learning import DRAWS_WAIT_S, OF_DRAWS, Exchange, Learning
 from replay_client._learning.one_caller import OneCaller
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._transport.answered_stream import AnsweredStream
@@ -203,12 +203,17 @@ class Sampler(SamplerHandle):
         if self._connection.is_forked or self._is_closed:
             return
         try:
-            self.flush(timeout_s=timeout_s)
+            self._flush_last(timeout_s)
         except ConcurrentUseError:
             if self.unacknowledged:
                 raise
         finally:
             self.cancel()
+
+    def _flush_last(self, timeout_s: float | None) -> None:
+        deadline = self.deadline(timeout_s)
+        with self._one_caller.turn(), LongWait(f"a flush of a sampler of table {self._table.name!r}", self._explain):
+            _flush_last(self._learning, self._stream, deadline)
 
     def cancel(self, *, is_waited_for: bool = False) -> None:
         """Close without a flush: unacknowledged updates may be lost.
@@ -283,7 +288,7 @@ class _Exchanges:
         """Deliver the updates, unless another thread still uses the sampler; see `Work`."""
         try:
             with self._one_caller.turn():
-                _flush(self._learning, self._stream, deadline)
+                _flush_last(self._learning, self._stream, deadline)
         except ReplayError as error:
             log.debug("the updates of the %s were not acknowledged: %s", self.title, error)
 
@@ -312,3 +317,13 @@ def _flush(learning: Learning, stream: AnsweredStream[Exchange], deadline: float
             if isinstance(error, DeadlineExceededError):
                 raise learning.too_late() from None
             raise
+
+
+def _flush_last(learning: Learning, stream: AnsweredStream[Exchange], deadline: float) -> None:
+    """Flush for the last time. If updates wait behind draws, which wait for rows or samples, drop the draws."""
+    try:
+        _flush(learning, stream, min(deadline, time.monotonic() + DRAWS_WAIT_S))
+    except DeadlineExceededError:
+        stream.restart()
+        learning.drop_draws()
+        _flush(learning, stream, deadline)

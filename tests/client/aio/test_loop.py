@@ -390,3 +390,24 @@ def test_updates_of_a_sampler_are_delivered_behind_a_refused_draw_and_without_an
             await table.drop()
 
     asyncio.run(main())
+
+
+def test_updates_of_a_sampler_are_delivered_behind_a_draw_that_waits(server: ServerProcess) -> None:
+    async def main() -> None:
+        async with aio.ReplayClient(server.address) as client:
+            table = await client.create_table(
+                "limited", columns=COLUMNS, capacity=100, min_size=4, samples_per_insert=1.0, error_buffer=4.0
+            )
+            await table.insert(rows(range(8)))
+            began = time.monotonic()
+            async with table.sampler(4, beta=0.0) as sampler:
+                batch, _ = await anext(sampler), await anext(sampler)
+                await sampler.request()
+                while not (await table.stats()).waiting:
+                    await asyncio.sleep(0.01)
+                await sampler.update_priorities(batch, np.full(4, 3.0))
+            assert time.monotonic() - began < 10.0
+            assert ((await table.read(np.unique(batch.row_keys))).priorities == 3.0).all()
+            await table.drop()
+
+    asyncio.run(main())

@@ -196,6 +196,21 @@ def test_two_publishers_of_one_name_do_not_keep_each_other_from_publishing(
 
 
 @wire_only
+def test_a_reader_notices_a_publication_after_its_name_was_dropped(
+    client: ReplayClient, name: str, server: ServerProcess
+) -> None:
+    """Such as when a server without data directory was restarted: versions begin at 1 again."""
+    client.publish(name, {"w": 1.0})
+    with ReplayClient(server.address) as actor:
+        known = actor.latest(name).version
+        client.drop_table(name)
+        assert client.publish(name, {"w": 2.0}) == known
+        assert actor.latest(name, wait_newer=known, timeout_s=20.0).values["w"] == 2.0
+        with pytest.raises(DeadlineExceededError):
+            actor.latest(name, wait_newer=known, timeout_s=0.2)
+
+
+@wire_only
 def test_a_name_that_was_dropped_begins_anew(client: ReplayClient, name: str) -> None:
     for _ in range(3):
         client.publish(name, {"w": 1.0})

@@ -6,6 +6,7 @@ import itertools
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -315,6 +316,27 @@ def test_the_server_is_told_how_many_batches_were_on_their_way(table: Table, pre
             next(sampler)
         wait_until(lambda: table.stats().batches == len(ahead), "all batches asked for are drawn")
     assert table.stats().batches_ahead == sum(ahead)
+
+
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_updates_behind_a_waiting_draw_are_delivered_on_close(new_table: NewTable, *, is_dropped: bool) -> None:
+    """The actors have ended, so that no sample is left for the batches that were requested in advance."""
+    table = new_table(capacity=100, min_size=4, samples_per_insert=1.0, error_buffer=4.0)
+    table.insert(rows(range(8)))
+    sampler = table.sampler(4, beta=0.0)
+    batch, _ = next(sampler), next(sampler)
+    sampler.request()
+    wait_until(lambda: table.stats().waiting == 1, "a draw waits for samples")
+    sampler.update_priorities(batch, np.full(4, 3.0))
+    keys, began = np.unique(batch.row_keys), time.monotonic()
+    if is_dropped:
+        with pytest.warns(ResourceWarning):
+            del sampler
+    else:
+        sampler.close()
+        assert sampler.unacknowledged == 0
+    wait_until(lambda: bool((table.read(keys).priorities == 3.0).all()), "the update arrives")
+    assert time.monotonic() - began < 10.0  # the client's time limit is 30 s
 
 
 def test_updates_behind_a_refused_draw_are_delivered_on_close(new_table: NewTable) -> None:

@@ -273,6 +273,9 @@ class ShardedSampler(Sampler):
         for away in list(self._away.values()):
             away.end()
 
+    def _flush_last(self, timeout_s: float | None) -> None:
+        self.flush(timeout_s=timeout_s)  # no server lets a draw of a shard wait
+
     def _flush(self, deadline: float) -> None:
         for shard_id, stream in list(self._streams.items()):
             if stream.has_kept:
