@@ -34,6 +34,11 @@ class Channels:
     def __reduce__(self) -> tuple[type[Channels], tuple[()]]:
         return Channels, ()  # a copy opens the tables itself: copied memory would never change
 
+    def forget(self, name: str) -> None:
+        """Release the files of a table that is dropped."""
+        self._tables.pop(name, None)
+        self._channels.pop(name, None)
+
     async def publish(self, client: ReplayClient, name: str, values: Any, timeout_s: float | None) -> int:
         """See `replay_client.ReplayClient.publish`."""
         state = PublishedState(values)
@@ -90,8 +95,7 @@ class Channels:
                 channel = self._channels[name] = Channel(table._description, table._operations)
             return await table._run_near(operation(channel))
         except (TableNotFoundError, TableReplacedError, ServerUnavailableError):
-            self._tables.pop(name, None)
-            self._channels.pop(name, None)
+            self.forget(name)
             raise
 
 

@@ -23,7 +23,7 @@ from replay_client._operations import server as operations
 from replay_client._operations.mixing import Mixture, checked_sizes
 from replay_client._operations.server import IfExists
 from replay_client._transport.attempts import FIRST_CONTACT_S
-from replay_client._transport.call import Operation
+from replay_client._transport.call import Operation, time_limit
 from replay_client._transport.connection import SessionOptions
 from replay_client.aio._session import LoopSession
 from replay_client.aio.channels import Channels
@@ -232,6 +232,7 @@ class ReplayClient:
     async def drop_table(self, name: str) -> None:
         """Drop the table with this name; see `replay_client.ReplayClient.drop_table`."""
         await self._check_alone(name)
+        self._channels.forget(name)
         await self._run(operations.drop_table(name))
 
     async def stats(self) -> Stats:
@@ -252,7 +253,7 @@ class ReplayClient:
 
         If the call is canceled, the server finishes the checkpoint anyway.
         """
-        await self._check_alone()
+        await self._check_alone(timeout_s=timeout_s)
         return await self._run(operations.checkpoint(tables, series=series, keep=keep, timeout_s=timeout_s))
 
     async def checkpoints(self) -> list[Checkpoint]:
@@ -263,7 +264,7 @@ class ReplayClient:
 
     async def verify_checkpoint(self, name: str, *, timeout_s: float | None = None) -> Checkpoint:
         """Have the server verify a checkpoint; see `replay_client.ReplayClient.verify_checkpoint`."""
-        await self._check_alone()
+        await self._check_alone(timeout_s=timeout_s)
         return await self._run(operations.verify_checkpoint(name, timeout_s=timeout_s))
 
     async def close(self) -> None:
@@ -294,9 +295,11 @@ class ReplayClient:
     def __copy__(self) -> ReplayClient:
         return copy.deepcopy(self)  # with a separate connection: closing one leaves the other open
 
-    async def _check_alone(self, name: str = "") -> None:
+    async def _check_alone(self, name: str = "", timeout_s: float | None = None) -> None:
         """Ask the server whether it is the only one; raise like `_check_is_all`."""
-        server = await self._run(operations.get_shards(timeout_s=self._session.connection.timeout_s))
+        own_s = self._session.connection.timeout_s
+        limit_s = time_limit("timeout_s", timeout_s, own_s) or own_s
+        server = await self._run(operations.get_shards(timeout_s=min(limit_s, own_s)))
         _check_is_all(server.map, name)
 
     async def _run(self, operation: Operation[T]) -> T:

@@ -124,7 +124,7 @@ class Sampler(SamplerHandle):
 
     async def close(self, *, timeout_s: float | None = None) -> None:
         """Flush and close. Idempotent; see `replay_client.Sampler.close`."""
-        if self._is_closed:
+        if self._is_closed or self._connection.is_forked:
             return
         deadline = self.deadline(timeout_s)
         try:

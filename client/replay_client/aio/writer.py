@@ -219,7 +219,7 @@ class Writer:
 
     async def close(self, *, timeout_s: float | None = None) -> None:
         """Flush and close. Idempotent; see `replay_client.Writer.close`."""
-        if self._outbox.is_closed:
+        if self._outbox.is_closed or self._connection.is_forked:
             return
         try:
             await self.flush(timeout_s=timeout_s)

@@ -33,6 +33,11 @@ class Channels:
     def __reduce__(self) -> tuple[type[Channels], tuple[()]]:
         return Channels, ()  # a copy opens the tables itself: copied memory would never change
 
+    def forget(self, name: str) -> None:
+        """Release the files of a table that is dropped."""
+        self._tables.pop(name, None)
+        self._channels.pop(name, None)
+
     def publish(self, client: ReplayClient, name: str, values: Any, timeout_s: float | None) -> int:
         """See `ReplayClient.publish`."""
         state = PublishedState(values)
@@ -88,8 +93,7 @@ class Channels:
                 channel = self._channels[name] = Channel(home._description, home._operations, shard_id)
             return home._run_near(operation(channel))
         except (TableNotFoundError, TableReplacedError, ServerUnavailableError):
-            self._tables.pop(name, None)
-            self._channels.pop(name, None)
+            self.forget(name)
             raise
 
 

@@ -407,6 +407,7 @@ class ReplayClient:
             ServerUnavailableError: a server is away; the message names it. The table is dropped on the others. Call
                 again when this server is back.
         """
+        self._channels.forget(name)
         shards = self._all_shards()
         if shards is None:
             self._run(operations.drop_table(name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 import multiprocessing
 import os
@@ -208,6 +209,21 @@ def test_a_reader_notices_a_publication_after_its_name_was_dropped(
         assert actor.latest(name, wait_newer=known, timeout_s=20.0).values["w"] == 2.0
         with pytest.raises(DeadlineExceededError):
             actor.latest(name, wait_newer=known, timeout_s=0.2)
+
+
+def test_files_of_dropped_names_are_closed(client: ReplayClient) -> None:
+    def publish_and_drop(count: int) -> None:
+        for number in range(count):
+            unused = f"dropped-{number}"
+            client.publish(unused, {"w": np.zeros(100_000)})
+            client.latest(unused)
+            client.drop_table(unused)
+        gc.collect()
+
+    publish_and_drop(2)
+    before = len(os.listdir("/proc/self/fd"))
+    publish_and_drop(10)
+    assert len(os.listdir("/proc/self/fd")) <= before + 2
 
 
 @wire_only
