@@ -83,6 +83,8 @@ class Checkpoints:
         self._listing = OneByOne(catalog.waiting)
         self._verifying = OneByOne(catalog.waiting)
         self._cancelled = threading.Event()
+        self._has_failed = False  # the last periodic checkpoint
+        self._is_without_tables = False
         self._held = held_folders.hold(self.folder, "--checkpoint-dir", stopped)
         self._held.owner.keep()
         for path in self.folder.iterdir():
@@ -188,9 +190,19 @@ class Checkpoints:
         return made
 
     async def create_after(self, interval_s: float) -> None:
-        """Write a periodic checkpoint of all tables after ``interval_s`` seconds."""
-        await asyncio.sleep(interval_s)
+        """Write a periodic checkpoint of all tables after ``interval_s`` seconds, or at once if the last one failed.
+
+        Without tables, write none: it would take the place of one with the tables of an earlier start.
+        """
+        await asyncio.sleep(0.0 if self._has_failed else interval_s)
+        if not list(self._catalog):
+            if not self._is_without_tables:
+                log.info("no periodic checkpoint is written as long as there are no tables")
+            self._is_without_tables = True
+            return
+        self._has_failed, self._is_without_tables = True, False
         await self.create(series=PERIODIC_SERIES)
+        self._has_failed = False
 
     async def all(self, *, client: str = "") -> list[Checkpoint]:
         """List all checkpoints, oldest first; log and skip those with a corrupt manifest.

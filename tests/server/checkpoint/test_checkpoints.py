@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import threading
@@ -17,12 +18,17 @@ import pytest
 from replay_proto.schema import Column, Schema
 from replay_proto.v1 import replay_pb2
 from replay_server.backends import BACKENDS
+from replay_server.catalog import Catalog
+from replay_server.checkpoint.store import Checkpoints
+from replay_server.storage.root import Root
+from replay_server.storage.table_config import TableConfig
 
 from tests.server.lifecycle.test_restart import lived_in
 from tests.support.caller import Caller
 from tests.support.deadlines import wait_until
 from tests.support.flow import rate_limiter
 from tests.support.refusals import refused
+from tests.support.rows import WHOLE
 from tests.support.server_process import ServerProcess, run_to_its_end
 from tests.support.small_disk import with_small_disk
 
@@ -432,6 +438,50 @@ def test_checkpoints_are_written_now_and_then(start_server: StartServer, call: C
     wait_until(lambda: len(caller.checkpoints()) == 2, "the oldest were removed")  # after the next one is there
     server.terminate()
     assert "Traceback" not in server.log()
+
+
+def test_a_server_without_tables_leaves_the_checkpoints_of_earlier_starts_alone(
+    start_server: StartServer, call: Call, folder: Path
+) -> None:
+    """Such as one that was killed and started again, with its tables in memory."""
+    flags = ("--checkpoint-dir", str(folder), "--checkpoint-every", "0.1", "--keep-checkpoints", "2")
+    server = start_server(*flags)
+    call(server).create().insert(range(5))
+    wait_until(lambda: "periodic-000002" in call(server).checkpoints(), "two were written")
+    server.kill()
+    again = start_server(*flags)
+    kept = call(again).checkpoints()
+    wait_until(lambda: "no periodic checkpoint is written" in again.log(), "it has noticed")
+    time.sleep(0.5)
+    assert call(again).checkpoints() == kept
+    call(again).create()
+    wait_until(lambda: call(again).checkpoints() != kept, "with a table, they are written again")
+    assert again.log().count("no periodic checkpoint is written") == 1
+
+
+def test_a_failed_periodic_checkpoint_is_tried_again_before_the_interval_ends(tmp_path: Path) -> None:
+    root = Root.in_memory(tmp_path)
+    catalog = Catalog(root)
+
+    async def test() -> None:
+        await catalog.create(TableConfig("table", WHOLE, 10))
+        checkpoints = Checkpoints(catalog, tmp_path / "checkpoints", keep=2)
+        interval_s = 1.0
+        began = time.monotonic()
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(checkpoints, "_write", {}.__getitem__)
+            with pytest.raises(TypeError):
+                await checkpoints.create_after(interval_s)
+        assert time.monotonic() - began >= interval_s
+        began = time.monotonic()
+        await checkpoints.create_after(interval_s)
+        assert time.monotonic() - began < interval_s
+        assert [each.folder.name for each in await checkpoints.all()] == ["periodic-000001"]
+        await checkpoints.close()
+
+    asyncio.run(test())
+    catalog.close()
+    root.close()
 
 
 def test_without_a_directory_there_are_none(start_server: StartServer, call: Call) -> None:
