@@ -9,7 +9,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -106,8 +106,10 @@ class Catalog:
         await asyncio.to_thread(self.owner.look)
         self.owner.check()
 
-    def open_tables(self, stopped: threading.Event | None = None) -> None:
+    def open_tables(self, stopped: threading.Event | None = None, restored: Collection[str] = ()) -> None:
         """Open the tables stored in the root. May run in any thread, before the catalog is used.
+
+        ``restored`` names those that were just restored from a checkpoint: all of their rows were verified.
 
         Raises:
             StoppedError: ``stopped`` was set.
@@ -118,13 +120,13 @@ class Catalog:
             began = time.monotonic()
             if stopped is not None and stopped.is_set():
                 raise StoppedError(f"opening table {folder.name}")
-            table = self._table(self._open(folder, stopped))
+            doubt = None if folder.name in restored else self.owner.doubt
+            table = self._table(self._open(folder, stopped, doubt))
             self._tables[table.name] = Admission(table, self.limits)
             log.info("table %s restored: %d rows", table.name, table.size, extra=_fields(table.name, began))
         self.owner.opened()
 
-    def _open(self, folder: Path, stopped: threading.Event | None) -> TableDirectory:
-        doubt = self.owner.doubt
+    def _open(self, folder: Path, stopped: threading.Event | None, doubt: str | None) -> TableDirectory:
         directory = TableDirectory.open(folder, may_be_torn=doubt is not None, stopped=stopped)
         if directory.is_checked:
             return directory

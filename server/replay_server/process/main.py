@@ -209,7 +209,7 @@ def _open_tables(catalog: Catalog, root: Root, settings: ServerSettings, stopped
         log.info("%s restored: %d tables", settings.restore, len(restored.tables))
     if restored is not None and restored.shards is not None and catalog.shards.current is None:
         catalog.shards.replace(restored.shards)
-    catalog.open_tables(stopped)
+    catalog.open_tables(stopped, [] if restored is None else [table.config.name for table in restored.tables])
 
 
 def _root(settings: ServerSettings, stopped: threading.Event) -> Root:

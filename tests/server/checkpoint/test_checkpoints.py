@@ -440,6 +440,18 @@ def test_checkpoints_are_written_now_and_then(start_server: StartServer, call: C
     assert "Traceback" not in server.log()
 
 
+@pytest.mark.parametrize("durability", ["process", "power"])
+def test_a_restore_raises_no_alarm(caller: Caller, start_server: StartServer, tmp_path: Path, durability: str) -> None:
+    """All rows of a checkpoint are verified."""
+    caller.create().insert(range(50))
+    made = caller.stub.Checkpoint(replay_pb2.CheckpointRequest()).checkpoint
+    flags = ("--data-dir", str(tmp_path / "data"), "--durability", durability)
+    log = start_server("--restore", made.directory, *flags).log()
+    assert "restored: 50 rows" in log
+    assert "WARNING" not in log
+    assert "power loss" not in log
+
+
 def test_a_server_without_tables_leaves_the_checkpoints_of_earlier_starts_alone(
     start_server: StartServer, call: Call, folder: Path
 ) -> None:
