@@ -10,10 +10,11 @@ import sys
 import tomllib
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar, get_args
 
 from cyclopts import App, ArgumentCollection, CycloptsError, Group, Parameter
 from cyclopts.config import Dict
@@ -167,7 +168,19 @@ def new_app(program: str, description: str, default_command: Callable[..., Any] 
         default_command=default_command,
         # The last of repeated flags wins, so that scripts can override flags of other scripts.
         default_parameter=Parameter(allow_repeating=True, negative_iterable=""),
+        config=_check_whole_numbers,
     )
+
+
+def _check_whole_numbers(_app: App, _commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Refuse fractions for whole numbers, which cyclopts would round."""
+    for argument in arguments:
+        if int not in (argument.hint, *get_args(argument.hint)):
+            continue
+        for value in (token.value for token in argument.tokens):
+            with suppress(ValueError):  # cyclopts refuses what is no number at all
+                if not float(value).is_integer():
+                    raise CycloptsError(msg=f"{argument.name}: expected a whole number, got {value!r}")
 
 
 def run_app(app: App, arguments: Sequence[str] | None = None, sources: Sources | None = None) -> Any:

@@ -335,6 +335,20 @@ def test_what_is_missing_is_named(missing: str) -> None:
     assert "pip install '.[cli]'" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("command", "name", "value"),
+    [
+        (["shards", "lost", "0.6"], "SHARD", "0.6"),
+        (["checkpoint", "create", "--keep", "1.5"], "--keep", "1.5"),
+        (["import", "file.parquet", "--capacity", "1.5"], "--capacity", "1.5"),
+        (["inspect", "table", "--rows", "2.4"], "--rows", "2.4"),
+    ],
+)
+def test_a_fraction_is_no_whole_number(command: list[str], name: str, value: str) -> None:
+    done = run(*command)
+    assert (done.returncode, done.stderr) == (2, f"replay: {name}: expected a whole number, got {value!r}\n")
+
+
 def test_the_command_says_its_version() -> None:
     done = run("--version")
     assert (done.returncode, done.stderr) == (0, "")

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from cyclopts import Parameter
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, model_validator
 from replay_proto.access.exposure import ExposedError, Protection, check_exposure
 from replay_proto.command_line import EXIT_USAGE, MAX_PORT, Settings, group, read_settings
 from replay_proto.rate_limit import ErrorBuffer, RateLimit
@@ -57,6 +57,16 @@ CHECKPOINTS = group("checkpoints")
 PROCESS = group("process")
 
 
+def _refuse_bool(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError(f"expected a whole number, got {str(value).lower()}")
+    return value
+
+
+Whole = Annotated[int, BeforeValidator(_refuse_bool)]
+"""A whole number; pydantic would take true for 1."""
+
+
 class ColumnSettings(BaseModel):
     """A column of a table in the TOML file."""
 
@@ -64,7 +74,7 @@ class ColumnSettings(BaseModel):
 
     dtype: str
     """bool, int8 to int64, uint8 to uint64 or float16 to float64."""
-    shape: list[int] = []
+    shape: list[Whole] = []
     """Empty for a scalar."""
     optional: bool = False
     """Whether rows may leave it out."""
@@ -78,7 +88,7 @@ class TableSettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     name: str
-    capacity: int
+    capacity: Whole
     """Maximum number of rows."""
     columns: dict[str, ColumnSettings]
     """Columns by name, in order."""
@@ -86,9 +96,9 @@ class TableSettings(BaseModel):
     """sum_tree, rank, uniform or fifo; empty: sum_tree."""
     parameters: dict[str, float] = {}
     """Parameters of the backend, such as alpha."""
-    seed: int | None = None
+    seed: Whole | None = None
     """Makes draws reproducible."""
-    min_size: int | None = None
+    min_size: Whole | None = None
     """Rows required before draws are allowed."""
     samples_per_insert: float | None = None
     """Average number of draws per row; draws and inserts wait for each other to maintain it."""

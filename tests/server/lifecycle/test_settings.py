@@ -183,6 +183,14 @@ def test_what_is_found_wrong_later_names_the_source_too(file: Path) -> None:
     assert exposed.stderr.endswith("(host from the variable REPLAY_SERVER_HOST)\n")
 
 
+@pytest.mark.parametrize("value", ["true", "1.5"])
+def test_the_capacity_of_a_table_is_a_whole_number(file: Path, capsys: pytest.CaptureFixture[str], value: str) -> None:
+    file.write_text(TABLE.replace("capacity = 10", f"capacity = {value}"))
+    assert "--tables.0.capacity: " in refusal(capsys, "--config", str(file))
+    file.write_text(TABLE.replace("capacity = 10", "capacity = 1e6"))
+    assert load_settings(["--config", str(file)]).tables[0].capacity == 1_000_000
+
+
 def test_a_table_of_the_file_becomes_a_config(file: Path) -> None:
     given = TABLE.replace("capacity = 10", "capacity = 1_000\nparameters = { alpha = 1 }\nseed = 5")
     file.write_text(given.replace('"bool"', '"bool", shape = [2], mutable = true'))
