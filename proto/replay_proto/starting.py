@@ -25,6 +25,20 @@ def exit_on_sigterm(status: int) -> None:
         signal.signal(signal.SIGTERM, end)
 
 
+@contextmanager
+def exits_on_ctrl_c(status: int) -> Iterator[None]:
+    """Exit with this status on Ctrl-C inside the block: libraries that are being imported would catch an exception."""
+    is_handled = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_handled and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(status))
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+    else:
+        yield
+
+
 def quiet_grpc() -> None:
     """Turn off gRPC's logging, unless GRPC_VERBOSITY is set. Call it before importing gRPC.
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from replay_proto.starting import exit_on_sigterm, needs_extras, quiet_grpc
+from replay_proto.starting import exit_on_sigterm, exits_on_ctrl_c, needs_extras, quiet_grpc
 
 if TYPE_CHECKING:
     from replay_server.process.settings import ServerSettings
@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 def main() -> None:
     """Parse the command line and run the server."""
     exit_on_sigterm(0)
+    with exits_on_ctrl_c(0):
+        _main()
+
+
+def _main() -> None:
     from replay_server.files.standard_error import open_closed_streams
 
     open_closed_streams()
