@@ -388,6 +388,29 @@ def test_a_closed_pipe_ends_the_command_quietly(
     assert (done.returncode, done.stderr) == (1, "")
 
 
+@pytest.mark.parametrize("command", [["stats", "--json"], ["tables"], ["--help"], ["--version"]])
+def test_output_that_cannot_be_written_is_one_line(server: ServerProcess, command: list[str]) -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = subprocess.run(
+            [COMMAND, *command],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(REPLAY_SERVER=server.address),
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    expected = "standard output cannot be written: No space left on device; redirect it to another place\n"
+    assert (done.returncode, done.stderr) == (1, f"replay: {expected}")
+
+
+@pytest.mark.parametrize("seconds", ["inf", "nan", "1e300"])
+def test_an_interval_that_never_ends_is_refused(seconds: str) -> None:
+    done = run("stats", "--watch", "-n", seconds)
+    assert done.returncode == 2
+    assert "-n" in done.stderr
+
+
 def test_figures_go_into_a_pipe_line_by_line_also_while_the_server_is_away(
     start_server: Callable[..., ServerProcess],
 ) -> None:

@@ -56,7 +56,7 @@ MaybeTableName = Annotated[str | None, Parameter(help="Name of a table; default:
 Yes = Annotated[bool, Parameter(alias="-y", negative="", help="Do not ask for confirmation.")]
 Watch = Annotated[bool, Parameter(alias="-w", negative="", help="Refresh until Ctrl-C.")]
 Interval = Annotated[
-    float, Parameter(alias="-n", validator=Number(gte=0.1), help="Seconds between refreshes with --watch.")
+    float, Parameter(alias="-n", validator=Number(gte=0.1, lte=86_400), help="Seconds between refreshes with --watch.")
 ]
 WatchedJson = Annotated[
     bool, Parameter(name="--json", negative="", help="Print JSON; with --watch, one object per line.")

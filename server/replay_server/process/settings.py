@@ -48,6 +48,8 @@ MIN_KEEPALIVE_S, MAX_KEEPALIVE_S = 0.1, 86_400.0
 MAX_CONNECTION_S = 7 * 86_400.0
 MAX_MESSAGE_MB = 2047
 """gRPC stores message sizes in 31 bits."""
+MAX_STREAMS_PER_CONNECTION = 1_000_000_000
+"""gRPC stores the number of calls per connection, which are more, in 31 bits."""
 
 LISTENING = group("listening")
 TABLES = group("tables")
@@ -179,7 +181,9 @@ class ServerSettings(Settings):
     process's limit of open files; further ones are closed"""
     max_streams: Annotated[int, LIMITS] = Field(Bounds.max_streams, ge=1)
     """maximum open streams"""
-    max_streams_per_connection: Annotated[int, LIMITS] = Field(Bounds.max_streams_per_connection, ge=1)
+    max_streams_per_connection: Annotated[int, LIMITS] = Field(
+        Bounds.max_streams_per_connection, ge=1, le=MAX_STREAMS_PER_CONNECTION
+    )
     """maximum open streams per gRPC connection; it may have 32 other calls as well"""
     max_local_connections: Annotated[int, LIMITS] = Field(Bounds.max_local_connections, ge=1)
     """maximum connections to the socket for clients on this host"""

@@ -81,6 +81,7 @@ def test_a_flag_names_the_file_before_a_variable(file: Path, monkeypatch: pytest
         (["--max-reply-mb", "2048"], "max-reply-mb"),
         (["--log-level", "loud"], "log-level"),
         (["--drain-s", "-1"], "drain-s"),
+        (["--max-streams-per-connection", "3000000000"], "max-streams-per-connection"),
     ],
 )
 def test_a_flag_out_of_range_is_named(
