@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import errno
 import io
 import logging
 import os
@@ -67,6 +68,8 @@ def _plain_character(character: str) -> str:
 MAX_PORT = 65535
 EXIT_USAGE = 2
 EXIT_BROKEN_PIPE = 1
+EXIT_UNWRITABLE = 1
+_UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 NONE = "none"
 """The value that unsets a setting, because TOML has no null."""
 
@@ -189,7 +192,8 @@ def run_app(app: App, arguments: Sequence[str] | None = None, sources: Sources |
     Messages about invalid settings name their ``sources``.
 
     Raises:
-        SystemExit: with 2 after printing that an argument is invalid; with 1 if nobody reads the output any longer.
+        SystemExit: with 2 after printing that an argument is invalid; with 1 if nobody reads the output any longer, or
+            after printing that standard output cannot be written.
     """
     use_any_terminal()
     try:
@@ -199,6 +203,13 @@ def run_app(app: App, arguments: Sequence[str] | None = None, sources: Sources |
     except BrokenPipeError:  # the other end of the pipe has been closed, for example by `head`
         discard_output()
         sys.exit(EXIT_BROKEN_PIPE)
+    except OSError as error:
+        if error.filename is not None or error.errno not in _UNWRITABLE:
+            raise
+        discard_output()
+        reason = f"standard output cannot be written: {error.strerror}; redirect it to another place"
+        print(f"{app.name[0]}: {reason}", file=sys.stderr)
+        sys.exit(EXIT_UNWRITABLE)
     except CycloptsError as error:
         for fault in _faults_of(error, sources or Sources()):
             print(f"{app.name[0]}: {fault}", file=sys.stderr)
