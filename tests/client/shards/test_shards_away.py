@@ -25,6 +25,7 @@ from replay_client.sync.shards.sharded_writer import ShardedWriter
 
 from tests.client.shards.conftest import COLUMNS, away, in_order, shards_of
 from tests.client.shards.test_sharded_draws import rows
+from tests.client.test_cli import run
 from tests.support.deadlines import wait_until
 from tests.support.server_process import ServerProcess
 
@@ -215,3 +216,11 @@ def test_a_server_that_returns_at_another_address_is_followed(
     assert len(table) == 901
     read = reach([servers[2]]).table("t").read(held)
     assert read.row_keys.tolist() == held.tolist()
+
+
+def test_the_command_that_lists_tables_names_a_missing_server(servers: list[ServerProcess], table: Table) -> None:
+    servers[1].kill()
+    for options in ([], ["--json"]):
+        done = run("tables", *options, "--server", ",".join(server.address for server in servers))
+        assert done.returncode == 0
+        assert f"shard 1 at {servers[1].address} is away: rows not counted" in done.stderr

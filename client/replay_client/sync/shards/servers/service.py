@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from replay_proto.v1 import replay_pb2
 
 from replay_client._operations import server as operations
@@ -15,6 +17,8 @@ from replay_client.results.shards import Shard, ShardMap
 from replay_client.results.stats import Stats, TableStats
 from replay_client.sync.shards.servers.asking import ask_all
 from replay_client.sync.shards.servers.fleet import Fleet
+
+log = logging.getLogger(__name__)
 
 
 def map_of(fleet: Fleet) -> ShardMap:
@@ -63,12 +67,15 @@ def table_stats_of_all(fleet: Fleet, shards: ShardMap, name: str) -> TableStats:
 
 
 def tables_of_all(fleet: Fleet, shards: ShardMap) -> list[TableDescription]:
-    """Describe the tables of all servers, sorted by name.
+    """Describe the tables of all servers, sorted by name; warn of servers that are away.
 
     Raises:
         ServerUnavailableError: no server is reachable.
     """
-    found = ask_all(fleet.sessions_of(shards), operations.list_tables)
+    sessions = fleet.sessions_of(shards)
+    found = ask_all(sessions, operations.list_tables)
+    for shard_id in sorted(sessions.keys() - found):
+        log.warning("shard %d at %s is away: rows not counted", shard_id, sessions[shard_id].options.address)
     by_name: dict[str, list[TableDescription]] = {}
     for descriptions, _ in found.values():
         for description in descriptions:
