@@ -349,6 +349,12 @@ def test_a_fraction_is_no_whole_number(command: list[str], name: str, value: str
     assert (done.returncode, done.stderr) == (2, f"replay: {name}: expected a whole number, got {value!r}\n")
 
 
+def test_the_help_names_the_variables_of_a_copy() -> None:
+    shown = run("copy", "--help").stdout
+    assert "_CERT" in shown
+    assert "_KEY" in shown
+
+
 def test_the_command_says_its_version() -> None:
     done = run("--version")
     assert (done.returncode, done.stderr) == (0, "")

@@ -116,7 +116,7 @@ class FirstContact:
         # A server binds its port before it restores its tables.
         tls = "has no TLS, or a certificate that REPLAY_TLS_CA does not trust" if self._is_tls else "requires TLS"
         return _unreached(
-            f"{self._address} yet. If one is still starting there, retry or increase wait_for_server_s; "
+            f"{self._address} yet. If one is still starting there, retry, or increase wait_for_server_s in Python; "
             f"otherwise it {tls}, or another program is using the port",
             refusal.metadata["detail"],
         )

@@ -28,8 +28,8 @@ def copy(source: Source, destination: Destination, tables: Tables = (), /, *, as
     """Copy tables to another service, which may have more or fewer servers.
 
     The tables are created with the same config. If a copy was interrupted, the same command continues.
-    REPLAY_DESTINATION_TOKEN and REPLAY_DESTINATION_TLS_CA, _CERT and _KEY replace REPLAY_TOKEN and REPLAY_TLS_... for
-    the destination.
+    For the destination, `REPLAY_DESTINATION_TOKEN` replaces `REPLAY_TOKEN`, and `REPLAY_DESTINATION_TLS_CA`, `_CERT`
+    and `_KEY` replace the variables that begin with `REPLAY_TLS`.
     """
     with _explained(), SOURCE.open(source, TIMEOUT_S) as old, DESTINATION.open(destination, TIMEOUT_S) as new:
         done = []
