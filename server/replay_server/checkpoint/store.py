@@ -85,6 +85,7 @@ class Checkpoints:
         self._cancelled = threading.Event()
         self._has_failed = False  # the last periodic checkpoint
         self._is_without_tables = False
+        self._damaged: set[Path] = set()  # checkpoints that were warned of
         self._held = held_folders.hold(self.folder, "--checkpoint-dir", stopped)
         self._held.owner.keep()
         for path in self.folder.iterdir():
@@ -205,7 +206,7 @@ class Checkpoints:
         self._has_failed = False
 
     async def all(self, *, client: str = "") -> list[Checkpoint]:
-        """List all checkpoints, oldest first; log and skip those with a corrupt manifest.
+        """List all checkpoints, oldest first; skip those with a corrupt manifest, and log each of these once.
 
         ``client`` is the identity of the caller; callers take turns.
         """
@@ -300,7 +301,9 @@ class Checkpoints:
                     with unless_removed(path):
                         found.append(Checkpoint(path, CheckpointManifest.load(path)))
                 except DamagedCheckpointError as error:
-                    log.warning("%s", error)
+                    # An open page asks for the list again and again.
+                    log.log(logging.DEBUG if path in self._damaged else logging.WARNING, "%s", error)
+                    self._damaged.add(path)
                 except CheckpointRemovedError:
                     continue
         return sorted(found, key=lambda each: (each.manifest.taken_s, each.folder.name))

@@ -326,6 +326,15 @@ def test_a_damaged_file_is_refused_by_name(caller: Caller) -> None:
     assert caller.verify(made.name).name == made.name
 
 
+def test_a_damaged_checkpoint_is_logged_once(caller: Caller, keeping: ServerProcess) -> None:
+    caller.create("table")
+    (manifest,) = Path(caller.checkpoint().directory).glob("*.json")
+    manifest.write_bytes(b"x")
+    for _ in range(3):
+        assert caller.checkpoints() == []
+    assert keeping.log().count(str(manifest)) == 1
+
+
 def test_a_damaged_checkpoint_is_not_restored(caller: Caller, tmp_path: Path) -> None:
     caller.create("first").insert(range(20))
     caller.create("second").insert(range(20))
