@@ -201,6 +201,15 @@ def test_nothing_is_cut_off_in_80_characters(
         assert len(lines) <= 24
 
 
+@pytest.mark.parametrize("width", [40, 50])
+def test_figures_are_never_cut_without_a_mark(server: ServerProcess, new_table: NewTable, width: int) -> None:
+    new_table(name="cli-narrow", capacity=400_000).insert(rows(range(200_000)))
+    shown = run("stats", "cli-narrow", "--server", server.address, COLUMNS=str(width)).stdout
+    assert "200k of 400k" in " ".join(shown.split())
+    listed = run("stats", "--server", server.address, COLUMNS=str(width)).stdout
+    assert "…" in listed
+
+
 def test_what_a_screen_has_no_room_for_is_counted_on_it(server: ServerProcess, new_table: NewTable) -> None:
     names = [f"cli-many-{number}" for number in range(40)]
     for name in names:

@@ -40,7 +40,8 @@ def grid_of(*headings: str) -> Table:
         justify: Literal["left", "right"] = "right" if heading.startswith(">") else "left"
         # In narrow terminals, wrap long text (names, and lists in the last column) before truncating numbers.
         is_short = justify == "right" or 0 < place < len(headings) - 1
-        grid.add_column(heading.removeprefix(">"), justify=justify, no_wrap=is_short, overflow="fold")
+        overflow: Literal["ellipsis", "fold"] = "ellipsis" if is_short else "fold"
+        grid.add_column(heading.removeprefix(">"), justify=justify, no_wrap=is_short, overflow=overflow)
     return grid
 
 
@@ -104,6 +105,8 @@ def _beginning(shard: Shard, *, is_away: bool = False) -> tuple[Text, str, Text]
 
 
 _FILL_WIDTH = 10
+_NARROW = 70
+"""Minimum terminal width for panels side by side."""
 _WIDE = 116
 """Minimum terminal width for additional columns."""
 
@@ -166,7 +169,9 @@ def stats_view(
     if table is not None:
         name = Text(printable_text(table), f"bold {ACCENT}", overflow="fold")
         seen = stats.tables[table]
-        return Group(*header, name, table_view(seen, most), *shard_figures(seen, stats.shards))
+        return Group(
+            *header, name, table_view(seen, most, is_narrow=width < _NARROW), *shard_figures(seen, stats.shards)
+        )
     tables, methods = list(stats.tables.values()), list(stats.server.methods.values())
     waits = [(table.name, wait) for table in tables for wait in table.waits]
     room = len(waits) + len(tables) + len(methods) if most is None else most

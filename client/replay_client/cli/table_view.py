@@ -20,17 +20,23 @@ _BARS_WIDTH = 24
 _ACCENT, _FAINT, _URGENT = "cyan", "dim", "yellow"
 
 
-def table_view(table: TableStats, most_bars: int | None = None) -> RenderableType:
-    """Render a table's waiting calls, key figures and distributions; the histogram has at most ``most_bars`` bars."""
+def table_view(table: TableStats, most_bars: int | None = None, *, is_narrow: bool = False) -> RenderableType:
+    """Render a table's waiting calls, key figures and distributions; the histogram has at most ``most_bars`` bars.
+
+    ``is_narrow`` puts the panels below each other.
+    """
+    waits, figures = map(wait_text, table.waits), Panel(_key_figures(table), title="table", box=box.ROUNDED)
     spread = Group(
         Panel(_quantiles(table), title="priorities and ages" + ", about" * bool(table.shards), box=box.ROUNDED),
         Panel(_times_sampled(table.times_sampled, most_bars), title="rows by times drawn", box=box.ROUNDED),
     )
+    if is_narrow:
+        return Group(*waits, figures, spread)
     side_by_side = Table.grid()
     side_by_side.add_column()
     side_by_side.add_column(no_wrap=True)
-    side_by_side.add_row(Panel(_key_figures(table), title="table", box=box.ROUNDED), spread)
-    return Group(*(wait_text(wait) for wait in table.waits), side_by_side)
+    side_by_side.add_row(figures, spread)
+    return Group(*waits, side_by_side)
 
 
 def wait_text(wait: WaitStats, name: str = "") -> Text:
