@@ -90,7 +90,7 @@ class Channel:
             if keys[-1] - keys[0] == self._parts - 1:
                 self._structure = structure
                 return self._version(keys)
-            # The other publisher inserts its last part within this pause, or begins anew.
+            # Within this pause, the other publisher inserts its last part.
             last_of_other = keys[-1] + self._parts
             yield from self._operations.read([last_of_other], columns=[], wait_s=random.uniform(*_PAUSE_S))
         raise ReplayError(f"other programs publish under {self._name!r} at the same time; use a name for each")

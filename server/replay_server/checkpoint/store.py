@@ -196,6 +196,7 @@ class Checkpoints:
         Without tables, write none: it would take the place of one with the tables of an earlier start.
         """
         await asyncio.sleep(0.0 if self._has_failed else interval_s)
+        self._has_failed = False
         if not list(self._catalog):
             if not self._is_without_tables:
                 log.info("no periodic checkpoint is written as long as there are no tables")
