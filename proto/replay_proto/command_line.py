@@ -26,6 +26,8 @@ from pydantic import (
     ConfigDict,
     PrivateAttr,
     ValidationError,
+    ValidationInfo,
+    field_validator,
     model_validator,
 )
 
@@ -89,6 +91,15 @@ class Settings(BaseModel):
     @classmethod
     def _read_none(cls, values: Any) -> Any:
         return {name: None if _says_none(value) else value for name, value in values.items()}
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_empty_path(cls, value: Any, info: ValidationInfo) -> Any:
+        """An empty path would mean the current directory, for example after ``--data-dir "$UNSET"``."""
+        kind = cls.model_fields[str(info.field_name)].annotation
+        if value == "" and Path in (kind, *get_args(kind)):
+            raise ValueError("expected a path, such as . for the current directory, got an empty one")
+        return value
 
     def explained(self, message: object) -> str:
         """Add to a message where the settings that it names come from, unless they are from flags or defaults."""

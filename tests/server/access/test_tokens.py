@@ -115,6 +115,7 @@ def test_a_token_expires_at_its_moment(file: Path) -> None:
         ('rights = ["write"]', "", "rights: expected a list"),
         ('["cart*"]', '"cart*"', "tables: expected a list"),
         ('["cart*"]', "[]", "tables: expected a list"),
+        ('["cart*"]', '["p[ou]b"]', "wildcards * and ? only"),
         ("name", "expires = 2030-01-01\nname", "with a time zone"),
         ("name", "expires = 2030-01-01T00:00:00\nname", "with a time zone"),
         ("name", "right = 1\nname", "got 'right'"),

@@ -91,6 +91,13 @@ def test_a_flag_out_of_range_is_named(
     assert f", got {flags[1]!r}\n" in refusal(capsys, *flags)
 
 
+def test_an_empty_path_is_not_the_current_directory(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As from ``--data-dir "$UNSET"``."""
+    assert "--data-dir: expected a path, such as . " in refusal(capsys, "--data-dir", "")
+    file.write_text("checkpoint_dir = ''")
+    assert "checkpoint_dir: expected a path" in refusal(capsys, "--config", str(file)).replace("-", "_")
+
+
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
