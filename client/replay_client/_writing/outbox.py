@@ -166,7 +166,7 @@ class Outbox:
         sent = SentBlock(self.block, self._head(sequence))
         following = self._spare.pop() if self._spare else self.block.like()
         queue = self._pending.requests.append
-        # Python runs signal handlers only after calls. There is none before the last of these, so Ctrl-C leaves all.
+        # Python runs signal handlers after calls only. The last of these statements is one, so Ctrl-C comes after all.
         self.block, self.last_sequence = following, sequence
         queue(sent)
         self._wake()
