@@ -461,23 +461,35 @@ def test_a_restore_raises_no_alarm(caller: Caller, start_server: StartServer, tm
     assert "power loss" not in log
 
 
-def test_a_server_without_tables_leaves_the_checkpoints_of_earlier_starts_alone(
-    start_server: StartServer, call: Call, folder: Path
+def test_without_tables_the_checkpoints_of_earlier_starts_are_left_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Such as one that was killed and started again, with its tables in memory."""
-    flags = ("--checkpoint-dir", str(folder), "--checkpoint-every", "0.1", "--keep-checkpoints", "2")
-    server = start_server(*flags)
-    call(server).create().insert(range(5))
-    wait_until(lambda: "periodic-000002" in call(server).checkpoints(), "two were written")
-    server.kill()
-    again = start_server(*flags)
-    kept = call(again).checkpoints()
-    wait_until(lambda: "no periodic checkpoint is written" in again.log(), "it has noticed")
-    time.sleep(0.5)
-    assert call(again).checkpoints() == kept
-    call(again).create()
-    wait_until(lambda: call(again).checkpoints() != kept, "with a table, they are written again")
-    assert again.log().count("no periodic checkpoint is written") == 1
+    """Such as after a kill and a restart, with the tables in memory."""
+    root = Root.in_memory(tmp_path)
+    catalog = Catalog(root)
+    config = TableConfig("table", WHOLE, 10)
+
+    async def test() -> None:
+        checkpoints = Checkpoints(catalog, tmp_path / "checkpoints", keep=2)
+
+        async def names_after(rounds: int) -> list[str]:
+            for _ in range(rounds):
+                await checkpoints.create_after(0.0)
+            return [each.folder.name for each in await checkpoints.all()]
+
+        await catalog.create(config)
+        kept = await names_after(2)
+        await catalog.drop("table", b"")
+        assert await names_after(5) == kept == ["periodic-000001", "periodic-000002"]
+        await catalog.create(config)
+        assert await names_after(1) == ["periodic-000002", "periodic-000003"]
+        await checkpoints.close()
+
+    with caplog.at_level("INFO"):
+        asyncio.run(test())
+    assert caplog.text.count("no periodic checkpoint is written") == 1
+    catalog.close()
+    root.close()
 
 
 def test_a_failed_periodic_checkpoint_is_tried_again_before_the_interval_ends(tmp_path: Path) -> None:
