@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,6 +21,8 @@ from tests.support.warm_program import SERVER, ForkedProcess, run_forked, warm_p
 
 _READY = re.compile(r"replay-server listening on (\S+):(\d+)\n")
 _PATIENCE_S = 60
+_PORTS = range(12_000, 32_000)
+"""Ports that systems do not give to connections by themselves (Linux gives from 32,768 up)."""
 
 
 class ServerProcess:
@@ -38,14 +43,14 @@ class ServerProcess:
         Args:
             log: file that its standard error is added to.
             *flags: its command line, without ``--port``.
-            port: to listen on; 0 lets it pick one, which `restart` uses again.
+            port: to listen on, also after a restart; 0: a free one that no connection takes in the meantime.
             environment: variables to set besides those of this process.
             within: a command that runs the server, such as ``unshare``; it must exec it.
             stdin: its standard input.
             forked: fork it from a server that is loaded, if it is to run as it would be started here.
         """
         self.flags = flags
-        self.port = port
+        self.port = port or free_port()
         self._log = log
         self._environment = environment or {}
         self._within = within
@@ -148,6 +153,14 @@ class ServerProcess:
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
                 pipe.close()
+
+
+def free_port() -> int:
+    """A free port that stays free: the system gives it to no other process that leaves the choice to it."""
+    while True:
+        port = random.SystemRandom().choice(_PORTS)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def server_command(*flags: str) -> list[str]:

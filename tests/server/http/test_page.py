@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,7 +19,7 @@ from tests.support.caller import Caller, LearnStream, WriteStream, make_draw, ma
 from tests.support.events import events
 from tests.support.flow import rate_limiter
 from tests.support.http_port import FLAGS, http_port
-from tests.support.server_process import ServerProcess
+from tests.support.server_process import ServerProcess, free_port
 from tests.support.service import ROWS, addresses, filled, start_service
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is missing: make test-page")
@@ -248,9 +247,7 @@ def test_the_page_can_be_used_with_a_keyboard_and_a_screen_reader(
 def test_the_page_survives_a_restart(
     start_server: StartServer, call: Callable[[ServerProcess], Caller], open_page: OpenPage, tmp_path: Path
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    server = start_server("--http-port", port, "--data-dir", str(tmp_path / "data"))
+    server = start_server("--http-port", str(free_port()), "--data-dir", str(tmp_path / "data"))
     table = call(server).create("kept")
     table.insert(range(50))
     page = open_page(server)
