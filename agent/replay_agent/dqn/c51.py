@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from replay_agent.dqn import losses
 from replay_agent.dqn.double_dqn import DoubleDQN, TransitionBatch
 from replay_agent.dqn.learner import LossResult
 from replay_agent.dqn.networks import DistributionalQNetwork
@@ -54,7 +53,7 @@ class C51(DoubleDQN):
         after = target(batch.next_obs).softmax(dim=-1)
         values = self._action_values(self.online, batch.next_obs) if self._config.double else after @ target.support
         probabilities = _of_actions(after, values.argmax(dim=1))
-        returns = losses.td_targets(batch.reward.unsqueeze(1), batch.discount.unsqueeze(1), target.support)
+        returns = batch.reward.unsqueeze(1) + batch.discount.unsqueeze(1) * target.support
         return projected(probabilities, returns, target.support)
 
 

@@ -18,8 +18,8 @@ MAX_RETURN: Final = 1e30
 class DivergedError(RuntimeError):
     """Training diverged.
 
-    The message names the return that is out of range, or the quantities that are not finite and the gradient step since
-    which they are not.
+    The message names the return that is out of range, or the quantities that are not finite, and the gradient step
+    after which that was noticed.
     """
 
 
@@ -42,7 +42,7 @@ def require_finite(learner: Learner[Any, Any]) -> None:
     }
     wrong = [name for name, tensors in parts.items() if not all_finite(tensors)]
     if wrong:
-        raise _error(wrong, _first_wrong_step(learner, learner.figures.fetch()))
+        raise _error(wrong, learner)
 
 
 def require_finite_figures(learner: Learner[Any, Any], figures: Figures | None) -> None:
@@ -51,11 +51,11 @@ def require_finite_figures(learner: Learner[Any, Any], figures: Figures | None) 
     Raises:
         DivergedError: the figures of a gradient step were not finite.
     """
-    if figures is None or figures.finite_steps == figures.steps:
-        return
-    values = {"the loss": figures.loss, "the gradient": figures.grad_norm, "the mean action value": figures.mean_value}
-    wrong = [name for name, value in values.items() if not math.isfinite(value)]
-    raise _error(wrong, _first_wrong_step(learner, figures))
+    if figures is not None:
+        values = {"loss": figures.loss, "gradient": figures.grad_norm, "mean action value": figures.mean_value}
+        wrong = [f"the {name}" for name, value in values.items() if not math.isfinite(value)]
+        if wrong:
+            raise _error(wrong, learner)
 
 
 def require_return(value: float, of: str) -> None:
@@ -74,12 +74,5 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
     return not found or bool(torch.stack([finite.to(found[0].device) for finite in found]).all())
 
 
-def _first_wrong_step(learner: Learner[Any, Any], figures: Figures | None) -> int:
-    """Return the number of the first gradient step with non-finite figures, or of the latest step if there is none."""
-    if figures is None or figures.finite_steps == figures.steps:
-        return learner.updates
-    return learner.updates - figures.steps + figures.finite_steps + 1
-
-
-def _error(wrong: list[str], step: int) -> DivergedError:
-    return DivergedError(f"training diverged: from gradient step {step} on, not finite: {', '.join(wrong)}")
+def _error(wrong: list[str], learner: Learner[Any, Any]) -> DivergedError:
+    return DivergedError(f"training diverged: after gradient step {learner.updates}, not finite: {', '.join(wrong)}")

@@ -64,4 +64,4 @@ class DoubleDQN(Learner[ActingNetwork, TransitionBatch]):
     def _targets(self, batch: TransitionBatch) -> Tensor:
         online = self.online(batch.next_obs) if self._config.double else None
         next_values = losses.bootstrap_values(self.target(batch.next_obs), online)
-        return losses.td_targets(batch.reward, batch.discount, next_values)
+        return batch.reward + batch.discount * next_values

@@ -31,15 +31,11 @@ class Figures:
         loss: weighted loss.
         grad_norm: norm of the gradient before clipping.
         mean_value: mean value of the actions in batches.
-        steps: number of gradient steps.
-        finite_steps: number of steps before the first non-finite figure.
     """
 
     loss: float
     grad_norm: float
     mean_value: float
-    steps: int
-    finite_steps: int
 
 
 class FiguresMeter:
@@ -50,8 +46,6 @@ class FiguresMeter:
         self._steps = 0
         self._waiting: list[Tensor] = []
         self._smoothed = torch.zeros(len(FIGURES), device=device)
-        self._finite_steps = torch.zeros((), dtype=torch.int64, device=device)
-        self._is_finite = torch.ones((), dtype=torch.int64, device=device)
 
     def add(self, loss: Tensor, grad_norm: Tensor, mean_value: Tensor) -> None:
         """Add the figures of a gradient step, each float32[]."""
@@ -66,10 +60,8 @@ class FiguresMeter:
         if not self._steps:
             return None
         self._fold()
-        together = torch.cat((self._smoothed.double(), self._finite_steps.double().unsqueeze(0)))
-        loss, grad_norm, mean_value, finite_steps = together.tolist()
         weight = 1 - DECAY**self._steps
-        return Figures(loss / weight, grad_norm / weight, mean_value / weight, self._steps, int(finite_steps))
+        return Figures(*(value / weight for value in self._smoothed.tolist()))
 
     def _fold(self) -> None:
         """Add pending figures to the means, on the device."""
@@ -80,9 +72,6 @@ class FiguresMeter:
         ages = torch.arange(len(values) - 1, -1, -1, device=self._device)
         weights = (1 - DECAY) * DECAY**ages
         self._smoothed = self._smoothed * DECAY ** len(values) + (weights.unsqueeze(1) * values).sum(0)
-        finite = values.isfinite().all(dim=1).long().cumprod(0)
-        self._finite_steps += self._is_finite * finite.sum()
-        self._is_finite *= finite[-1]
 
 
 Network = TypeVar("Network", bound=ActingNetwork)

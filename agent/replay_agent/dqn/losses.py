@@ -30,20 +30,6 @@ def bootstrap_values(next_q_target: Tensor, next_q_online: Tensor | None) -> Ten
     return values_of(next_q_target, chooser.argmax(dim=-1))
 
 
-def td_targets(rewards: Tensor, discounts: Tensor, next_values: Tensor) -> Tensor:
-    """Compute the targets ``rewards + discounts * next_values``.
-
-    Args:
-        rewards: float32[batch], discounted sums of k rewards.
-        discounts: float32[batch], ``gamma**k``, or 0 if the episode terminated.
-        next_values: float32[batch], values of the observations k steps later.
-
-    Returns:
-        float32[batch].
-    """
-    return rewards + discounts * next_values
-
-
 def weighted_huber_loss(td_errors: Tensor, weights: Tensor, delta: float) -> Tensor:
     """Average the Huber losses, each multiplied by its importance-sampling weight.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -185,19 +186,6 @@ class ImageInput(nn.Module):
         return images.reshape(-1, layout.channels, layout.height, layout.width)
 
 
-class PlainHead(nn.Module):
-    """A head with one dense layer, which computes ``outputs`` numbers for each action."""
-
-    def __init__(self, features: int, actions: int, outputs: int, dense: Dense) -> None:
-        super().__init__()
-        self.layer = dense(features, actions * outputs)
-        self.outputs = outputs
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Return float32[..., actions, outputs] for float32[..., features]."""
-        return _by_action(self.layer(features), self.outputs)
-
-
 class DuelingHead(nn.Module):
     """A head with separate streams: Q = value + advantage - mean advantage (Wang et al., 2016, arXiv:1511.06581).
 
@@ -207,18 +195,12 @@ class DuelingHead(nn.Module):
 
     def __init__(self, features: int, hidden: int, actions: int, outputs: int, dense: Dense) -> None:
         super().__init__()
-        self.value = nn.Sequential(dense(features, hidden), nn.ReLU(), dense(hidden, outputs))
-        self.advantage = nn.Sequential(dense(features, hidden), nn.ReLU(), dense(hidden, actions * outputs))
-        self.outputs = outputs
+        self.value = nn.Sequential(dense(features, hidden), nn.ReLU(), *_values(dense, hidden, 1, outputs))
+        self.advantage = nn.Sequential(dense(features, hidden), nn.ReLU(), *_values(dense, hidden, actions, outputs))
 
     def forward(self, features: Tensor) -> Tensor:
         """Return float32[..., actions, outputs] for float32[..., features]."""
-        advantages = _by_action(self.advantage(features), self.outputs)
-        return combine_dueling(_by_action(self.value(features), self.outputs), advantages)
-
-
-def _by_action(computed: Tensor, outputs: int) -> Tensor:
-    return computed.reshape(*computed.shape[:-1], -1, outputs)
+        return combine_dueling(self.value(features), self.advantage(features))
 
 
 def combine_dueling(value: Tensor, advantages: Tensor) -> Tensor:
@@ -395,16 +377,25 @@ def build_encoder(spec: NetworkSpec, hidden_sizes: Sequence[int]) -> Encoder:
 
 
 def build_head(features: int, spec: NetworkSpec) -> nn.Module:
-    """Build the head, which computes the value or the atoms of each action from float32[..., features]."""
+    """Build the head, which computes float32[..., actions, outputs] from float32[..., features].
+
+    An action has one output for each atom or, without atoms, its value.
+    """
     outputs, dense = max(1, spec.atoms), dense_of(spec)
     if spec.dueling:
         return DuelingHead(features, spec.hidden_sizes[-1], spec.actions, outputs, dense)
-    return PlainHead(features, spec.actions, outputs, dense)
+    layer, by_action = _values(dense, features, spec.actions, outputs)
+    return nn.Sequential(OrderedDict(layer=layer, by_action=by_action))
 
 
 def dense_of(spec: NetworkSpec) -> Dense:
     """Return the class of the dense layers."""
     return partial(NoisyLinear, sigma=spec.noisy_sigma) if spec.noisy_sigma else nn.Linear
+
+
+def _values(dense: Dense, features: int, actions: int, outputs: int) -> tuple[nn.Module, nn.Module]:
+    """Return layers from float32[..., features] to float32[..., actions, outputs]."""
+    return dense(features, actions * outputs), nn.Unflatten(-1, (actions, outputs))
 
 
 def _convolutions(layout: ImageLayout) -> nn.Sequential:

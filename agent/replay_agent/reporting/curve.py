@@ -77,8 +77,6 @@ def draw_curve(history: History, path: Path, title: str, solved_return: float | 
 
 def running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
     """Average each value with up to ``window - 1`` values before it: float64[n] to float64[n]."""
-    sums = np.cumsum(np.insert(values, 0, 0.0))
-    ends = np.arange(1, len(values) + 1)
-    starts = np.maximum(ends - window, 0)
-    means: NDArray[np.float64] = (sums[ends] - sums[starts]) / (ends - starts)
+    sums = np.convolve(values, np.ones(window))[: len(values)]
+    means: NDArray[np.float64] = sums / np.minimum(np.arange(1, len(values) + 1), window)
     return means

@@ -291,97 +291,73 @@ class TrainSettings(Settings):
         return known
 
     @model_validator(mode="after")
-    def _parts_fit(self) -> Self:
-        if self.atoms and not (self.atoms > 1 and self.value_min < self.value_max):
-            raise ValueError(
-                "expected atoms of 2 or more, and value_min below value_max; got "
-                f"atoms {self.atoms}, value_min {self.value_min:g}, value_max {self.value_max:g}"
-            )
-        for name in ("atoms", "noisy"):
-            if getattr(self, name) and (self.algorithm == "r2d2" or self.network is not None):
-                got = "algorithm r2d2" if self.algorithm == "r2d2" else f"network {self.network}"
-                raise ValueError(f"expected algorithm dqn and no network of your own with {name}; got {got}")
-        if self.atoms and self.actor_priorities:
-            raise ValueError("expected no actor_priorities with atoms, because priorities are KL divergences; got both")
+    def _fits(self) -> Self:
+        """Refuse settings that contradict each other, or under which no gradient step could ever be taken."""
+        require, is_recurrent = self._require, self.algorithm == "r2d2"
+        if self.atoms:
+            is_range = self.atoms > 1 and self.value_min < self.value_max
+            require(is_range, "atoms of 2 or more, and value_min below value_max", "atoms value_min value_max")
+            expected = "no actor_priorities with atoms, because priorities are KL divergences"
+            require(not self.actor_priorities, expected, "atoms actor_priorities")
+        if self.atoms or self.noisy:
+            is_usual = not is_recurrent and self.network is None
+            expected = "algorithm dqn and no network of your own with atoms or noisy"
+            require(is_usual, expected, "algorithm network atoms noisy")
+        require(
+            not (self.lockstep and self.actors), "no actors with lockstep: the trainer acts alone", "lockstep actors"
+        )
+        require(self.ray is None or self.server is None, "ray or server, because ray starts servers", "ray server")
+        require(
+            self.exploration != "ape-x" or self.explorers >= MIN_EXPLORERS,
+            f"{MIN_EXPLORERS} or more actors with exploration ape-x, in ape_x_actors if they join from other machines",
+            "actors ape_x_actors",
+        )
+        if is_recurrent:
+            self._require_sequences()
+        require(
+            self.learning_starts <= self.capacity,
+            "learning_starts of at most capacity, which bounds the rows of the table",
+            "learning_starts capacity",
+        )
+        require(
+            not self.acts or self.n_step <= self.learning_starts,
+            "n_step of at most learning_starts, or learning waits for a first row that never completes",
+            "n_step learning_starts",
+        )
+        require(
+            (self.steps - self.learning_starts + 1) * self.replay_ratio >= 1,
+            "(steps - learning_starts + 1) * replay_ratio of 1 or more, for one gradient step at least",
+            "steps learning_starts replay_ratio",
+        )
         return self
 
-    @model_validator(mode="after")
-    def _lockstep_is_alone(self) -> Self:
-        if self.lockstep and self.actors:
-            raise ValueError(
-                f"lockstep needs the trainer to act alone, but actors is {self.actors}; leave one of them out"
-            )
-        return self
+    def _require_sequences(self) -> None:
+        require = self._require
+        require(self.network is None, "algorithm dqn with a network of your own", "algorithm network")
+        require(not self.actor_priorities, "algorithm dqn with actor_priorities", "algorithm actor_priorities")
+        require(not self.clip_rewards, "no clip_rewards with algorithm r2d2, which rescales values", "clip_rewards")
+        require(
+            self.sequence_period is None or self.sequence_period <= self.sequence_length,
+            "sequence_period of at most sequence_length, or steps between sequences are never learned",
+            "sequence_period sequence_length",
+        )
+        require(
+            self.burn_in + self.sequence_length + self.n_step < MAX_WINDOW,
+            f"burn_in + sequence_length + n_step below {MAX_WINDOW}",
+            "burn_in sequence_length n_step",
+        )
+        require(
+            self.sequence_length + self.n_step < self.learning_starts,
+            "sequence_length + n_step below learning_starts, or learning waits for a first sequence",
+            "sequence_length n_step learning_starts",
+        )
 
-    @model_validator(mode="after")
-    def _ray_starts_the_servers(self) -> Self:
-        if self.ray is not None and self.server is not None:
+    def _require(self, holds: bool, expected: str, names: str) -> None:
+        """Raise an error about the settings ``names``, separated by spaces, unless a condition holds."""
+        if not holds:
             raise ValueError(
-                f"expected ray or server, because ray starts servers; got ray {self.ray}, server {self.server}"
+                f"expected {expected}; got {', '.join(f'{name} {vars(self)[name]}' for name in names.split())}"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _actors_differ(self) -> Self:
-        if self.exploration == "ape-x" and self.explorers < MIN_EXPLORERS:
-            raise ValueError(
-                "expected several actors with exploration ape-x: 2 or more in actors or, if they join from other "
-                f"machines, in ape_x_actors; got actors {self.actors}, ape_x_actors {self.ape_x_actors}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _sequences_fit(self) -> Self:
-        if self.algorithm != "r2d2":
-            return self
-        if self.network is not None:
-            raise ValueError(f"expected algorithm dqn with a network of your own; got network {self.network}")
-        if self.actor_priorities:
-            raise ValueError(
-                "expected algorithm dqn with actor_priorities, which are those of transitions; got algorithm r2d2"
-            )
-        if self.clip_rewards:
-            raise ValueError(
-                "expected no clip_rewards with algorithm r2d2, which rescales values instead; got clip_rewards True"
-            )
-        if self.sequence_period is not None and self.sequence_period > self.sequence_length:
-            raise ValueError(
-                "expected sequence_period of at most sequence_length, or steps between sequences are never learned; "
-                f"got sequence_period {self.sequence_period}, sequence_length {self.sequence_length}"
-            )
-        if self.burn_in + self.sequence_length + self.n_step >= MAX_WINDOW:
-            raise ValueError(
-                f"expected burn_in + sequence_length + n_step below {MAX_WINDOW}; got burn_in {self.burn_in}, "
-                f"sequence_length {self.sequence_length}, n_step {self.n_step}"
-            )
-        if self.sequence_length + self.n_step >= self.learning_starts:
-            raise ValueError(
-                "expected sequence_length + n_step below learning_starts, or learning waits for a first sequence; "
-                f"got sequence_length {self.sequence_length}, n_step {self.n_step}, "
-                f"learning_starts {self.learning_starts}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _gets_to_learn(self) -> Self:
-        """Refuse settings under which no gradient step could ever be taken."""
-        if self.learning_starts > self.capacity:
-            raise ValueError(
-                f"expected learning_starts of at most capacity, which bounds the rows of the table; "
-                f"got learning_starts {self.learning_starts}, capacity {self.capacity}"
-            )
-        if self.acts and self.n_step > self.learning_starts:
-            raise ValueError(
-                "expected n_step of at most learning_starts, or learning waits for a first row that never completes; "
-                f"got n_step {self.n_step}, learning_starts {self.learning_starts}"
-            )
-        steps_with_credit = self.steps - self.learning_starts + 1
-        if steps_with_credit * self.replay_ratio < 1:
-            raise ValueError(
-                "expected (steps - learning_starts + 1) * replay_ratio of 1 or more, for one gradient step at least; "
-                f"got steps {self.steps}, learning_starts {self.learning_starts}, replay_ratio {self.replay_ratio:g}"
-            )
-        return self
 
     @property
     def atari(self) -> AtariOptions:

@@ -20,7 +20,7 @@ from replay_agent.acting.environments import (
 )
 from replay_agent.acting.evaluation import EvaluationStoppedError, evaluate
 from replay_agent.acting.seeds import ActorSeeds
-from replay_agent.dqn.networks import NetworkSpec, PlainHead, QNetwork, build_network
+from replay_agent.dqn.networks import NetworkSpec, QNetwork, build_network
 from torch import nn
 
 from tests.agent.corridor import (
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*share an object:UserWarning")
 def always(action: int) -> QNetwork:
     """A network that prefers the same action for every observation."""
     network = build_network(NetworkSpec((PLACES,), "float32", 2, (4,), dueling=False))
-    assert isinstance(network.head, PlainHead)
+    assert isinstance(network.head, nn.Sequential)
     assert isinstance(network.head.layer, nn.Linear)
     with torch.no_grad():
         network.head.layer.weight.zero_()

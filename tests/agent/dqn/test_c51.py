@@ -107,7 +107,7 @@ def test_the_streams_of_a_dueling_network_are_combined_atom_by_atom() -> None:
     for action in range(ACTIONS):
         for atom in range(ATOMS):
             advantages = seen["advantage"].view(ACTIONS, ATOMS)[:, atom]
-            expected = seen["value"][0, atom] + advantages[action] - advantages.mean()
+            expected = seen["value"].flatten()[atom] + advantages[action] - advantages.mean()
             assert logits[0, action, atom].item() == pytest.approx(expected.item(), abs=1e-6)
 
 

@@ -55,7 +55,7 @@ def test_a_run_that_diverges_stops_with_advice_and_is_resumed_from_a_finite_chec
         checkpoint_interval_s=0.01,
         **EXPLODING,
     )
-    with pytest.raises(DivergedError, match=r"from gradient step \d+ on, not finite: ") as diverged:
+    with pytest.raises(DivergedError, match=r"after gradient step \d+, not finite: ") as diverged:
         train(settings, StopRequest(), Console(quiet=True))
     run = tmp_path / "runs" / name
     advice = "".join(diverged.value.__notes__)
@@ -94,7 +94,7 @@ def test_a_network_that_is_not_finite_is_not_judged_let_alone_chosen(make_traine
     metrics = SpoilAfterValidation()
     # A gradient step every 50 steps, with two validations between gradient steps.
     metrics.trainer = trainer = make_trainer(metrics=metrics, replay_ratio=0.02, validate_interval=20)
-    with pytest.raises(DivergedError, match="gradient step 1 on, not finite: the online network, action values"):
+    with pytest.raises(DivergedError, match="gradient step 1, not finite: the online network, action values"):
         trainer.train(ProgressView(), None)
     assert metrics.validated_at == [149]
     assert trainer.pacer.env_steps == 160
@@ -102,7 +102,7 @@ def test_a_network_that_is_not_finite_is_not_judged_let_alone_chosen(make_traine
     assert all(tensor.isfinite().all() for tensor in trainer.selector.best_weights.values())
 
 
-def test_the_first_gradient_step_that_was_not_finite_is_named_however_late_it_is_noticed() -> None:
+def test_a_gradient_step_that_was_not_finite_is_noticed_however_late() -> None:
     learner = DoubleDQN(NetworkSpec((2,), "float32", 2, (4,), dueling=False), DoubleDQNConfig(1e-2), CPU)
     learner.updates = 100  # from an earlier start
     for _ in range(5):
@@ -113,7 +113,7 @@ def test_the_first_gradient_step_that_was_not_finite_is_named_however_late_it_is
     learner.update(spoiled)
     for _ in range(3):
         learner.update(make_batch())
-    with pytest.raises(DivergedError, match="from gradient step 106 on, not finite: the loss, the gradient"):
+    with pytest.raises(DivergedError, match="after gradient step 109, not finite: the loss, the gradient"):
         require_finite_figures(learner, learner.figures.fetch())
 
 
@@ -138,7 +138,6 @@ def test_figures_are_smoothed_and_right_from_the_first_on() -> None:
     found = meter.fetch()
     assert found is not None
     assert found.loss == pytest.approx((DECAY * 4 + 8) / (1 + DECAY))
-    assert (found.steps, found.finite_steps) == (2, 2)
 
 
 def test_figures_of_many_steps_are_those_of_the_steps_one_by_one() -> None:
@@ -156,7 +155,6 @@ def test_figures_of_many_steps_are_those_of_the_steps_one_by_one() -> None:
     assert last is not None
     assert (last.loss, last.mean_value) == pytest.approx((found.loss, found.mean_value), rel=1e-4)
     assert last.grad_norm == found.grad_norm == torch.inf
-    assert last.finite_steps == found.finite_steps == FOLDED_STEPS + 3
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 2 * MAX_RETURN])

@@ -19,15 +19,6 @@ def test_plain_dqn_takes_the_target_networks_largest_value() -> None:
     assert losses.bootstrap_values(TARGET, None).tolist() == [9.0, 8.0]
 
 
-def test_a_terminated_row_does_not_bootstrap_and_a_truncated_one_does() -> None:
-    gamma = 0.9
-    rewards = torch.tensor([1.0, 1.0, 2.5])
-    discounts = torch.tensor([0.0, gamma, gamma**3])  # terminated, truncated after one step, amid an episode
-    next_values = torch.tensor([100.0, 100.0, 10.0])
-    targets = losses.td_targets(rewards, discounts, next_values)
-    assert targets.tolist() == pytest.approx([1.0, 91.0, 2.5 + 0.729 * 10])
-
-
 def test_values_are_those_of_the_actions_taken() -> None:
     assert losses.values_of(ONLINE, torch.tensor([2, 0])).tolist() == [2.0, 4.0]
 

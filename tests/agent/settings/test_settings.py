@@ -161,7 +161,7 @@ def test_sizes_are_read_from_flags_and_from_the_environment(monkeypatch: pytest.
         (["--server", "nowhere"], "--server: expected HOST:PORT"),
         (["--batch-size", "0"], "--batch-size: input should be greater than or equal to 1, got '0'"),
         (["--hidden-sizes", "0"], "--hidden-sizes.0: input should be greater than 0, got '0'"),
-        (["--lockstep", "--actors", "2"], "lockstep needs the trainer to act alone"),
+        (["--lockstep", "--actors", "2"], "no actors with lockstep: the trainer acts alone"),
         (["--replay-ratio", "inf"], "--replay-ratio: input should be a finite number"),
         (["--replay-ratio", "1e300"], "--replay-ratio: input should be less than or equal to 1000000"),
         (["--learning-rate", "nan"], "--learning-rate: input should be a finite number"),
@@ -226,8 +226,8 @@ def test_ape_x_needs_several_actors_and_priorities_of_actors_need_transitions(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     flags = ["--exploration", "ape-x"]
-    assert "expected several actors with exploration ape-x" in refusal(capsys, *flags)
-    assert "expected several actors with exploration ape-x" in refusal(capsys, *flags, "--actors", "1")
+    assert "2 or more actors with exploration ape-x" in refusal(capsys, *flags)
+    assert "2 or more actors with exploration ape-x" in refusal(capsys, *flags, "--actors", "1")
     assert "got algorithm r2d2" in refusal(capsys, "--actor-priorities", "--algorithm", "r2d2")
     for more, expected in (
         (["--actors", "2"], (2, True)),
@@ -276,9 +276,9 @@ def test_a_noisy_network_explores_alone_unless_it_is_told_otherwise() -> None:
     [
         (["--atoms", "1"], "expected atoms of 2 or more"),
         (["--atoms", "51", "--value-min", "3", "--value-max", "3"], "value_min below value_max"),
-        (["--atoms", "51", "--algorithm", "r2d2"], "expected algorithm dqn .* with atoms; got algorithm r2d2"),
-        (["--noisy", "--network", "mine:Network"], "with noisy; got network mine:Network"),
-        (["--preset", "rainbow", "--algorithm", "r2d2"], "with atoms; got algorithm r2d2"),
+        (["--atoms", "51", "--algorithm", "r2d2"], "expected algorithm dqn .* with atoms or noisy; got algorithm r2d2"),
+        (["--noisy", "--network", "mine:Network"], "with atoms or noisy; got algorithm dqn, network mine:Network"),
+        (["--preset", "rainbow", "--algorithm", "r2d2"], "with atoms or noisy; got algorithm r2d2"),
         (["--preset", "sunshine"], "rainbow"),
         (["--atoms", "51", "--actor-priorities"], "priorities are KL divergences"),
     ],

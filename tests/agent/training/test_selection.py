@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from replay_agent.acting.evaluation import EvaluationResult
-from replay_agent.dqn.networks import ActingNetwork, NetworkSpec, PlainHead, QNetwork, build_network
+from replay_agent.dqn.networks import ActingNetwork, NetworkSpec, QNetwork, build_network
 from replay_agent.training.selection import NetworkSelector
 from torch import nn
 
@@ -19,7 +19,7 @@ EPISODES, SCREENING = 10, 4
 def network_of(skill: float, character: int = 0) -> QNetwork:
     """A network whose weights encode its skill, and the seed of its luck."""
     network = build_network(NetworkSpec((2,), "float32", 2, (4,), dueling=False))
-    assert isinstance(network.head, PlainHead)
+    assert isinstance(network.head, nn.Sequential)
     with torch.no_grad():
         cast(nn.Linear, network.head.layer).bias.copy_(torch.tensor([skill, float(character)]))
     return network
@@ -35,7 +35,7 @@ class Judge:
 
     def __call__(self, network: ActingNetwork, seeds: Sequence[int]) -> EvaluationResult:
         assert isinstance(network, QNetwork)
-        assert isinstance(network.head, PlainHead)
+        assert isinstance(network.head, nn.Sequential)
         skill, character = cast(nn.Linear, network.head.layer).bias.tolist()
         self.played.append((skill, list(seeds)))
         numbers = np.array(seeds, dtype=np.float64)
