@@ -50,6 +50,7 @@ def evaluate(
     device: torch.device | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     step_timeout_s: float = STEP_TIMEOUT_S,
+    parallel: int = MAX_PARALLEL_EPISODES,
 ) -> EvaluationResult:
     """Play one episode per seed. Equal seeds and networks give equal episodes.
 
@@ -62,6 +63,7 @@ def evaluate(
         device: the network's device; None: the CPU.
         should_stop: called before every step; True stops the evaluation.
         step_timeout_s: seconds after which a step counts as hanging.
+        parallel: number of episodes that are played at a time, each in its environment.
 
     Raises:
         EvaluationStoppedError: ``should_stop`` returned True.
@@ -69,10 +71,10 @@ def evaluate(
     """
     returns: list[float] = []
     lengths: list[int] = []
-    environments = [make_env() for _ in range(min(len(seeds), MAX_PARALLEL_EPISODES))]
+    environments = [make_env() for _ in range(min(len(seeds), parallel))]
     try:
-        for start in range(0, len(seeds), MAX_PARALLEL_EPISODES):
-            part = seeds[start : start + MAX_PARALLEL_EPISODES]
+        for start in range(0, len(seeds), parallel):
+            part = seeds[start : start + parallel]
             episodes = [
                 _Episode.begin(env, seed, step_timeout_s) for env, seed in zip(environments, part, strict=False)
             ]

@@ -23,12 +23,10 @@ def play(run: Path, /, *, episodes: int = 1, seed: int = 0, video: Path | None =
     """
     with needs_extras("replay-play", "agent"):
         from replay_agent.training import playing
-    frames = []
     try:
         seeds = range(seed, seed + episodes)
-        for total, seen in playing.play(run, seeds, "human" if video is None else "rgb_array"):
-            print(f"return {total:g}")
-            frames += seen
+        result, frames = playing.play(run, seeds, "human" if video is None else "rgb_array")
+        print("\n".join(f"return {total:g}" for total in result.returns))
         if video is not None:
             playing.save_gif(video, frames, fps)
             print(f"{len(frames):,} frames in {video}")

@@ -16,6 +16,7 @@ class Drawn(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Draws each frame in a gray of its own: a package for real pictures is not installed."""
 
     frames = 0
+    render_mode = "rgb_array"
 
     def render(self) -> NDArray[np.uint8]:
         """Return the picture."""

@@ -169,7 +169,7 @@ def test_numbers_that_are_not_finite_are_not_saved_and_push_no_checkpoint_out(tm
     learner.update(random_batch())
     save(tmp_path, 1, learner, keep=1)
     spoil(learner, part)
-    with pytest.raises(DivergedError, match=f"gradient step 1 on, not finite: {part}"):
+    with pytest.raises(DivergedError, match=f"gradient step 1, not finite: {part}"):
         save(tmp_path, 2, learner, keep=1)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000000001"]
 
