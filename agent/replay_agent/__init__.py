@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from replay_agent.acting.actor import EpsilonGreedyPolicy
     from replay_agent.acting.environments import describe_environment, make_environment, make_environments
     from replay_agent.acting.evaluation import EvaluationResult, evaluate
+    from replay_agent.algorithms import sequence_batch, sequence_columns, step_columns, transition_batch
     from replay_agent.dqn.c51 import C51
     from replay_agent.dqn.double_dqn import DoubleDQN, TransitionBatch
     from replay_agent.dqn.learner import DoubleDQNConfig, LossResult, UpdateResult
     from replay_agent.dqn.networks import NetworkSpec, QNetwork, build_network
     from replay_agent.r2d2 import R2D2, R2D2Config, RecurrentQNetwork, SequenceBatch, build_recurrent_network
-    from replay_agent.replay.rows import sequence_batch, sequence_columns, step_columns, transition_batch
     from replay_agent.trainer import Trainer
     from replay_agent.training.schedules import LinearSchedule
 
@@ -27,12 +27,12 @@ _MODULES = {
     "acting.actor": ["EpsilonGreedyPolicy"],
     "acting.environments": ["describe_environment", "make_environment", "make_environments"],
     "acting.evaluation": ["EvaluationResult", "evaluate"],
+    "algorithms": ["sequence_batch", "sequence_columns", "step_columns", "transition_batch"],
     "dqn.c51": ["C51"],
     "dqn.double_dqn": ["DoubleDQN", "TransitionBatch"],
     "dqn.learner": ["DoubleDQNConfig", "LossResult", "UpdateResult"],
     "dqn.networks": ["NetworkSpec", "QNetwork", "build_network"],
     "r2d2": ["R2D2", "R2D2Config", "RecurrentQNetwork", "SequenceBatch", "build_recurrent_network"],
-    "replay.rows": ["sequence_batch", "sequence_columns", "step_columns", "transition_batch"],
     "trainer": ["Trainer"],
     "training.schedules": ["LinearSchedule"],
 }

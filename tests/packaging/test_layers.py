@@ -43,6 +43,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"atari_options", "own_parts"},
         {"dqn", "memory_tasks", "processes", "settings"},
         {"acting", "r2d2"},
+        {"algorithms"},
         {"replay", "reporting"},
         {"distributed"},
         {"training"},

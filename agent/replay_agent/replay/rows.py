@@ -1,4 +1,4 @@
-"""Defines the columns of the replay table, records the steps of actors in them, and converts batches.
+"""Records the steps of actors as rows of the run's table.
 
 The table is a table of steps: it stores each step once, and each frame of a stacked observation once.
 """
@@ -6,75 +6,13 @@ The table is a table of steps: it stores each step once, and each frame of a sta
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Final
+from typing import Any
 
 from numpy.typing import NDArray
-from replay_client import Column, Discount, Mask, Return, Stack, Steps, Writer, WriterStream
-from replay_client.torch import TensorBatch
-from replay_proto.steps import Derived
+from replay_client import Stack, Steps, Writer, WriterStream
 
 from replay_agent.acting.actor import Step
-from replay_agent.acting.environments import EnvironmentInfo
-from replay_agent.dqn.double_dqn import TransitionBatch
-from replay_agent.r2d2 import SequenceBatch, state_size
-
-FRAME: Final = "frame"
-"""Column of the newest frame of the observation before the step."""
-STEP_REWARD: Final = "step_reward"
-"""Column of the reward after the step."""
-STATE: Final = "state"
-"""Column of the state of the recurrent network before the step, in a table for sequences."""
-
-
-def step_columns(env: EnvironmentInfo) -> dict[str, Column | Derived]:
-    """Return the columns of a table from which `Transitions` are drawn."""
-    return {
-        FRAME: Column(env.observation_dtype, env.frame_shape, sampled=False),
-        "action": Column("int64"),
-        STEP_REWARD: Column("float32", sampled=False),
-        "obs": Stack(FRAME, env.stack, env.padding),
-        "reward": Return(STEP_REWARD),
-        "discount": Discount(),
-        "next_obs": Stack(FRAME, env.stack, env.padding, ahead=True),
-    }
-
-
-def sequence_columns(env: EnvironmentInfo, lstm_units: int) -> dict[str, Column | Derived]:
-    """Return the columns of a table from which `Sequences` are drawn."""
-    return {
-        FRAME: Column(env.observation_dtype, env.frame_shape, sampled=False),
-        "action": Column("int64"),
-        STEP_REWARD: Column("float32"),
-        STATE: Column("float16", state_size(lstm_units, env.actions), at="start"),
-        "obs": Stack(FRAME, env.stack, env.padding),
-        "discount": Discount(),
-        "mask": Mask(),
-    }
-
-
-def transition_batch(batch: TensorBatch) -> TransitionBatch:
-    """Convert a batch for the learner."""
-    return TransitionBatch(
-        obs=batch["obs"],
-        action=batch["action"],
-        reward=batch["reward"],
-        discount=batch["discount"],
-        next_obs=batch["next_obs"],
-        weights=batch.weights,
-    )
-
-
-def sequence_batch(batch: TensorBatch) -> SequenceBatch:
-    """Convert a batch for a recurrent learner."""
-    return SequenceBatch(
-        obs=batch["obs"],
-        action=batch["action"],
-        reward=batch[STEP_REWARD],
-        discount=batch["discount"],
-        mask=batch["mask"],
-        state=batch[STATE].float(),
-        weights=batch.weights,
-    )
+from replay_agent.algorithms import FRAME, STATE, STEP_REWARD
 
 
 def make_recorders(writer: Writer, n_step: int, gamma: float) -> list[Recorder]:

@@ -8,13 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from replay_client import Column, ReplayClient, ReplayError, Sequences, Steps, Table, TableExistsError, Transitions
-from replay_proto.steps import Derived, Item
+from replay_client import ReplayClient, ReplayError, Sequences, Steps, Table, TableExistsError
 
 from replay_agent.acting.environments import EnvironmentInfo
+from replay_agent.algorithms import algorithm_of
 from replay_agent.replay.access import LockstepAccess, ReplayAccess
 from replay_agent.replay.pacing import Pacer, TableCount
-from replay_agent.replay.rows import sequence_columns, step_columns
 from replay_agent.settings.train_settings import TrainSettings
 
 log = logging.getLogger(__name__)
@@ -30,7 +29,7 @@ def check_table(settings: TrainSettings, env: EnvironmentInfo) -> None:
         ValueError: the capacity is too small.
         InvalidArgumentError: a window would be too long.
     """
-    columns, item = _layout(settings, env)
+    columns, item = algorithm_of(settings).layout(settings, env)
     window = Steps.of(columns, item).window
     environments = max(1, settings.actors + settings.acts) * settings.envs_per_actor
     # For each environment, windows of the newest steps may be incomplete, and those of the oldest steps may be broken.
@@ -43,19 +42,6 @@ def check_table(settings: TrainSettings, env: EnvironmentInfo) -> None:
             f"{of_sequences if isinstance(item, Sequences) else ''}stacks of {env.stack} frames and "
             f"{environments} environments; got capacity {settings.capacity}"
         )
-
-
-def _layout(settings: TrainSettings, env: EnvironmentInfo) -> tuple[Mapping[str, Column | Derived], Item]:
-    """Return the columns of the table, and what is drawn from it."""
-    if settings.algorithm == "r2d2":
-        sequences = Sequences(
-            length=settings.sequence_length + settings.n_step,
-            burn_in=settings.burn_in,
-            period=settings.sequence_period or settings.sequence_length,
-            gamma=settings.gamma,
-        )
-        return sequence_columns(env, settings.lstm_units), sequences
-    return step_columns(env), Transitions(n_step=settings.n_step, gamma=settings.gamma)
 
 
 class RunTable:
@@ -176,7 +162,7 @@ class RunTable:
 
     def _create_or_open(self) -> Table:
         settings = self._settings
-        columns, item = _layout(settings, self._env)
+        columns, item = algorithm_of(settings).layout(settings, self._env)
         parameters = {} if settings.backend == "uniform" else {"alpha": settings.alpha}
         try:
             return self._client.create_table(

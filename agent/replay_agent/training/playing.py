@@ -15,18 +15,15 @@ from PIL import Image
 from replay_agent.acting.environments import make_environment
 from replay_agent.acting.evaluation import EvaluationResult, evaluate
 from replay_agent.acting.step_guard import EnvironmentFailedError
-from replay_agent.dqn.c51 import C51
-from replay_agent.dqn.double_dqn import DoubleDQN
+from replay_agent.algorithms import ALGORITHMS
 from replay_agent.dqn.learner import Learner
 from replay_agent.dqn.saved_agents import SavedAgent
 from replay_agent.own_parts import find
-from replay_agent.r2d2 import R2D2
 
 Frame = NDArray[np.uint8]
 """uint8[height, width, 3]."""
 FAILURES = (EnvironmentFailedError, OSError, ValueError, gymnasium.error.Error)
 """Errors that a user can resolve; the messages say how."""
-_LEARNERS: dict[str, type[Learner[Any, Any]]] = {kind.algorithm: kind for kind in (DoubleDQN, C51, R2D2)}
 
 
 def load_learner(run: Path, agent: SavedAgent) -> Learner[Any, Any]:
@@ -36,7 +33,7 @@ def load_learner(run: Path, agent: SavedAgent) -> Learner[Any, Any]:
         SavedAgentError: see `Learner.load`.
         OwnPartError: the learner or the network of the user is not on this machine.
     """
-    kind = _LEARNERS[agent.algorithm] if agent.learner is None else find(agent.learner, "the learner")
+    kind = ALGORITHMS[agent.algorithm].learner if agent.learner is None else find(agent.learner, "the learner")
     learner: Learner[Any, Any] = kind.load(run)
     return learner
 

@@ -17,6 +17,7 @@ from replay_agent.acting.actor import Actor, FinishedEpisode, ape_x_epsilons
 from replay_agent.acting.environments import EnvironmentInfo, make_environment
 from replay_agent.acting.evaluation import EvaluationResult, EvaluationStoppedError, evaluate
 from replay_agent.acting.seeds import ActorSeeds, RunSeeds
+from replay_agent.algorithms import algorithm_of, make_learner
 from replay_agent.distributed.actor_guide import MAX_WAITING, ActorGuide, Guidance
 from replay_agent.distributed.run_tables import ActorTask, table_number
 from replay_agent.dqn.divergence import require_finite, require_finite_figures, require_return
@@ -30,7 +31,6 @@ from replay_agent.reporting.curve import History
 from replay_agent.reporting.progress import ProgressView, RateMeter, Status
 from replay_agent.reporting.tensorboard import MetricsLog
 from replay_agent.settings.train_settings import TrainSettings
-from replay_agent.training.algorithms import make_algorithm
 from replay_agent.training.checkpoint import checkpoints, load_latest, save_checkpoint
 from replay_agent.training.run_directory import RunDirectory
 from replay_agent.training.schedules import Interval, LinearSchedule
@@ -90,7 +90,8 @@ class TrainingLoop:
         self._device = device
         self._seeds = RunSeeds(settings.seed, run.earlier_starts)
         torch.manual_seed(self._seeds.network)
-        self.learner, self._batch_of = make_algorithm(settings, env, device)
+        self.learner = make_learner(settings, env, device)
+        self._batch_of = algorithm_of(settings).batch_of
         self.pacer = Pacer(settings.replay_ratio, settings.learning_starts, settings.lead_steps)
         self.history = History()
         self.selector = self._make_selector()

@@ -12,11 +12,11 @@ import pytest
 import torch
 from replay_agent.acting.actor import ape_x_epsilons
 from replay_agent.acting.environments import inspect_environment
+from replay_agent.algorithms import step_columns
 from replay_agent.distributed.acting_run import own_epsilon, run_actor
 from replay_agent.distributed.actor_guide import Guidance
 from replay_agent.distributed.run_tables import EPISODE_COLUMNS, ActorTask, Progress, table_number
 from replay_agent.dqn.networks import NetworkSpec, build_network
-from replay_agent.replay.rows import step_columns
 from replay_agent.reporting.progress import ProgressView
 from replay_agent.settings.actor_settings import load_actor_settings
 from replay_agent.training.training_loop import Ending, TrainingLoop

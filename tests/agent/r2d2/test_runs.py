@@ -13,10 +13,11 @@ from replay_agent.acting.actor import Actor, Step
 from replay_agent.acting.environments import inspect_environment, make_environment
 from replay_agent.acting.evaluation import evaluate
 from replay_agent.acting.seeds import ActorSeeds
+from replay_agent.algorithms import STATE, sequence_batch, sequence_columns
 from replay_agent.dqn.networks import ActingNetwork, NetworkSpec
 from replay_agent.processes.signals import StopRequest
 from replay_agent.r2d2 import RecurrentQNetwork, build_recurrent_network
-from replay_agent.replay.rows import STATE, make_recorders, sequence_batch, sequence_columns
+from replay_agent.replay.rows import make_recorders
 from replay_agent.reporting.progress import ProgressView
 from replay_agent.settings.train_settings import TrainSettings
 from replay_agent.training.run import train

@@ -8,8 +8,9 @@ import torch
 from replay_agent.acting.actor import Actor, Step
 from replay_agent.acting.environments import EnvironmentInfo, inspect_environment
 from replay_agent.acting.seeds import ActorSeeds
+from replay_agent.algorithms import step_columns, transition_batch
 from replay_agent.dqn.networks import NetworkSpec, build_network
-from replay_agent.replay.rows import make_recorders, step_columns, transition_batch
+from replay_agent.replay.rows import make_recorders
 from replay_agent.replay.run_table import check_table
 from replay_agent.settings.train_settings import TrainSettings
 from replay_client import Column, InvalidArgumentError, Mask, ReplayClient, Sequences, Table, Transitions

@@ -11,10 +11,10 @@ from typing import get_args
 
 import pytest
 from replay_agent.acting.environments import inspect_environment
+from replay_agent.algorithms import network_spec
 from replay_agent.settings.actor_settings import load_actor_settings
 from replay_agent.settings.presets import preset
 from replay_agent.settings.train_settings import NOT_RESUMED, SETTINGS_FILE, TrainSettings, load_train_settings
-from replay_agent.training.algorithms import network_spec
 
 
 @pytest.fixture(autouse=True)
