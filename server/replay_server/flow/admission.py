@@ -271,6 +271,7 @@ class Admission:
         while moved:
             moved = self._serve_draws()
             moved = self._serve_stores() or moved
+        self._refuse_blocking_draw()
         for read in self._reads:
             if read.inserted <= self.table.inserted and not read.turn.done():
                 read.turn.set_result(None)
@@ -325,6 +326,7 @@ class Admission:
             self._stores.append(insert)
             counts.waiting_inserts += 1
             try:
+                self._refuse_blocking_draw()
                 await self._wait(insert, caller, wait_s, lambda: self._insert_lacks(0, insert))
             finally:
                 counts.waiting_inserts -= 1
@@ -388,6 +390,15 @@ class Admission:
             self._stores.remove(each)
             moved = True
         return moved
+
+    def _refuse_blocking_draw(self) -> None:
+        """Refuse the first draw if it and the first insert wait for each other."""
+        gate = self.table.gate
+        if gate is None or self._running is not None or not self._draws or not self._stores:
+            return
+        draw, store = self._draws[0], self._stores[0]
+        if gate.blocks_inserts(draw.granted) and not store.turn.done() and not self._is_allowed(store):
+            draw.refuse(errors.queue_blocked(draw.granted, draw.rows))
 
     def _begin(self, each: _Insert | _Reset) -> None:
         if isinstance(each, _Reset):

@@ -66,6 +66,10 @@ class Gate(ABC):
     def draw_lacks(self, rows: int, granted: int) -> Lack:
         """Return what a draw of ``rows`` rows lacks; ``granted`` of them are granted already."""
 
+    def blocks_inserts(self, granted: int) -> bool:
+        """Whether a draw that waits for inserts keeps them from being allowed, by the rows that it was granted."""
+        return False
+
     @abstractmethod
     def check_insert(self, rows: int) -> None:
         """Refuse an insert that might never be allowed.

@@ -110,6 +110,14 @@ class WindowQueue(Queue):
         self._granted += granted
         return granted
 
+    def blocks_inserts(self, granted: int) -> bool:
+        """Whether no other draw has windows, so that only this one can make room.
+
+        The rows of its windows have left the capacity, but all rows after the first of them are still stored. If actors
+        abandon most episodes, these fill the ring.
+        """
+        return granted == self._granted
+
     def draw(self, draw: Draw, points: Points, live: LiveRows) -> Drawn:
         """Return the anchors of the next windows to deliver."""
         count = len(points.fractions)

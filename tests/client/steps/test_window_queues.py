@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,26 @@ def test_a_draw_of_more_than_the_queue_holds_is_refused(new_queue: NewQueue) -> 
     table = new_queue(capacity=32)
     with pytest.raises(ResourceExhaustedError, match=r"sequences of one draw: at most \d allowed"):
         table.sample(33, timeout_s=60.0)
+
+
+def test_a_draw_is_refused_if_it_and_an_insert_wait_for_each_other(new_queue: NewQueue) -> None:
+    """The rows of abandoned episodes, after an unroll that the draw was granted, fill the ring."""
+    table = new_queue(capacity=16)
+
+    def abandon(episodes: int) -> None:
+        for _ in range(episodes):
+            write(table, range(1), ends=False)
+
+    write(table, range(4))
+    with ThreadPoolExecutor(2) as pool:
+        draw = pool.submit(table.sample, 2, timeout_s=10.0)
+        wait_until(lambda: table.stats().waiting == 1, "the draw waits")
+        actors = pool.submit(abandon, 200)
+        refusal = draw.exception()
+        assert unrolls(table.sample(1)) == [[0, 1, 2, 3]]
+        actors.result()
+    assert isinstance(refusal, ResourceExhaustedError)
+    assert (refusal.reason, refusal.metadata["limit"], refusal.metadata["got"]) == ("TOO_LARGE", "1", "2")
 
 
 def test_reading_and_statistics_take_nothing(new_queue: NewQueue) -> None:
