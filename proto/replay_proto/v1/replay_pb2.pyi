@@ -1030,7 +1030,8 @@ class SameHost(google.protobuf.message.Message):
     """The server's id; empty: send the rows."""
     overtaken: builtins.bool
     """True if this request replaces one whose rows were overwritten before they were copied: the reply has the rows, and
-    the rate limiter does not count a draw again. Without the server's id, this field has no effect.
+    the rate limiter does not count a draw again. Without the server's id, this field has no effect. A draw is counted
+    again unless the caller has drawn a batch of the same size that had no rows, and has not replaced it yet.
     """
     def __init__(
         self,
@@ -1428,7 +1429,7 @@ class Draw(google.protobuf.message.Message):
     """
     charged_apart: builtins.bool
     """If true, the rate limiter neither delays nor counts the draw, because `LearnRequest.charge` counts it, perhaps in
-    another shard. Not in a queue.
+    another shard. Not in a queue. In a table with `samples_per_insert`, this requires the right to write, like `charge`.
     """
     row_info: builtins.bool
     """If true, the reply says of each row how often it was drawn before, and how old it is."""

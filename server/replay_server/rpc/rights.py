@@ -67,6 +67,7 @@ FIELDS: Final[Mapping[str, Mapping[str, Needed | None]]] = {
     "Insertion": _no_more("row_count priorities sequence runs wait_s"),
     "Runs": _no_more("row_counts streams episodes first_steps ends"),
     "SampleRequest": _no_more("table table_uid draw same_host"),
+    # In a table with samples_per_insert, charged_apart requires the right to write; the handler checks this.
     "Draw": _no_more("batch_size beta weight_norm draw_mode wait_s columns charged_apart row_info"),
     "ColumnNames": _no_more("names"),
     "SameHost": _no_more("owner_id overtaken"),

@@ -28,6 +28,7 @@ from replay_server.storage.ranges import KEYS
 from replay_server.storage.runs import Runs
 from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import DamagedTableError, TableDirectory
+from replay_server.table.copied_batches import CopiedBatches
 from replay_server.table.draws import Draw, DrawnBatch, Points, WeightNorm, importance_weights, least_of_batches
 from replay_server.table.gates import Gate
 from replay_server.table.items.items import Items, SingleRows, StepCounts
@@ -132,6 +133,8 @@ class Table:
             slots=self.config.slots, capacity=self.config.capacity, inserted=self.inserted, size=self.size
         )
         """Statistics since the server started."""
+        self.copied_batches = CopiedBatches()
+        """Batches that may be replaced without being counted again."""
         self.resets = 0
         """Number of resets since the server started."""
         self.others_largest_priority: float
@@ -494,6 +497,7 @@ class Table:
         self._index, self._items = blank.index, blank.items
         self.draws.replace_contents(blank.index, blank.items)
         self._forget_others()
+        self.copied_batches.clear()
         if self.gate is not None:
             self.gate.begin_anew(blank.items)
         return before

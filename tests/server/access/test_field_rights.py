@@ -15,6 +15,7 @@ from replay_proto.v1 import replay_pb2
 from replay_server.rpc.rights import FIELDS, Needed
 
 from tests.support.access import token_entry
+from tests.support.caller import make_draw
 from tests.support.every_request import KINDS, World
 from tests.support.refusals import refusal_in, refused
 from tests.support.request_fields import CONTRACT, Field, fields
@@ -112,6 +113,17 @@ def test_any_other_field_takes_only_the_right_of_its_rpc(world: World, field: Fi
         if more is not None and more.right is not Right[own.upper()]:
             request.ClearField(name)
     assert reason_of(world, field.method, request, token((own,))) != "PERMISSION_DENIED"
+
+
+@pytest.mark.parametrize("method", ["Sample", "Learn"])
+def test_only_who_may_charge_samples_draws_without_being_counted(world: World, method: str) -> None:
+    """In a table with `samples_per_insert`: there is nothing to charge in one that only has a `min_size`."""
+    request = getattr(replay_pb2, f"{method}Request")(table="limited", draw=make_draw(1, charged_apart=True))
+    with refused("PERMISSION_DENIED", right="write"):
+        world.call(method, request, token(("read",)))
+    world.call(method, request, token(("read", "write")))
+    request.table = "late"
+    assert reason_of(world, method, request, token(("read",))) != "PERMISSION_DENIED"
 
 
 def reason_of(world: World, method: str, request: Message, given: str) -> str:

@@ -26,6 +26,7 @@ from tests.support.caller import CALL_TIMEOUT_S, CalledTable, Caller, LearnStrea
 from tests.support.deadlines import wait_until
 from tests.support.flow import rate_limiter, wait_for_waiting
 from tests.support.refusals import refused
+from tests.support.rows import WHOLE
 from tests.support.server_process import ServerProcess
 
 NewTable = Callable[..., CalledTable]
@@ -38,6 +39,17 @@ WRITER = b"0123456789abcdef"
 def even(new_table: NewTable) -> CalledTable:
     """A table with one sample per insert after 10 rows, and an error buffer of 5 samples."""
     return new_table(rate_limiter=rate_limiter(10, 1.0, 5.0))
+
+
+def sample_near(table: CalledTable, batch_size: int, *, overtaken: bool = False) -> replay_pb2.SampleResponse:
+    """Draw a batch like a client on the server's host."""
+    described = table.describe()
+    near = replay_pb2.SameHost(owner_id=described.owner_id, overtaken=overtaken)
+    return table.stub.Sample(
+        replay_pb2.SampleRequest(
+            table=table.name, table_uid=described.uid, draw=make_draw(batch_size), same_host=near
+        )
+    )
 
 
 def test_a_draw_without_a_wait_says_what_it_lacks(even: CalledTable) -> None:
@@ -265,33 +277,43 @@ def test_a_writer_that_reconnects_while_it_waits_is_applied_once(even: CalledTab
 def test_a_learners_copy_that_was_overtaken_is_replaced_without_another_sample(even: CalledTable) -> None:
     """Whatever the limiter allows, because the replaced batch was already counted."""
     even.insert(range(10))
-    even.sample(5)
     stream = LearnStream(even)
-    with refused("LIMITED", waited_for="samples"):
-        stream.ask(draw=make_draw(1))
-    stream = LearnStream(even)
-    uid = even.describe().uid
-    again = replay_pb2.SameHost(owner_id=even.describe().owner_id, overtaken=True)
+    owner_id = even.describe().owner_id
+    copied, again = (replay_pb2.SameHost(owner_id=owner_id, overtaken=overtaken) for overtaken in (False, True))
+    stream.send(draw=make_draw(1), batches=4, same_host=copied)
+    assert stream.receive().rows == b""
+    even.sample(1)
     for batches in (1, 3):
-        stream.send_message(
-            replay_pb2.LearnRequest(table=even.name, table_uid=uid, draw=make_draw(4), batches=batches, same_host=again)
-        )
+        stream.send(draw=make_draw(1), batches=batches, same_host=again)
         _, drawn = stream.receive_batches()
-        assert [len(batch.values) for batch in drawn] == [4] * batches
+        assert [len(batch.values) for batch in drawn] == [1] * batches
     assert even.stats().rate_limiter.sampled == 5
-    stream.close()
+    stream.send(draw=make_draw(1), same_host=again)
+    with refused("LIMITED", waited_for="samples"):
+        stream.receive()
 
 
 def test_a_copy_that_was_overtaken_is_replaced_without_another_sample(even: CalledTable) -> None:
     even.insert(range(10))
-    even.sample(5)
-    uid = even.describe().uid
-    again = replay_pb2.SameHost(owner_id=even.describe().owner_id, overtaken=True)
-    answer = even.stub.Sample(
-        replay_pb2.SampleRequest(table=even.name, table_uid=uid, draw=make_draw(5), same_host=again)
-    )
-    assert len(answer.batch.keys) == 5 * 8
+    assert sample_near(even, 5).rows == b""
+    assert len(sample_near(even, 5, overtaken=True).rows) == 5 * WHOLE.row_bytes
     assert even.stats().rate_limiter.sampled == 5
+    with refused("LIMITED", waited_for="samples"):
+        sample_near(even, 5, overtaken=True)
+
+
+def test_only_a_counted_batch_is_replaced_without_another_sample(even: CalledTable) -> None:
+    """Not one of another size, one that had its rows, or one from before a reset."""
+    even.insert(range(10))
+    sample_near(even, 4)
+    even.reset()
+    even.insert(range(10))
+    sample_near(even, 3)
+    even.sample(2)
+    for batch_size in (1, 2, 4):
+        with refused("LIMITED", waited_for="samples"):
+            sample_near(even, batch_size, overtaken=True)
+    assert even.stats().overtaken == 0
 
 
 @pytest.mark.parametrize("owner_id", [b"", bytes(16)])

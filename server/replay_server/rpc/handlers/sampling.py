@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from google.protobuf.message import Message
+from replay_proto.access.tokens import Right
 from replay_proto.errors import FieldError
 from replay_proto.framing import Carried, Framed
 from replay_proto.v1 import replay_pb2
@@ -74,7 +75,7 @@ class SamplingHandlers:
         """Draw a batch."""
         wanted = _wanted(request.head.table, fields.table_uid(request.head.table_uid), request.head)
         lease = self._catalog.lease(wanted.table, wanted.uid)
-        self._check_size(lease.table, wanted)
+        self._check_size(call, lease.table, wanted)
 
         def reply(table: Table, drawn: Sequence[DrawnBatch]) -> Message:
             batch = replay_pb2.Batch(**_fields(table, drawn[0], wanted))
@@ -128,9 +129,10 @@ class SamplingHandlers:
         lease = self._catalog.lease(name, uid)
         table = lease.table
         client = call.stream.client(table, call.caller, "learner")
+        replaces = wanted is not None and self._replaces_batches(call, table, wanted)
         if wanted is not None:
-            self._check_size(table, wanted)
-            if wanted.is_gated and not (wanted.is_overtaken and self._replaces_batch(table, wanted)):
+            self._check_size(call, table, wanted)
+            if wanted.is_gated and not replaces:
                 lease.admission.check_draw(wanted.rows, wanted.wait_s, wanted.draw.least_drawable)
         is_charged = bool(message.charge or message.refund)
         if is_charged:
@@ -165,18 +167,18 @@ class SamplingHandlers:
             if response.charged and lease.is_unchanged:  # the caller does not learn what was charged
                 _charge(lease.admission, max(-response.charged, 0), max(response.charged, 0))
             raise
-        if not (wanted.is_overtaken and self._replaces_batch(table, wanted)):
+        if not replaces:
             table.figures.asked_ahead(batches, ahead)
             client.rows += wanted.rows
         return answer
 
-    def _check_size(self, table: Table, wanted: _Wanted) -> None:
+    def _check_size(self, call: Call, table: Table, wanted: _Wanted) -> None:
         bounds = self._catalog.bounds
         rows = wanted.rows * window_rows(table)
         check_reply_size(wanted.carried(table), rows, bounds.max_rows_bytes, wanted.batches)
         bounds.check_rows(rows)
-        if not wanted.is_gated and table.config.max_times + table.config.most_draws:
-            raise FieldError("draw", "no charged_apart in a queue or with max_times_sampled", "charged_apart")
+        if not wanted.is_gated:
+            _check_charged_apart(call, table)
         if wanted.draw.mode is DrawMode.WITHOUT_REPLACEMENT:
             fields.up_to("batches", fields.MAX_DISTINCT_BATCHES, wanted.batches)
             _check_distinct(table, wanted.draw)
@@ -205,15 +207,20 @@ class SamplingHandlers:
         """Whether a client that names this table and this owner has found the files of this server."""
         return bool(uid) and owner_id == self._catalog.owner.id and self._same_host
 
-    def _replaces_batch(self, table: Table, wanted: _Wanted) -> bool:
-        """Whether a draw replaces one that was counted, whose rows were overwritten while the client copied them.
+    def _replaces_batches(self, call: Call, table: Table, wanted: _Wanted) -> bool:
+        """Whether a draw replaces batches that were counted, whose rows were overwritten while the caller copied them.
 
-        Ask this only if the client says so, which is rare: this code runs for each batch of a learner.
+        The caller's word is not enough, because the rate limiter neither delays nor counts the draw.
         """
-        return table.drawable > 0 and self._may_copy(table, wanted)
+        return (
+            wanted.is_overtaken
+            and table.drawable > 0
+            and self._may_copy(table, wanted)
+            and table.copied_batches.has(call.caller.identity, wanted.draw.batch_size, wanted.batches)
+        )
 
-    async def _admitted(self, call: Call, lease: Lease, wanted: _Wanted) -> tuple[Admission, bool]:
-        """Wait until the draws are allowed, without suspending if they already are.
+    async def _admitted(self, call: Call, lease: Lease, wanted: _Wanted, *, replaces: bool) -> tuple[Admission, bool]:
+        """Wait until the draws are allowed, without suspending if they already are, or replace counted ones.
 
         Returns:
             The table's lines, and whether the gate has counted the draws.
@@ -222,15 +229,19 @@ class SamplingHandlers:
         table = admission.table
         least = wanted.draw.least_drawable
         is_free = not wanted.is_gated or (table.gate is None and table.drawable >= least)
-        is_counted = not is_free and not (wanted.is_overtaken and self._replaces_batch(table, wanted))
+        is_counted = not is_free and not replaces
         if is_counted:
             await admission.draw(call.caller, wanted.rows, wanted.wait_s, least)
         return lease.admission, is_counted
 
     async def _drawn(self, call: Call, named: Lease, wanted: _Wanted, reply: Reply) -> bytes:
         """Draw batches when they are allowed, and build the reply; refuse if the table is dropped or reset then."""
-        admission, is_counted = await self._admitted(call, named, wanted)
-        table, lease = admission.table, Lease(admission)
+        table, batches = named.table, (call.caller.identity, wanted.draw.batch_size, wanted.batches)
+        replaces = self._replaces_batches(call, table, wanted)
+        if replaces:
+            table.copied_batches.take(*batches)
+        admission, is_counted = await self._admitted(call, named, wanted, replaces=replaces)
+        lease = Lease(admission)
         copies = not wanted.is_overtaken and self._may_copy(table, wanted)
         rows = wanted.rows * window_rows(table)
         carried = None if copies else wanted.carried(table)
@@ -239,8 +250,10 @@ class SamplingHandlers:
             async with table.draws.turn:
                 has_left = lease.unchanged.has_left(wanted.rows)
                 if has_left:
-                    answer = await self._handed_out(lease, wanted, reply, carried)
+                    answer = await self._handed_out(lease, wanted, reply, carried, replaces=replaces)
         except BaseException:
+            if replaces and lease.is_unchanged:
+                table.copied_batches.add(*batches)
             if is_counted:
                 admission.leave(wanted.rows, lease.resets)
             raise
@@ -249,19 +262,21 @@ class SamplingHandlers:
                 admission.leave(wanted.rows, lease.resets)
             call.sent()  # it holds nothing while it waits again: otherwise, it could wait for its own bytes
             return await self._drawn(call, named, wanted, reply)
+        if copies:
+            table.copied_batches.add(*batches)
         # There may now be room for waiting inserts.
         admission.changed()
         return answer
 
-    async def _handed_out(self, lease: Lease, wanted: _Wanted, reply: Reply, carried: Carried | None) -> bytes:
+    async def _handed_out(
+        self, lease: Lease, wanted: _Wanted, reply: Reply, carried: Carried | None, *, replaces: bool
+    ) -> bytes:
         """Draw batches, build the reply, and count the batches as handed out.
 
         If ``carried`` is None, the reply has no rows, because the caller copies them from the table's files. If rows
         are overwritten while they are gathered, the draw is repeated, but counts once.
         """
         table = lease.unchanged
-        # The batch that it replaces was counted already.
-        replaces = wanted.is_overtaken and self._replaces_batch(table, wanted)
         draw = _drawing(table, wanted)
         drawn: list[DrawnBatch] = []
 
@@ -301,6 +316,15 @@ def _check_newest_first(table: Table) -> None:
         raise FieldError("draw_mode", "another mode, because rank does not know the rank of a given row", got)
     if config.most_draws:
         raise FieldError("draw_mode", "another mode with max_times_sampled", got)
+
+
+def _check_charged_apart(call: Call, table: Table) -> None:
+    """Check that a table can serve a draw that its gate does not count, and that the caller may charge it."""
+    config, limit = table.config, table.config.rate_limit
+    if config.max_times + config.most_draws:
+        raise FieldError("draw", "no charged_apart in a queue or with max_times_sampled", "charged_apart")
+    if limit is not None and limit.samples_per_insert is not None:
+        call.caller.check(Right.WRITE, table.name)  # otherwise, readers could draw without limit
 
 
 def _check_charge(table: Table, message: replay_pb2.LearnRequest) -> None:
