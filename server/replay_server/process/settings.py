@@ -37,6 +37,7 @@ from replay_proto.schema import Column, Schema
 
 from replay_server.flow.bounds import Bounds
 from replay_server.process.logs import LogFormat, set_up_logging
+from replay_server.storage.root import TABLES_FOLDER
 
 if TYPE_CHECKING:  # importing these loads the kernels, which --help and invalid settings do not need
     from replay_server.storage.table_config import TableConfig
@@ -279,6 +280,13 @@ class ServerSettings(Settings):
     def _has_a_place_for_checkpoints(self) -> Self:
         if self.checkpoint_every is not None and self.checkpoint_dir is None:
             raise ValueError("checkpoint_every needs a checkpoint_dir to write to; give both or neither")
+        if self.checkpoint_dir is not None and self.data_dir is not None:
+            data, checkpoints = self.data_dir.resolve(), self.checkpoint_dir.resolve()
+            tables = data / TABLES_FOLDER
+            # Each directory has its own lock, and a start opens everything in the folder of tables as a table.
+            if checkpoints == data or checkpoints.is_relative_to(tables):
+                expected = f"a directory other than data_dir, outside of {str(tables)!r}"
+                raise ValueError(f"checkpoint_dir: expected {expected}, got {str(self.checkpoint_dir)!r}")
         return self
 
 

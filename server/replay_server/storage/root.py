@@ -14,7 +14,8 @@ from replay_proto.owner import OWNER_FILE
 from replay_server.files import held_folders, trust
 from replay_server.files.held_folders import HeldFolder
 
-_TABLES = "tables"
+TABLES_FOLDER = "tables"
+"""Name of the folder of tables in a root."""
 TEMPORARY = "replay-server-"
 """Name prefix of roots in memory."""
 
@@ -29,7 +30,7 @@ class Root:
         self.owner = held.owner
         """This server's claim to the directory."""
         self._held = held
-        self.tables = self.path / _TABLES
+        self.tables = self.path / TABLES_FOLDER
         try:
             self.owner.probe()
             self.tables.mkdir(mode=0o700, exist_ok=True)
@@ -59,7 +60,7 @@ class Root:
             OSError: it cannot be created or read.
         """
         trust.make_folder(path)
-        tables = path / _TABLES
+        tables = path / TABLES_FOLDER
         trust.check_entries([path / held_folders.LOCK, path / OWNER_FILE, tables])
         if tables.exists():
             trust.check_tree(tables)

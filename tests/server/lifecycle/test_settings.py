@@ -145,6 +145,20 @@ def test_settings_that_contradict_each_other_are_named_with_their_sources(
     assert refusal(capsys, "--config", str(file)).endswith(f"(durability from durability in {file})\n")
 
 
+@pytest.mark.parametrize("below", ["", "tables", "tables/kept", "link"])
+def test_checkpoints_are_not_written_among_the_tables(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], below: str
+) -> None:
+    """The next start would take them for tables."""
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "link").symlink_to(data / "tables")
+    wrong = str(data / below)
+    expected = f"checkpoint_dir: expected a directory other than data_dir, outside of '{data}/tables', got '{wrong}'"
+    assert expected in refusal(capsys, "--data-dir", str(data), "--checkpoint-dir", wrong)
+    load_settings(["--data-dir", str(data), "--checkpoint-dir", str(data / "kept")])
+
+
 def test_an_empty_variable_is_unset_and_the_file_counts(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write_text("port = 7")
     monkeypatch.setenv("REPLAY_SERVER_CONFIG", str(file))
