@@ -216,11 +216,11 @@ def checkpoint(
 
 
 def list_checkpoints() -> Operation[tuple[list[Checkpoint], ShardMap | None]]:
-    """Fetch the server's checkpoints, oldest first, and its shard map, if any."""
+    """Fetch the server's checkpoints, damaged ones first, then oldest first, and its shard map, if any."""
     answer = yield Call("ListCheckpoints", replay_pb2.ListCheckpointsRequest().SerializeToString())
     response = replay_pb2.ListCheckpointsResponse.FromString(bytes(answer))
     shards = ShardMap.from_proto(response.shards) if response.HasField("shards") else None
-    return [Checkpoint.from_proto(each) for each in response.checkpoints], shards
+    return [Checkpoint.from_proto(each) for each in (*response.damaged, *response.checkpoints)], shards
 
 
 def verify_checkpoint(name: str, *, timeout_s: float | None) -> Operation[Checkpoint]:

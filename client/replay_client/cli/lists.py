@@ -136,7 +136,7 @@ def checkpoint_list(checkpoints: Sequence[Checkpoint], server: str) -> Renderabl
     for checkpoint in checkpoints:
         grid.add_row(
             _checkpoint_name(checkpoint),
-            f"{datetime.fromtimestamp(checkpoint.taken_s):%Y-%m-%d %H:%M:%S}",
+            f"{datetime.fromtimestamp(checkpoint.taken_s):%Y-%m-%d %H:%M:%S}" if checkpoint.taken_s else "",
             bytes_text(checkpoint.bytes),
             Text("\n").join(
                 Text.assemble(printable_text(table.name), (f" {count_text(table.size)} rows", FAINT))
@@ -148,6 +148,8 @@ def checkpoint_list(checkpoints: Sequence[Checkpoint], server: str) -> Renderabl
 
 def _checkpoint_name(checkpoint: Checkpoint) -> Text:
     name = Text(printable_text(checkpoint.name), f"bold {ACCENT}")
+    if checkpoint.damage:
+        name.append(f"\ndamaged: {printable_text(checkpoint.damage)}", "not bold red")
     if checkpoint.missing:
         name.append(f"\nlacks shards {', '.join(map(str, checkpoint.missing))}", "not bold red")
     return name

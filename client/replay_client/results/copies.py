@@ -45,6 +45,9 @@ class Checkpoint:
     """The servers over which tables were distributed; None: only one server."""
     parts: Mapping[int, Checkpoint] = field(default_factory=dict)
     """With several servers, the part of each server by shard id. Each part is in a directory of its own."""
+    damage: str = ""
+    """Why it cannot be read; empty: it can. If it cannot, only its name and directory are known, and the other fields
+    are empty or 0. Other files than its manifest are only checked by `ReplayClient.verify_checkpoint`."""
 
     @property
     def missing(self) -> tuple[int, ...]:

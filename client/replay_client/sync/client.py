@@ -462,6 +462,8 @@ class ReplayClient:
     def checkpoints(self) -> list[Checkpoint]:
         """List the server's checkpoints, oldest first. Parts on several servers are listed as one checkpoint.
 
+        Those that cannot be read come first; see `Checkpoint.damage`.
+
         Raises:
             CheckpointsOffError: the server has no --checkpoint-dir.
         """

@@ -3072,6 +3072,7 @@ class CheckpointDescription(google.protobuf.message.Message):
     BYTES_FIELD_NUMBER: builtins.int
     TABLES_FIELD_NUMBER: builtins.int
     SHARDS_FIELD_NUMBER: builtins.int
+    DAMAGE_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Its name: series and number, such as "checkpoint-000007"."""
     directory: builtins.str
@@ -3080,6 +3081,8 @@ class CheckpointDescription(google.protobuf.message.Message):
     """Time of the checkpoint, in seconds since 1970 (UTC)."""
     bytes: builtins.int
     """Bytes of all its files."""
+    damage: builtins.str
+    """Why it cannot be read; empty: it can. If it cannot, only its name and directory are known."""
     @property
     def tables(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___CheckpointTable]:
         """Its tables, sorted by name."""
@@ -3097,9 +3100,10 @@ class CheckpointDescription(google.protobuf.message.Message):
         bytes: builtins.int = ...,
         tables: collections.abc.Iterable[global___CheckpointTable] | None = ...,
         shards: global___ShardMap | None = ...,
+        damage: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["shards", b"shards"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "directory", b"directory", "name", b"name", "shards", b"shards", "tables", b"tables", "taken_s", b"taken_s"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "damage", b"damage", "directory", b"directory", "name", b"name", "shards", b"shards", "tables", b"tables", "taken_s", b"taken_s"]) -> None: ...
 
 global___CheckpointDescription = CheckpointDescription
 
@@ -3157,22 +3161,28 @@ class ListCheckpointsResponse(google.protobuf.message.Message):
 
     CHECKPOINTS_FIELD_NUMBER: builtins.int
     SHARDS_FIELD_NUMBER: builtins.int
+    DAMAGED_FIELD_NUMBER: builtins.int
     @property
     def checkpoints(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___CheckpointDescription]:
-        """Oldest first; those with corrupt manifests are omitted and logged."""
+        """Those that can be read, oldest first."""
 
     @property
     def shards(self) -> global___ShardMap:
         """The server's shard map, if it has one."""
+
+    @property
+    def damaged(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___CheckpointDescription]:
+        """Those whose manifest is missing or corrupt, by name. Other files are not looked at; see VerifyCheckpoint."""
 
     def __init__(
         self,
         *,
         checkpoints: collections.abc.Iterable[global___CheckpointDescription] | None = ...,
         shards: global___ShardMap | None = ...,
+        damaged: collections.abc.Iterable[global___CheckpointDescription] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["shards", b"shards"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["checkpoints", b"checkpoints", "shards", b"shards"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["checkpoints", b"checkpoints", "damaged", b"damaged", "shards", b"shards"]) -> None: ...
 
 global___ListCheckpointsResponse = ListCheckpointsResponse
 

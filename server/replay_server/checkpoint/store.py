@@ -63,6 +63,25 @@ class Checkpoint:
     manifest: CheckpointManifest
 
 
+@dataclass(frozen=True)
+class DamagedCheckpoint:
+    """A checkpoint whose manifest is missing or corrupt."""
+
+    folder: Path
+    damage: str
+    """What is wrong, with the path of the manifest."""
+
+
+@dataclass(frozen=True)
+class FoundCheckpoints:
+    """All existing checkpoints."""
+
+    whole: Sequence[Checkpoint]
+    """Those with a manifest, oldest first. Their other files were not checked."""
+    damaged: Sequence[DamagedCheckpoint]
+    """The others, by name."""
+
+
 class Checkpoints:
     """Writes checkpoints, one at a time, and manages existing ones."""
 
@@ -206,8 +225,8 @@ class Checkpoints:
         await self.create(series=PERIODIC_SERIES)
         self._has_failed = False
 
-    async def all(self, *, client: str = "") -> list[Checkpoint]:
-        """List all checkpoints, oldest first; skip those with a corrupt manifest, and log each of these once.
+    async def all(self, *, client: str = "") -> FoundCheckpoints:
+        """Find all checkpoints, and log each damaged one once.
 
         ``client`` is the identity of the caller; callers take turns.
         """
@@ -294,20 +313,24 @@ class Checkpoints:
         numbered = [(path, int(match[2])) for path, match in found if match is not None and match[1] == series]
         return sorted(numbered, key=lambda each: each[1])
 
-    def _list(self) -> list[Checkpoint]:
-        found = []
+    def _list(self) -> FoundCheckpoints:
+        whole, damaged = [], []
         for path in self.folder.iterdir():
             if path.is_dir() and _is_name(path.name):
                 try:
                     with unless_removed(path):
-                        found.append(Checkpoint(path, CheckpointManifest.load(path)))
+                        whole.append(Checkpoint(path, CheckpointManifest.load(path)))
                 except DamagedCheckpointError as error:
                     # An open page asks for the list again and again.
                     log.log(logging.DEBUG if path in self._damaged else logging.WARNING, "%s", error)
                     self._damaged.add(path)
+                    damaged.append(DamagedCheckpoint(path, str(error)))
                 except CheckpointRemovedError:
                     continue
-        return sorted(found, key=lambda each: (each.manifest.taken_s, each.folder.name))
+        return FoundCheckpoints(
+            sorted(whole, key=lambda each: (each.manifest.taken_s, each.folder.name)),
+            sorted(damaged, key=lambda each: each.folder.name),
+        )
 
 
 def _is_name(name: str) -> bool:

@@ -21,7 +21,7 @@ from replay_proto.v1 import replay_pb2
 
 from replay_server import __version__
 from replay_server.auth import Caller
-from replay_server.checkpoint.store import Checkpoint, Checkpoints
+from replay_server.checkpoint.store import Checkpoints
 from replay_server.http.history import Counts, History, Meter
 from replay_server.http.page_figures import (
     REFRESH_S,
@@ -226,5 +226,4 @@ class Feed:
 
     async def _list(self, store: Checkpoints) -> None:
         with suppress(OSError):
-            found: list[Checkpoint] = await store.all()
-            self._checkpoints = checkpoint_figures(found)
+            self._checkpoints = checkpoint_figures((await store.all()).whole)

@@ -72,6 +72,11 @@ def test_a_missing_part_is_refused_unless_that_is_wanted(copied: list[ServerProc
     client.create_table("t", columns=COLUMNS, capacity=3000).insert(rows(np.arange(9)))
     made = client.checkpoint()
     assert client.verify_checkpoint(made.name).parts == made.parts
+    (manifest,) = Path(made.parts[1].directory).glob("*.json")
+    manifest.write_bytes(b"x")
+    (found,) = client.checkpoints()
+    assert str(manifest) in found.damage
+    assert (found.taken_s, found.missing) == (min(made.parts[each].taken_s for each in (0, 2)), ())
     shutil.rmtree(made.parts[1].directory)
     assert client.checkpoints()[0].missing == (1,)
     with pytest.raises(CheckpointNotFoundError, match=f"1 at {copied[1].address}"):

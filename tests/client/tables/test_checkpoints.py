@@ -63,6 +63,21 @@ def test_a_client_has_checkpoints_written_listed_and_verified(
     assert damaged.value.metadata == {"checkpoint": made.name, "file": "t/priorities.bin"}
 
 
+def test_a_damaged_checkpoint_is_listed_as_such(keeping: ServerProcess, connect: Connect, table: Table) -> None:
+    client = connect(keeping)
+    broken, whole = client.checkpoint(series="nightly"), client.checkpoint()
+    (manifest,) = Path(broken.directory).glob("*.json")
+    manifest.write_bytes(b"x")
+    found = client.checkpoints()
+    assert [(each.name, each.directory) for each in found] == [(each.name, each.directory) for each in (broken, whole)]
+    assert str(manifest) in found[0].damage
+    assert (found[0].taken_s, found[0].bytes, found[0].tables) == (0.0, 0, {})
+    assert found[1] == whole
+    lines = run("checkpoint", "list", "--server", keeping.address).stdout.splitlines()
+    assert any("damaged" in line for line in lines)
+    assert not any("1970" in line for line in lines)
+
+
 def test_a_server_without_a_directory_says_so(client: ReplayClient) -> None:
     with pytest.raises(CheckpointsOffError, match="--checkpoint-dir"):
         client.checkpoint()

@@ -475,7 +475,7 @@ def test_without_tables_the_checkpoints_of_earlier_starts_are_left_alone(
         async def names_after(rounds: int) -> list[str]:
             for _ in range(rounds):
                 await checkpoints.create_after(0.0)
-            return [each.folder.name for each in await checkpoints.all()]
+            return [each.folder.name for each in (await checkpoints.all()).whole]
 
         await catalog.create(config)
         kept = await names_after(2)
@@ -509,7 +509,7 @@ def test_a_failed_periodic_checkpoint_is_tried_again_before_the_interval_ends(tm
         began = time.monotonic()
         await checkpoints.create_after(interval_s)
         assert time.monotonic() - began < interval_s
-        assert [each.folder.name for each in await checkpoints.all()] == ["periodic-000001"]
+        assert [each.folder.name for each in (await checkpoints.all()).whole] == ["periodic-000001"]
         await checkpoints.close()
 
     asyncio.run(test())

@@ -65,7 +65,14 @@ class CheckpointHandlers:
         """List all checkpoints."""
         found = await self._checkpoints.all(client=call.caller.identity)
         return replay_pb2.ListCheckpointsResponse(
-            checkpoints=map(describe, found), shards=self._shards.to_proto()
+            checkpoints=map(describe, found.whole),
+            shards=self._shards.to_proto(),
+            damaged=[
+                replay_pb2.CheckpointDescription(
+                    name=each.folder.name, directory=str(each.folder), damage=each.damage
+                )
+                for each in found.damaged
+            ],
         ).SerializeToString()
 
     async def verify(self, request: Framed[replay_pb2.VerifyCheckpointRequest], call: Call) -> bytes:

@@ -52,12 +52,15 @@ def write_parts(
 
 
 def list_parts(sessions: Mapping[int, Session]) -> list[Checkpoint]:
-    """List the checkpoints of all servers, oldest first; parts of servers that are away are missing."""
+    """List the checkpoints of all servers, damaged ones first, then oldest first.
+
+    Parts of servers that are away are missing.
+    """
     by_name: dict[str, dict[int, Checkpoint]] = {}
     for shard_id, (found, _) in ask_all(sessions, operations.list_checkpoints).items():
         for each in found:
             by_name.setdefault(each.name, {})[shard_id] = each
-    return sorted(map(joined, by_name.values()), key=lambda each: (each.taken_s, each.name))
+    return sorted(map(joined, by_name.values()), key=lambda each: (not each.damage, each.taken_s, each.name))
 
 
 def verify_parts(
@@ -99,7 +102,8 @@ def joined(parts: Mapping[int, Checkpoint]) -> Checkpoint:
     first = next(iter(parts.values()))
     return replace(
         first,
-        taken_s=min(part.taken_s for part in parts.values()),
+        taken_s=min((part.taken_s for part in parts.values() if not part.damage), default=0.0),
+        damage="; ".join(part.damage for part in parts.values() if part.damage),
         bytes=sum(part.bytes for part in parts.values()),
         tables=dict(sorted(tables.items())),
         shards=newest,
