@@ -98,8 +98,10 @@ class PriorityDraws:
         config, header = self._directory.config, self._directory.header
         live = LiveRows(header.oldest, header.inserted - header.oldest, config.slots)
         priorities = self._directory.priorities[keys % config.slots]
-        chances = self.probabilities(priorities, NO_KEYS, live)
-        return np.where((keys >= live.oldest) & (priorities != DEAD_PRIORITY), chances, 0.0)
+        are_left = (keys >= live.oldest) & (priorities != DEAD_PRIORITY)
+        chances = np.zeros(len(keys))
+        chances[are_left] = self.probabilities(priorities[are_left], NO_KEYS, live)
+        return chances
 
     def smallest_probability(self, live: LiveRows) -> float:
         """Return the probability of the least probable row with non-zero mass; ``live`` has at least one row."""

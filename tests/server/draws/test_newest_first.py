@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 from replay_proto.v1 import replay_pb2
+from replay_server.storage.table_config import TableConfig
+from replay_server.storage.table_directory import TableDirectory
+from replay_server.table.draws import Draw, DrawMode
+from replay_server.table.table import NewRows, Table
 from scipy import stats
 
 from tests.support.caller import CalledTable, LearnStream, make_draw
+from tests.support.drawing import draw_batch
 from tests.support.refusals import refused
+from tests.support.rows import WHOLE, columns_of
 
 NewTable = Callable[..., CalledTable]
 NEWEST = replay_pb2.DRAW_MODE_NEWEST_FIRST
@@ -44,6 +51,21 @@ def test_all_batches_of_one_request_share_the_new_rows(new_table: NewTable) -> N
     stream.close()
     assert batches[0].keys.tolist() == list(range(109, 101, -1))
     assert batches[1].keys[:2].tolist() == [101, 100]
+
+
+def test_new_rows_that_were_evicted_are_passed_over_without_a_warning(tmp_path: Path) -> None:
+    table = Table(TableDirectory.create(tmp_path, TableConfig("table", WHOLE, 10, "sum_tree", {"alpha": 0.6})))
+    newest = Draw(20, beta=0.0, mode=DrawMode.NEWEST_FIRST)
+
+    def insert() -> None:
+        table.insert(NewRows(columns_of(np.arange(30)), 30, None, None), None)
+
+    insert()
+    draw_batch(table, newest)  # from now on, new rows are remembered
+    insert()
+    with np.errstate(all="raise"):
+        assert draw_batch(table, newest).keys[:10].tolist() == list(range(59, 49, -1))
+    table.close()
 
 
 def test_tables_that_cannot_draw_so_refuse(new_table: NewTable) -> None:
