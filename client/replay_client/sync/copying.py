@@ -77,7 +77,7 @@ def prepared(
     tables = [source.table(name) for name in dict.fromkeys(chosen)]
     for table in tables:
         _check(table)
-        _check_is_whole(source, table)
+        check_is_whole(source, table)
     return [TableCopy(table, _created(table, destination), rows_at_once) for table in tables]
 
 
@@ -257,7 +257,7 @@ def _check(table: Table) -> None:
         raise InvalidArgumentError(f"{what} cannot be copied: {error.message}", metadata=error.metadata) from None
 
 
-def _check_is_whole(source: ReplayClient, table: Table) -> None:
+def check_is_whole(source: ReplayClient, table: Table) -> None:
     """Check that a table was opened on all servers that have it; opening leaves out those that are away.
 
     Raises:
@@ -268,7 +268,7 @@ def _check_is_whole(source: ReplayClient, table: Table) -> None:
         return
     for shard in described_by_each(source._fleet, shards, table.name):
         if shard.id not in _shards_of(table):
-            raise ServerUnavailableError(f"shard {shard.id} at {shard.address} was away a moment ago; copy again")
+            raise ServerUnavailableError(f"shard {shard.id} at {shard.address} was away a moment ago; try again")
 
 
 def _created(table: Table, destination: ReplayClient) -> Table:

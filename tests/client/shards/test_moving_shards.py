@@ -11,7 +11,17 @@ import numpy as np
 import psutil
 import pytest
 from numpy.typing import NDArray
-from replay_client import Column, Derived, Next, ReplayClient, ShardedTable, Table, Transitions
+from replay_client import (
+    Column,
+    Derived,
+    InvalidArgumentError,
+    Next,
+    ReplayClient,
+    ServerUnavailableError,
+    ShardedTable,
+    Table,
+    Transitions,
+)
 from replay_client._shards.keys import shard_ids
 from replay_client.sync.shards.sharded_writer import ShardedWriter
 
@@ -90,6 +100,31 @@ def test_learners_and_actors_follow_from_two_servers_to_three_and_back(
             is_over.set()
         appended = actor.result()
     assert numbers_of(table).tolist() == list(range(appended))
+
+
+def test_a_shard_moves_only_to_a_server_that_has_its_map(
+    servers: list[ServerProcess], reach: Reach, start_server: Callable[..., ServerProcess]
+) -> None:
+    """Others have no tables of it, and may have those of another service."""
+    client = reach(servers[:2])
+    make(client)
+    before = client.shards.map()
+    elsewhere, added = start_server(), start_server()
+    make(reach([elsewhere, added]))
+    alone = servers[2]
+    for address, got in (
+        (alone.address, "which has no shard map"),
+        (elsewhere.address, "which belongs to another service"),
+        (f"localhost:{servers[1].port}", "which is the server of shard 1"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=got):
+            client.shards.move(0, address=address)
+    alone.kill()
+    with pytest.raises(ServerUnavailableError):
+        reach(servers[:2], timeout_s=1.0).shards.move(0, address=alone.address)
+    assert client.shards.map() == before
+    moved = client.shards.move(0, address=f"localhost:{servers[0].port}")  # another name of the same server
+    assert moved.in_use[0].address == f"localhost:{servers[0].port}"
 
 
 def test_a_server_is_added_and_another_retired_while_four_actors_write(

@@ -18,12 +18,14 @@ from replay_client import (
     Next,
     ReplayClient,
     Sequences,
+    ServerUnavailableError,
     ShardedTable,
     Table,
     Transitions,
     UpdateResult,
 )
 from replay_client._shards.keys import shard_ids
+from replay_client.cli import export_import
 
 from tests.client.shards.conftest import COLUMNS, shards_of
 from tests.client.shards.test_sharded_draws import rows
@@ -138,6 +140,18 @@ def test_the_commands_take_the_whole_table(servers: list[ServerProcess], reach: 
     assert "removed 144 rows" in run("reset", "copy", "--yes", "-s", address).stdout
     assert "dropped" in run("drop", "copy", "--yes", "-s", address).stdout
     assert reach(servers).tables()[0].name == "steps"
+
+
+@pytest.mark.parametrize("what", ["parquet", "minari"])
+def test_nothing_is_exported_while_a_server_is_away(
+    servers: list[ServerProcess], reach: Reach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: Any
+) -> None:
+    reach(servers).create_table("t", columns=COLUMNS, capacity=3000).insert(rows(np.arange(9)))
+    servers[1].kill()
+    monkeypatch.setattr(export_import, "TIMEOUT_S", 2.0)
+    with pytest.raises(ServerUnavailableError, match=f"shard 1 at {servers[1].address}"):
+        export_import.export("t", tmp_path / "exported", server=servers[0].address, what=what)
+    assert not (tmp_path / "exported").exists()
 
 
 @pytest.mark.parametrize("backend", ["sum_tree", "uniform"])

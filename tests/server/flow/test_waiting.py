@@ -46,9 +46,7 @@ def sample_near(table: CalledTable, batch_size: int, *, overtaken: bool = False)
     described = table.describe()
     near = replay_pb2.SameHost(owner_id=described.owner_id, overtaken=overtaken)
     return table.stub.Sample(
-        replay_pb2.SampleRequest(
-            table=table.name, table_uid=described.uid, draw=make_draw(batch_size), same_host=near
-        )
+        replay_pb2.SampleRequest(table=table.name, table_uid=described.uid, draw=make_draw(batch_size), same_host=near)
     )
 
 

@@ -79,6 +79,8 @@ class Shards:
             address: its new address.
 
         Raises:
-            InvalidArgumentError: there is no such shard, it is lost or retired, or the address is malformed or in use.
+            InvalidArgumentError: there is no such shard, it is lost or retired, or the address is malformed or in use,
+                or leads to a server that has not kept the shard map, or that of another service or shard.
+            ServerUnavailableError: the server at the new address is away.
         """
         return self._fleet.move(shard_id, checked_address(address))

@@ -68,9 +68,7 @@ class CheckpointHandlers:
             checkpoints=map(describe, found.whole),
             shards=self._shards.to_proto(),
             damaged=[
-                replay_pb2.CheckpointDescription(
-                    name=each.folder.name, directory=str(each.folder), damage=each.damage
-                )
+                replay_pb2.CheckpointDescription(name=each.folder.name, directory=str(each.folder), damage=each.damage)
                 for each in found.damaged
             ],
         ).SerializeToString()

@@ -201,13 +201,40 @@ class Fleet:
         """Change the address of a shard, whose server now runs elsewhere with the same tables.
 
         Raises:
-            InvalidArgumentError: the shard does not exist, is lost or retired, or the address is in use.
+            InvalidArgumentError: the shard does not exist, is lost or retired, or the address is in use or leads to a
+                server without the map of this service, or to that of another shard.
+            ServerUnavailableError: the server at the new address is away.
         """
         current = self._with(shard_id)
+        self._check_target(current, shard_id, address)
         shards = tuple(replace(each, address=address) if each.id == shard_id else each for each in current.shards)
         changed = current.with_shards(shards)
         self.change(changed)
         return changed
+
+    def _check_target(self, current: ShardMap, shard_id: int, address: str) -> None:
+        """Check that a server can be that of a shard: it has kept the map of this service, and so its tables.
+
+        Raises:
+            InvalidArgumentError: it cannot.
+            ServerUnavailableError: it is away.
+        """
+        found = self.session(address).connection.run(operations.get_shards(timeout_s=ASK_S))
+        others = {shard.address: shard.id for shard in current.in_use if shard.id != shard_id}
+        alike = [each for each, server in self._ask(at_once=True).items() if server.server_uid == found.server_uid]
+        same = next((others[each] for each in alike if each in others), None)
+        if found.map is None:
+            got = (
+                f"{address}, which has no shard map; if the tables are gone, run `replay shards lost {shard_id}` and "
+                "then `replay shards set` with all addresses"
+            )
+        elif found.map.uid != current.uid:
+            got = f"{address}, which belongs to another service"
+        elif same is not None:
+            got = f"{address}, which is the server of shard {same}"
+        else:
+            return
+        raise InvalidArgumentError.of_field("address", f"the server that has the tables of shard {shard_id}", got)
 
     def _with(self, shard_id: int) -> ShardMap:
         """Return the newest map, after checking that this shard is in use.
