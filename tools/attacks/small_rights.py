@@ -110,11 +110,11 @@ class Overtaken(Attack):
         limiter = replay_pb2.RateLimiter(min_size=10, samples_per_insert=1.0, min_diff=-20.0, max_diff=100.0)
         self.table = arena.mine("limited", rate_limiter=limiter)
         self.table.insert(np.arange(10))
+        name, uid = self.table.name, self.table.uid
         again = replay_pb2.SameHost(owner_id=self.table.describe().owner_id, overtaken=True)
-        named = {"table": self.table.name, "table_uid": self.table.uid}
         self.requests = [
-            replay_pb2.SampleRequest(**named, draw=make_draw(10), same_host=again),
-            replay_pb2.SampleRequest(**named, draw=make_draw(10, charged_apart=True)),
+            replay_pb2.SampleRequest(table=name, table_uid=uid, draw=make_draw(10), same_host=again),
+            replay_pb2.SampleRequest(table=name, table_uid=uid, draw=make_draw(10, charged_apart=True)),
         ]
         del self.table
 
