@@ -7,7 +7,6 @@ see half of one, whatever happens to its publisher, and no matter who else publi
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from replay_client._operations.table import TableOperations
 from replay_client._rows.published_state import KEPT, PART_COLUMNS, PublishedState, is_whole, last_rows, unpacked
-from replay_client._transport.call import Operation, ended_by
+from replay_client._transport.call import Operation
 from replay_client.batch import Published, Rows
 from replay_client.errors import DeadlineExceededError, InvalidArgumentError, ReplayError
 from replay_client.results.description import TableDescription
@@ -78,25 +77,25 @@ class Channel:
         self._first_version = (shard_id << _VERSION_BITS) + 1
 
     def publish(self, state: PublishedState, timeout_s: float | None) -> Operation[int]:
-        """Publish a state, and return its version; see `ReplayClient.publish`."""
-        structure = state.structure
-        if structure != self._structure:
-            yield from self._check(state, structure)
+        """Publish a state that was checked, and return its version; see `ReplayClient.publish`."""
         if (self._parts, self._part_bytes) != state.shape:
             expected = f"as much as the table {self._name!r} was created for; publish under another name, or drop it"
             raise InvalidArgumentError.of_field("values", expected, f"{state.shape[0] * state.shape[1]:,} bytes")
         for _ in range(_ATTEMPTS_TO_PUBLISH):
             keys = yield from self._operations.insert(state.rows(), priorities=None, timeout_s=timeout_s)
             if keys[-1] - keys[0] == self._parts - 1:
-                self._structure = structure
+                self._structure = state.structure
                 return self._version(keys)
             # Within this pause, the other publisher inserts its last part.
             last_of_other = keys[-1] + self._parts
             yield from self._operations.read([last_of_other], columns=[], wait_s=random.uniform(*_PAUSE_S))
         raise ReplayError(f"other programs publish under {self._name!r} at the same time; use a name for each")
 
-    def _check(self, state: PublishedState, structure: int) -> Operation[None]:
+    def check(self, state: PublishedState) -> Operation[None]:
         """Check that a state has the structure of the newest publication."""
+        structure = state.structure
+        if structure == self._structure:
+            return
         newest, _ = yield from self._newest(None)
         if newest is not None and newest.structure != structure:
             earlier = yield from self._operations.read(newest.keys, columns=["data"])
@@ -111,10 +110,6 @@ class Channel:
         """
         if shown is not None and shown.table_uid != self.uid and shown.published.version == known:
             known = None
-        found = self._latest(known, wait_s)
-        return ended_by(time.monotonic() + wait_s, self._operations.timeout_s, found) if wait_s else found
-
-    def _latest(self, known: int | None, wait_s: float) -> Operation[Shown | None]:
         for _ in range(_ATTEMPTS):
             newest, expected_key = yield from self._newest(known)
             if newest is not None and self._version(newest.keys) != known:

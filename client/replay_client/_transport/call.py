@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Final, TypeAlias, TypeVar
@@ -79,28 +81,6 @@ async def run_async(operation: Operation[T], make: Callable[[Call], Awaitable[Co
         return result
 
 
-def ended_by(deadline: float, own_s: float, operation: Operation[T]) -> Operation[T]:
-    """Run an operation whose calls end by a deadline, or `ANSWER_MARGIN_S` later if the server does not reply.
-
-    Calls without a time limit of their own also end after ``own_s`` seconds.
-    """
-    try:
-        call = next(operation)
-        while True:
-            left_s = max(0.0, deadline - time.monotonic())
-            if (own_s if call.timeout_s is None else call.timeout_s) > left_s:
-                call = replace(call, timeout_s=left_s, margin_s=ANSWER_MARGIN_S)
-            try:
-                answer = yield call
-            except BaseException as error:
-                call = operation.throw(error)
-            else:
-                call = operation.send(answer)
-    except StopIteration as done:
-        result: T = done.value
-        return result
-
-
 ANSWER_MARGIN_S: Final = 2.0
 """Added to a time limit that the server also knows; see `Call.margin_s`."""
 LONGEST_WAIT_S: Final = 1e9
@@ -128,6 +108,56 @@ def time_limit(field: str, limit_s: object, own_s: float) -> float:
             repr(limit_s),
         )
     return math.inf if seconds > LONGEST_WAIT_S else seconds
+
+
+_ends_by: ContextVar[float] = ContextVar("_ends_by", default=math.inf)
+
+
+def ended_by(deadline: float, work: Callable[[], T]) -> T:
+    """Do some work whose calls end by a deadline, or `ANSWER_MARGIN_S` later if the server does not reply.
+
+    The deadline is set in a copy of the context, so Ctrl-C cannot leave it behind.
+    """
+
+    def limited_work() -> T:
+        _ends_by.set(deadline)
+        return work()
+
+    return copy_context().run(limited_work)
+
+
+@contextmanager
+def calls_end_by(deadline: float) -> Iterator[None]:
+    """End all calls that a task awaits in the block by a deadline, like `ended_by`."""
+    before = _ends_by.set(deadline)
+    try:
+        yield
+    finally:
+        _ends_by.reset(before)
+
+
+def limited(call: Call, own_s: float) -> tuple[float, float]:
+    """Return the time limit and the margin of a call that begins now, in seconds; see `ended_by`.
+
+    Raises:
+        InvalidArgumentError: as for `time_limit`.
+    """
+    limit_s = time_limit("timeout_s", call.timeout_s, own_s)
+    ends_by = _ends_by.get()
+    if time.monotonic() + limit_s <= ends_by:
+        return limit_s, call.margin_s
+    return _left(ends_by, ANSWER_MARGIN_S)
+
+
+def rest_of(call: Call, deadline: float, margin_s: float) -> Call:
+    """Return a call that ends when this one, with another deadline and margin, would have ended."""
+    left_s, margin_s = _left(deadline, margin_s)
+    return replace(call, timeout_s=left_s, margin_s=margin_s)
+
+
+def _left(deadline: float, margin_s: float) -> tuple[float, float]:
+    left_s = deadline - time.monotonic()
+    return max(0.0, left_s), max(0.0, margin_s + min(0.0, left_s))
 
 
 def left_s(deadline: float) -> float | None:

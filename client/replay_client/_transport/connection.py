@@ -25,7 +25,7 @@ import time
 import weakref
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Literal, TypeVar
@@ -37,7 +37,7 @@ from replay_proto.v1 import replay_pb2
 from replay_client._transport import attempts
 from replay_client._transport.address import checked_address, listens
 from replay_client._transport.attempts import ANSWERING_S, CHECK_AGAIN_S, CHECKS, Attempts, FirstContact
-from replay_client._transport.call import Call, Operation, left_s, run, time_limit
+from replay_client._transport.call import Call, Operation, left_s, limited, run, time_limit
 from replay_client._transport.interrupts import blocks_for_s
 from replay_client._transport.long_waits import ASK_S, LongWait, explained, first_wait, waited_call
 from replay_client._transport.unclosed import ThreadedWork
@@ -324,7 +324,8 @@ class Connection(ConnectionBase):
 
         def call_once(call: Call) -> bytes:
             self.check_usable()
-            return self._attempt(call.method, call.request, time.monotonic() + timeout_s, wait_for_ready=False)
+            limit_s = sum(limited(replace(call, timeout_s=timeout_s, margin_s=0.0), timeout_s))
+            return self._attempt(call.method, call.request, time.monotonic() + limit_s, wait_for_ready=False)
 
         return run(operation, call_once)
 
@@ -372,16 +373,16 @@ class Connection(ConnectionBase):
         return explained(table, waited_s, self.first_wait(table, kinds))
 
     def _call(self, call: Call) -> bytes:
-        limit_s = time_limit("timeout_s", call.timeout_s, self.timeout_s)
+        limit_s, margin_s = limited(call, self.timeout_s)
         self.reach()
         deadline = time.monotonic() + limit_s
         if not call.repeat:
-            return self._attempt(call.method, call.request, deadline + call.margin_s, wait_for_ready=True)
+            return self._attempt(call.method, call.request, deadline + margin_s, wait_for_ready=True)
         tries = Attempts(deadline)
         began = time.monotonic()
         while True:
             try:
-                return self._attempt(call.method, call.request, deadline + call.margin_s, wait_for_ready=False)
+                return self._attempt(call.method, call.request, deadline + margin_s, wait_for_ready=False)
             except ReplayError as error:
                 try:
                     pause_s = tries.failed(error, time.monotonic())

@@ -26,8 +26,11 @@ from replay_client._transport.local_calls import RETRY_S, FrameMethod, LocalAddr
 from replay_client.errors import ReplayError
 from replay_client.results.description import TableDescription
 
-DESCRIBE_S: Final = 2.0
-"""Time limit for a new description of the table."""
+RENEW_S: Final = 2.0
+"""Time limit for finding out which server is there."""
+_LEAST_RENEW_S: Final = 0.25
+_MOST_RENEW_S: Final = 1.0
+"""The same for calls, which have a time limit themselves."""
 _ORDERED_LOADS: Final = ("x86_64", "AMD64")
 """Architectures (named as in `platform.machine`) with the memory order that the check of copied rows needs."""
 
@@ -35,6 +38,11 @@ Described: TypeAlias = TableDescription | None
 Renewal: TypeAlias = Generator[LocalAddress | None, bool | Described, None]
 """Steps of a renewal. It yields an address, and receives whether the server there accepts it; or None, and receives the
 current description of the table, or None if the server does not answer."""
+
+
+def renewal_s(limit_s: float) -> float:
+    """Return how long a call with this time limit looks for shortcuts: a quarter of it, within bounds."""
+    return min(max(_LEAST_RENEW_S, limit_s / 4), _MOST_RENEW_S)
 
 
 class Shortcuts:
@@ -135,26 +143,30 @@ class DataPath(Shortcuts):
         table: TableDescription,
         authorization: Callable[[], str] = str,
         *,
-        describe: Callable[[], TableDescription] | None = None,
+        describe: Callable[[float], TableDescription] | None = None,
     ) -> None:
-        """See `Shortcuts`. ``describe`` asks the server for the table's current description; None: use gRPC only."""
+        """See `Shortcuts`.
+
+        ``describe`` asks the server for the table's current description, for so many seconds; None: use gRPC only.
+        """
         self.calls: LocalCalls | None = None
         """Makes the calls of learners and writers over the local socket; None: they use gRPC."""
         self._describe = describe
         self._renewing = threading.Lock()
         super().__init__(table, authorization, is_wanted=describe is not None)
 
-    def renew(self) -> None:
+    def renew(self, within_s: float = RENEW_S) -> None:
         """Find out which server is there, if that is in doubt; otherwise, return at once. Hold no lock meanwhile."""
         if not self._has_to_look():
             return
-        with self._renewing, suppress(StopIteration):
-            if not self._has_to_look():
-                return
-            steps = self._renewal()
-            address = next(steps)
-            while True:
-                address = steps.send(self._current() if address is None else self._accepts(address))
+        deadline = time.monotonic() + within_s
+        if not self._renewing.acquire(timeout=within_s):
+            return
+        try:
+            if self._has_to_look():
+                self._take(self._renewal(), deadline)
+        finally:
+            self._renewing.release()
 
     def call(self, method: FrameMethod, request: bytes, timeout_s: float) -> Content | None:
         """Make a call over the local socket; see `LocalCalls.call`."""
@@ -169,15 +181,22 @@ class DataPath(Shortcuts):
         """Open a stream that bypasses gRPC, if possible."""
         return None if self.calls is None or self.address is None else self.calls.open_stream(method)
 
-    def _current(self) -> TableDescription | None:
+    def _take(self, steps: Renewal, deadline: float) -> None:
+        with suppress(StopIteration):
+            address = next(steps)
+            while True:
+                within_s = max(0.0, deadline - time.monotonic())
+                address = steps.send(self._current(within_s) if address is None else self._accepts(address, within_s))
+
+    def _current(self, within_s: float) -> TableDescription | None:
         assert self._describe is not None
         try:
-            return self._describe()
+            return self._describe(within_s)
         except ReplayError:
             return None
 
-    def _accepts(self, address: LocalAddress) -> bool:
-        return self.calls is not None and self.calls.is_accepted_at(address)
+    def _accepts(self, address: LocalAddress, within_s: float) -> bool:
+        return self.calls is not None and self.calls.is_accepted_at(address, within_s)
 
     def _adopt(self, table: TableDescription) -> None:
         super()._adopt(table)

@@ -126,10 +126,10 @@ class LocalCalls:
         for kept in chain.from_iterable(idle.values()):
             kept.stream.close()
 
-    def is_accepted_at(self, address: LocalAddress) -> bool:
-        """Whether the server that the address is meant for listens there."""
+    def is_accepted_at(self, address: LocalAddress, within_s: float) -> bool:
+        """Whether the server that the address is meant for listens there, and answers within so many seconds."""
         try:
-            _greeted(address, "", (), time.monotonic() + HELLO_TIMEOUT_S).close()
+            _greeted(address, "", (), time.monotonic() + within_s).close()
         except (OSError, ReplayError):
             return False
         return True

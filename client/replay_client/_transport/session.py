@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar
 
 from replay_client._transport.call import Operation
 from replay_client._transport.connection import Connection, SessionOptions
-from replay_client._transport.data_path import DESCRIBE_S, DataPath
+from replay_client._transport.data_path import DataPath
 from replay_client._transport.local_calls import LocalCalls
 from replay_client._transport.unclosed import FINISH_S
 from replay_client.errors import ClosedError, UnauthenticatedError
@@ -98,8 +98,8 @@ class Session(SessionBase):
         if not self.options.same_host:
             return DataPath(table)
 
-        def described() -> TableDescription:
-            return self.connection.ask(describe(), timeout_s=DESCRIBE_S)
+        def described(within_s: float) -> TableDescription:
+            return self.connection.ask(describe(), timeout_s=within_s)
 
         path = DataPath(table, lambda: self.connection.access.authorization(), describe=described)
         if path.calls is not None:

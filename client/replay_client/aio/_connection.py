@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from grpc import aio
@@ -15,7 +16,7 @@ from replay_proto.v1 import replay_pb2
 
 from replay_client._transport.address import listens
 from replay_client._transport.attempts import ANSWERING_S, CHECK_AGAIN_S, CHECKS, Attempts, FirstContact
-from replay_client._transport.call import Call, Operation, left_s, run_async, time_limit
+from replay_client._transport.call import Call, Operation, left_s, limited, run_async
 from replay_client._transport.connection import (
     CHANNEL_OPTIONS,
     HEALTH_CHECK,
@@ -109,7 +110,8 @@ class Connection(ConnectionBase):
 
         async def call_once(call: Call) -> bytes:
             self.check_usable()
-            return await self._attempt(call, time.monotonic() + timeout_s)
+            limit_s = sum(limited(replace(call, timeout_s=timeout_s, margin_s=0.0), timeout_s))
+            return await self._attempt(call, time.monotonic() + limit_s)
 
         return await run_async(operation, call_once)
 
@@ -158,14 +160,14 @@ class Connection(ConnectionBase):
             return await self._call(call)
 
     async def _call(self, call: Call) -> bytes:
-        limit_s = time_limit("timeout_s", call.timeout_s, self.timeout_s)
+        limit_s, margin_s = limited(call, self.timeout_s)
         await self.reach()
         deadline = time.monotonic() + limit_s
         attempts = Attempts(deadline)
         began = time.monotonic()
         while True:
             try:
-                return await self._attempt(call, deadline + call.margin_s)
+                return await self._attempt(call, deadline + margin_s)
             except ReplayError as error:
                 if not call.repeat:
                     raise

@@ -7,7 +7,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from typing import Final, Literal
 
@@ -15,7 +15,7 @@ from google.rpc import status_pb2
 from replay_proto.frames import Content, FrameError, FrameKind, FrameParser, frame_head
 from replay_proto.tracing import context_metadata
 
-from replay_client._transport.data_path import Renewal, Shortcuts
+from replay_client._transport.data_path import RENEW_S, Renewal, Shortcuts
 from replay_client._transport.frame_stream import LONGEST_BYTES, SILENCE_S
 from replay_client._transport.local_calls import HELLO_TIMEOUT_S, RETRY_S, SEND_BYTES, FrameMethod, LocalAddress
 from replay_client.errors import ReplayError, ServerUnavailableError, from_status
@@ -169,22 +169,20 @@ class LocalPath(Shortcuts):
         self._renewing = asyncio.Lock()
         super().__init__(table, authorization, is_wanted=describe is not None)
 
-    async def renew(self) -> None:
+    async def renew(self, within_s: float = RENEW_S) -> None:
         """Find out which server is there, if that is in doubt; otherwise, return at once."""
         if not self._has_to_look():
             return
-        async with self._renewing:
-            if not self._has_to_look():
-                return
-            await self._take(self._renewal())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s), self._renewing:
+                if self._has_to_look():
+                    await self._take(self._renewal())
 
     async def _take(self, steps: Renewal) -> None:
-        try:
+        with closing(steps), suppress(StopIteration):
             address = next(steps)
             while True:
                 address = steps.send(await self._current() if address is None else await _is_accepted_at(address))
-        except StopIteration:
-            return
 
     async def open(self, method: FrameMethod) -> FrameStream | None:
         """Open a stream. Return None if the server refuses or does not answer in time; then use gRPC."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from replay_client._transport.call import Operation
-from replay_client._transport.data_path import DESCRIBE_S
+from replay_client._transport.data_path import RENEW_S
 from replay_client._transport.session import Session, SessionBase
 from replay_client.aio._connection import Connection
 from replay_client.aio._frames import LocalPath
@@ -51,7 +51,7 @@ class LoopSession(SessionBase):
         """Prepare the shortcuts to a table, without a call to the server. ``describe`` fetches its description."""
 
         async def described() -> TableDescription:
-            return await self.connection.ask(describe(), timeout_s=DESCRIBE_S)
+            return await self.connection.ask(describe(), timeout_s=RENEW_S)
 
         authorization = self.connection.access.authorization
         return LocalPath(table, authorization, describe=described if self.options.same_host else None)

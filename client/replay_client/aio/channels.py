@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from replay_client._operations.channel import LOOK_AGAIN_S, Channel, Shown, checked_version, nothing_yet, too_late
 from replay_client._rows.published_state import PublishedState
-from replay_client._transport.call import Operation, time_limit
+from replay_client._transport.call import Operation, calls_end_by, time_limit
 from replay_client._transport.long_waits import LongWait
 from replay_client.aio.table import Table
 from replay_client.batch import Published
@@ -43,11 +44,11 @@ class Channels:
         """See `replay_client.ReplayClient.publish`."""
         state = PublishedState(values)
         limit_s = time_limit("timeout_s", timeout_s, client._session.options.timeout_s)
-        publish = partial(Channel.publish, state=state, timeout_s=limit_s)
+        deadline = time.monotonic() + (limit_s or math.inf)
         try:
-            return await self._run(client, name, state, publish)
+            return await self._publish(client, name, state, limit_s, deadline)
         except (TableNotFoundError, TableReplacedError):  # it was dropped since the last call
-            return await self._run(client, name, state, publish)
+            return await self._publish(client, name, state, limit_s, deadline)
 
     async def latest(
         self, client: ReplayClient, name: str, wait_newer: int | None, timeout_s: float | None
@@ -57,7 +58,8 @@ class Channels:
         limit_s = time_limit("timeout_s", timeout_s, client._session.options.timeout_s)
         deadline = time.monotonic() + limit_s
         # It is usual to wait long for another version.
-        with LongWait(f"client.latest({name!r})", nothing_yet(name)) if known is None else nullcontext():
+        long_wait = LongWait(f"client.latest({name!r})", nothing_yet(name)) if known is None else nullcontext()
+        with long_wait, calls_end_by(deadline if limit_s else math.inf):
             while True:
                 left_s = max(0.0, deadline - time.monotonic())
                 try:
@@ -77,6 +79,14 @@ class Channels:
                     return found.published
                 if not left_s:
                     raise too_late(name, known, limit_s)
+
+    async def _publish(
+        self, client: ReplayClient, name: str, state: PublishedState, limit_s: float, deadline: float
+    ) -> int:
+        with calls_end_by(deadline):
+            await self._run(client, name, state, partial(Channel.check, state=state))
+        # Each insert has this limit, because a large state takes many.
+        return await self._run(client, name, state, partial(Channel.publish, state=state, timeout_s=limit_s))
 
     async def _run(
         self,

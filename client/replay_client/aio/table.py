@@ -24,6 +24,7 @@ from replay_client._operations.table import TableHandle
 from replay_client._rows.buffers import Blank
 from replay_client._rows.columns import BatchOrKeys, chosen_columns
 from replay_client._transport.call import Operation
+from replay_client._transport.data_path import renewal_s
 from replay_client._writing.writing import WriterOptions
 from replay_client.aio._connection import Connection
 from replay_client.aio._session import LoopSession
@@ -87,7 +88,7 @@ class Table(TableHandle):
         """Draw rows by priority; see `replay_client.Table.sample`."""
         reader = self._operations.batch_reader(self._operations.chosen(columns))
         draw = self._operations.draw(batch_size, beta, weight_norm, draw_mode, timeout_s, reader, row_info)
-        return await self._run_near(self._operations.sample(draw, reader))
+        return await self._run_near(self._operations.sample(draw, reader), draw.wait_s)
 
     async def update_priorities(self, batch_or_keys: BatchOrKeys, priorities: ArrayLike) -> UpdateResult:
         """Update priorities; see `replay_client.Table.update_priorities`."""
@@ -277,9 +278,9 @@ class Table(TableHandle):
         """Drop the table; see `replay_client.Table.drop`."""
         await self._connection.run(drop_table(self.name, self.uid))
 
-    async def _run_near(self, operation: Operation[T]) -> T:
-        """Run an operation that copies rows from the server's files if it can."""
-        await self._path.renew()
+    async def _run_near(self, operation: Operation[T], wait_s: float = 0.0) -> T:
+        """Run an operation that copies rows from the server's files if it can; ``wait_s``: its limit, if it has one."""
+        await self._path.renew(renewal_s(wait_s or self._connection.timeout_s))
         return await self._connection.run(operation)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from replay_client._operations.channel import LOOK_AGAIN_S, Channel, Shown, checked_version, nothing_yet, too_late
 from replay_client._rows.published_state import PublishedState
-from replay_client._transport.call import Operation, time_limit
+from replay_client._transport.call import Operation, ended_by, time_limit
 from replay_client._transport.long_waits import LongWait
 from replay_client.batch import Published
 from replay_client.errors import ServerUnavailableError, TableNotFoundError, TableReplacedError
@@ -42,28 +43,25 @@ class Channels:
         """See `ReplayClient.publish`."""
         state = PublishedState(values)
         limit_s = time_limit("timeout_s", timeout_s, client._session.options.timeout_s)
-        publish = partial(Channel.publish, state=state, timeout_s=limit_s)
+        deadline = time.monotonic() + (limit_s or math.inf)
         try:
-            return self._run(client, name, state, publish)
+            return self._publish(client, name, state, limit_s, deadline)
         except (TableNotFoundError, TableReplacedError):  # it was dropped since the last call
-            return self._run(client, name, state, publish)
+            return self._publish(client, name, state, limit_s, deadline)
 
     def latest(self, client: ReplayClient, name: str, wait_newer: int | None, timeout_s: float | None) -> Published:
         """See `ReplayClient.latest`."""
         known = checked_version(wait_newer)
         limit_s = time_limit("timeout_s", timeout_s, client._session.options.timeout_s)
         deadline = time.monotonic() + limit_s
+        calls_end = deadline if limit_s else math.inf
         # It is usual to wait long for another version.
         with LongWait(f"client.latest({name!r})", nothing_yet(name)) if known is None else nullcontext():
             while True:
                 left_s = max(0.0, deadline - time.monotonic())
                 try:
-                    found = self._run(
-                        client,
-                        name,
-                        None,
-                        partial(Channel.latest, known=known, wait_s=left_s, shown=self._shown.get(name)),
-                    )
+                    look = partial(Channel.latest, known=known, wait_s=left_s, shown=self._shown.get(name))
+                    found = ended_by(calls_end, partial(self._run, client, name, None, look))
                 except (TableNotFoundError, TableReplacedError):
                     if not left_s:
                         raise
@@ -74,6 +72,11 @@ class Channels:
                     return found.published
                 if not left_s:
                     raise too_late(name, known, limit_s)
+
+    def _publish(self, client: ReplayClient, name: str, state: PublishedState, limit_s: float, deadline: float) -> int:
+        ended_by(deadline, partial(self._run, client, name, state, partial(Channel.check, state=state)))
+        # Each insert has this limit, because a large state takes many.
+        return self._run(client, name, state, partial(Channel.publish, state=state, timeout_s=limit_s))
 
     def _run(
         self,

@@ -16,7 +16,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
@@ -33,9 +32,9 @@ from replay_client._operations.server import describe, drop_table, inspect_table
 from replay_client._operations.table import TableHandle
 from replay_client._rows.buffers import Blank
 from replay_client._rows.columns import BatchOrKeys, chosen_columns
-from replay_client._transport.call import Call, Operation, run, time_limit
+from replay_client._transport.call import Call, Operation, limited, rest_of, run, time_limit
 from replay_client._transport.connection import Connection
-from replay_client._transport.data_path import DataPath
+from replay_client._transport.data_path import DataPath, renewal_s
 from replay_client._transport.insert_ids import InsertId
 from replay_client._transport.local_calls import is_local
 from replay_client._transport.long_waits import LongWait
@@ -171,7 +170,7 @@ class Table(TableHandle):
         """
         reader = self._operations.batch_reader(self._operations.chosen(columns))
         draw = self._operations.draw(batch_size, beta, weight_norm, draw_mode, timeout_s, reader, row_info)
-        return self._run_near(self._operations.sample(draw, reader))
+        return self._run_near(self._operations.sample(draw, reader), draw.wait_s)
 
     def update_priorities(self, batch_or_keys: BatchOrKeys, priorities: ArrayLike) -> UpdateResult:
         """Update priorities. More than 8192 keys are split into several calls, each of which is atomic.
@@ -687,9 +686,9 @@ class Table(TableHandle):
         """Run an operation, using a shortcut if available."""
         return run(operation, self._call)
 
-    def _run_near(self, operation: Operation[T]) -> T:
-        """Run an operation that copies rows from the server's files if it can."""
-        self._data_path.renew()
+    def _run_near(self, operation: Operation[T], wait_s: float = 0.0) -> T:
+        """Run an operation that copies rows from the server's files if it can; ``wait_s``: its limit, if it has one."""
+        self._data_path.renew(renewal_s(wait_s or self._connection.timeout_s))
         return self._run(operation)
 
     def _home(self) -> tuple[int, Table]:
@@ -701,11 +700,11 @@ class Table(TableHandle):
         if path.address is None or not is_local(call.method):
             return connection.call(call)
         connection.check_usable()
-        path.renew()
-        limit_s = time_limit("timeout_s", call.timeout_s, connection.timeout_s)
+        limit_s, margin_s = limited(call, connection.timeout_s)
         deadline = time.monotonic() + limit_s
+        path.renew(renewal_s(limit_s))
         with LongWait(f"the call {call.method} to {connection.address}", partial(connection.explain, call)):
-            answer = path.call(call.method, call.request, limit_s + call.margin_s)
+            answer = path.call(call.method, call.request, max(0.0, deadline + margin_s - time.monotonic()))
         if answer is None:
-            answer = connection.call(replace(call, timeout_s=max(0.0, deadline - time.monotonic())))
+            answer = connection.call(rest_of(call, deadline, margin_s))
         return answer

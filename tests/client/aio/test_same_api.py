@@ -13,6 +13,7 @@ from tests.client.connection.test_restart import (
     test_a_server_that_lost_its_tables_is_not_mistaken_for_the_old_one,
     test_single_inserts_lose_and_double_nothing,
 )
+from tests.client.connection.test_time_limits import test_the_first_calls_of_clients_end_in_time_if_the_server_hangs
 from tests.client.data.test_parquet import (
     copy,
     file,

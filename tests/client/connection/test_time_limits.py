@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import inspect
 import math
+import signal
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -135,6 +138,48 @@ def test_an_insert_does_not_wait_waits_for_the_clients_own_limit_or_for_ever(has
     making_room.start()
     assert queue.insert(rows([2]), timeout_s=math.inf).tolist() == [2]
     making_room.join()
+
+
+FIRST_CALLS: dict[str, Callable[[ReplayClient, Table], object]] = {
+    "publish": lambda client, _: client.publish("known", {"w": 1.0}, timeout_s=OWN_S),
+    "the first publish of a name": lambda client, _: client.publish("new", {"w": 1.0}, timeout_s=OWN_S),
+    "latest": lambda client, _: client.latest("known", timeout_s=OWN_S),
+    "sample": lambda _, table: table.sample(1, timeout_s=OWN_S),
+}
+FIRST_CALLS_WITH_THE_CLIENTS_LIMIT: dict[str, Callable[[ReplayClient, Table], object]] = {
+    "sample": lambda _, table: table.sample(1),
+    "read": lambda _, table: table.read([0]),
+    "update_priorities": lambda _, table: table.update_priorities([0], [1.0]),
+}
+
+
+def test_the_first_calls_of_clients_end_in_time_if_the_server_hangs(
+    start_server: Callable[..., ServerProcess], connect: Connect
+) -> None:
+    """All at once, because each of them waits. The server has two seconds more to say what a call has waited for."""
+    server = start_server()
+    first = connect(server)
+    first.create_table("t", columns=COLUMNS, capacity=10).insert(rows([0]))
+    first.publish("known", {"w": 1.0})
+    waits: list[tuple[Callable[[ReplayClient, Table], object], float, float]] = [
+        *((call, 30.0, OWN_S + 2.0) for call in FIRST_CALLS.values()),
+        *((call, OWN_S, OWN_S) for call in FIRST_CALLS_WITH_THE_CLIENTS_LIMIT.values()),
+    ]
+    clients = [connect(server, timeout_s=own_s) for _, own_s, _ in waits]
+    tables = [client.table("t") for client in clients]
+
+    def seconds_until_too_late(number: int) -> float:
+        began = time.monotonic()
+        with pytest.raises(DeadlineExceededError):
+            waits[number][0](clients[number], tables[number])
+        return time.monotonic() - began
+
+    server.process.send_signal(signal.SIGSTOP)
+    with ThreadPoolExecutor(len(waits)) as pool:
+        seconds = list(pool.map(seconds_until_too_late, range(len(waits))))
+    server.process.send_signal(signal.SIGCONT)
+    for (_, _, limit_s), took_s in zip(waits, seconds, strict=True):
+        assert OWN_S <= took_s < limit_s + 1.2, seconds
 
 
 def test_a_writer_gives_up_after_the_clients_own_limit_and_says_how_many_rows_are_left(hasty: NewTable) -> None:

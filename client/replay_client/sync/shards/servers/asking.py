@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from functools import partial
 from typing import Final, TypeVar
 
@@ -34,7 +35,7 @@ def answers(calls: Mapping[int, Callable[[], T]]) -> dict[int, T]:
         ReplayError: a server refused its call.
     """
     with ThreadPoolExecutor(len(calls)) as pool:
-        running = {shard_id: pool.submit(call) for shard_id, call in calls.items()}
+        running = {shard_id: pool.submit(copy_context().run, call) for shard_id, call in calls.items()}
     found: dict[int, T] = {}
     failure: Exception | None = None
     for shard_id, answer in running.items():
