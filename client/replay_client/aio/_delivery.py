@@ -16,7 +16,7 @@ from replay_client._writing.writing import WriterOptions, Writing
 from replay_client.aio._connection import Connection
 from replay_client.aio._frames import LocalPath
 from replay_client.aio._stream import AnsweredStream
-from replay_client.errors import DeadlineExceededError
+from replay_client.errors import ClosedError, DeadlineExceededError
 from replay_client.results.description import TableDescription
 
 
@@ -36,6 +36,7 @@ class Delivery:
         self._receiver: asyncio.Task[None] | None = None
         self._finisher: asyncio.Task[None] | None = None
         self._owes_turn = False
+        self._is_finishing = False
         connection.works.add(self)
 
     @property
@@ -55,6 +56,7 @@ class Delivery:
 
     async def finish(self, deadline: float) -> None:
         """See `LoopWork`."""
+        self._is_finishing = True  # otherwise, another task that appends rows could go on until the deadline
         outbox = self._outbox
         outbox.resume()
         while outbox.in_flight and not outbox.has_failed and not outbox.is_closed:
@@ -72,7 +74,14 @@ class Delivery:
 
         Raises:
             ReplayError: an earlier row could not be sent.
+            ClosedError: the client is being closed.
         """
+        await self.connected()
+        if self._is_finishing:
+            raise ClosedError("this writer is closed")
+
+    async def connected(self) -> None:
+        """Connect if necessary, and check for errors; raise like `ready`."""
         await self._connection.reach()
         if self._owes_turn:
             self._owes_turn = False

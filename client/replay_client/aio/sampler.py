@@ -124,7 +124,7 @@ class Sampler(SamplerHandle):
 
     async def close(self, *, timeout_s: float | None = None) -> None:
         """Flush and close. Idempotent; see `replay_client.Sampler.close`."""
-        if self._is_closed or self._connection.is_forked:
+        if self._is_closed or self._exchanges.is_finishing or self._connection.is_forked:
             return
         deadline = self.deadline(timeout_s)
         try:
@@ -136,7 +136,8 @@ class Sampler(SamplerHandle):
     def cancel(self) -> None:
         """Close without a flush: unacknowledged updates may be lost."""
         self._is_closed = True
-        self._exchanges.close()
+        if not self._exchanges.is_finishing:
+            self._exchanges.close()
 
     async def __aenter__(self) -> Sampler:
         return self
@@ -150,7 +151,7 @@ class Sampler(SamplerHandle):
 
     def _check_usable(self) -> None:
         self._connection.check_not_forked()
-        if self._is_closed:
+        if self._is_closed or self._exchanges.is_finishing:
             raise ClosedError("this sampler is closed")
 
 
@@ -165,6 +166,8 @@ class _Exchanges:
         self._learning = learning
         self._stream = stream
         self._is_closed = False
+        self.is_finishing = False
+        """Whether `finish` was called, as by a client that is closed while a task learns: the task must add no more."""
         self._receiver: asyncio.Task[None] | None = None
         self._finisher: asyncio.Task[None] | None = None
         connection.works.add(self)
@@ -187,6 +190,7 @@ class _Exchanges:
 
     async def finish(self, deadline: float) -> None:
         """See `LoopWork`."""
+        self.is_finishing = True
         try:
             await self.flush_last(deadline)
         except ReplayError as error:
@@ -233,7 +237,7 @@ class _Exchanges:
             self._receiver.add_done_callback(_retrieve)
         receiver = self._receiver
         await asyncio.wait((receiver,), timeout=limit_s)
-        if self._is_closed:
+        if self._is_closed or (self.is_finishing and receiver.cancelled()):
             raise ClosedError("this sampler is closed")
         if receiver.done():
             if self._receiver is receiver:

@@ -208,7 +208,7 @@ class Writer:
         """Wait until all appended rows are acknowledged; see `replay_client.Writer.flush`."""
         began = time.monotonic()
         deadline = self._connection.deadline("timeout_s", timeout_s)
-        await self._delivery.ready()
+        await self._delivery.connected()
         try:
             await self._delivery.send(deadline)
             await self._delivery.wait_for_all(deadline)

@@ -191,6 +191,48 @@ def test_closing_a_client_ends_all_that_waits(server: ServerProcess) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("work", ["learning", "learning ahead of the rows", "writing"])
+def test_closing_a_client_while_a_task_works_on_takes_no_time_and_loses_nothing(
+    server: ServerProcess, caplog: pytest.LogCaptureFixture, work: str
+) -> None:
+    async def main() -> None:
+        client = aio.ReplayClient(server.address)
+        limited: dict[str, Any] = {"min_size": 4, "samples_per_insert": 1.0, "error_buffer": 4.0}
+        limited = limited if "ahead" in work else {}
+        name = work.replace(" ", "-")
+        table = await client.create_table(name, columns=COLUMNS, capacity=100_000, **limited)
+        await table.insert(rows(range(8)))
+        steps = 0
+
+        async def learn() -> None:
+            nonlocal steps
+            sampler = table.sampler(4, prefetch=2)
+            async for batch in sampler:
+                await sampler.update_priorities(batch, np.ones(4))
+                steps += 1
+
+        async def write() -> None:
+            nonlocal steps
+            writer = table.writer()
+            while True:
+                await writer.append(**row(steps))
+                steps += 1
+
+        working = asyncio.create_task(write() if work == "writing" else learn())
+        while steps < (2 if limited else 100):
+            await asyncio.sleep(0.01)
+        began = time.monotonic()
+        await client.close()
+        assert time.monotonic() - began < 2.0  # it has 5 s at most
+        with pytest.raises(ClosedError):
+            await asyncio.wait_for(working, 30)
+        async with aio.ReplayClient(server.address) as other:
+            await other.drop_table(name)
+
+    asyncio.run(main())
+    assert not caplog.messages
+
+
 def test_streams_on_the_servers_host_use_the_local_socket_if_it_has_room(start_server: StartServer) -> None:
     server = start_server("--max-local-connections", "1")
 
