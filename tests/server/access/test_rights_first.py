@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -16,8 +18,9 @@ from replay_proto.v1 import replay_pb2, replay_pb2_grpc
 from replay_server.rpc.rights import only
 
 from tests.server.access.test_rights import EXPECTED as REQUIRED
-from tests.support.access import ADMIN, ALL, MINE, READ, WRITE, write_usual_tokens
+from tests.support.access import ADMIN, ALL, EXPIRED, MINE, OTHER, READ, WRITE, WRONG, write_usual_tokens
 from tests.support.caller import table_config
+from tests.support.frame_stub import FrameLink, FrameRpcError, hello_for
 from tests.support.refusals import Refusal, refusal_in
 from tests.support.server_process import ServerProcess
 from tests.support.wire import METHODS, SERVICE, STREAMS, bytes_field
@@ -87,6 +90,25 @@ def broken_within(method: str) -> bytes:
 def test_who_may_not_is_refused_before_the_rest_is_looked_at(channel: grpc.Channel, method: str) -> None:
     message = named(method, NAME) + broken_within(method)
     assert refusal_of(channel, method, TOO_LITTLE[method], message).reason == "PERMISSION_DENIED"
+
+
+@pytest.mark.parametrize(
+    ("token", "reason"),
+    [("", "UNAUTHENTICATED"), (WRONG, "UNAUTHENTICATED"), (EXPIRED, "UNAUTHENTICATED"), (OTHER, "PERMISSION_DENIED")],
+)
+@pytest.mark.parametrize("method", ["Sample", ""])
+@pytest.mark.parametrize("changes", [{}, {"table_uid": b"y" * 16}, {"table": f"{MINE}nobody"}], ids=str)
+def test_who_may_not_does_not_learn_at_the_local_socket_which_tables_there_are(
+    channel: grpc.Channel, method: str, token: str, reason: str, changes: dict[str, Any]
+) -> None:
+    stub, name = replay_pb2_grpc.ReplayServiceStub(channel), replay_pb2.DescribeTableRequest(table=NAME)
+    table = stub.DescribeTable(name, metadata=token_metadata(ALL), timeout=TIMEOUT_S).table
+    authorization = f"Bearer {token}" if token else ""
+    with closing(FrameLink(table.socket)) as link:
+        link.send(hello_for(table, method, authorization=authorization, **changes).SerializeToString())
+        with pytest.raises(FrameRpcError) as error:
+            link.answer()
+    assert refusal_in(error.value).reason == reason
 
 
 @pytest.mark.parametrize("method", ["CreateTable", "Insert", "Sample", "UpdatePriorities", "Learn"])

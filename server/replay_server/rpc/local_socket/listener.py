@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from google.protobuf.message import DecodeError
+from replay_proto.access.tokens import Right
 from replay_proto.errors import FieldError
 from replay_proto.frames import Content
 from replay_proto.tracing import Metadata, is_tracing, span
@@ -144,12 +145,14 @@ class LocalSocket:
         return Admitted(endpoint, caller, partial(_traced, endpoint, context) if has_spans else endpoint.answer)
 
     def _caller_of(self, said: replay_pb2.FrameHello) -> Caller:
+        # The equivalent gRPC metadata.
+        metadata = [("authorization", said.authorization)] if said.authorization else []
+        caller = self._authenticator.caller_of(metadata)
+        caller.check(Right.any(), said.table)  # before the table is looked up: nobody else learns whether it exists
         self._catalog.find(said.table, said.table_uid)
         if not hmac.compare_digest(said.owner_id, self._catalog.owner.id):
             raise errors.invalid_field(FieldError("owner_id", "the id of this server", "that of another one"))
-        # The equivalent gRPC metadata.
-        metadata = [("authorization", said.authorization)] if said.authorization else []
-        return self._authenticator.caller_of(metadata)
+        return caller
 
 
 async def _traced(endpoint: AnyEndpoint, context: Metadata, message: Content, call: Call) -> bytes:
