@@ -391,8 +391,11 @@ def _values_in(space: gymnasium.Space[Any], name: str, rows: Rows) -> Any:
 
 
 def _info(values: Array, *, is_arrow: bool) -> Any:
-    """Return a column for the infos. In its Arrow format, Minari cannot read an array of numbers, but a list."""
-    return values.tolist() if is_arrow and values.ndim == 1 else values
+    """Return a column for the infos. In its Arrow format, Minari cannot read an array of numbers, but a list.
+
+    The list has NumPy's numbers, from which Arrow takes the dtype. It stores Python's as int64, up to 2^63.
+    """
+    return list(values) if is_arrow and values.ndim == 1 else values
 
 
 def _last_is(rows: Rows, end: int) -> NDArray[np.bool_]:

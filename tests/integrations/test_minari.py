@@ -325,13 +325,17 @@ def test_values_that_a_space_cannot_hold_are_not_exported(
 @pytest.mark.parametrize("data_format", ["hdf5", "arrow"])
 def test_numbers_in_infos_and_bfloat16_come_back(client: ReplayClient, data_format: str) -> None:
     columns = {"obs": Column("bfloat16", 2), "action": Column("int64"), "reward": Column("float32")}
-    columns |= {"log_mu": Column("float32"), "state": Column("bfloat16", 3)}
+    columns |= {"log_mu": Column("float32"), "state": Column("bfloat16", 3), "hash": Column("uint64")}
+    columns |= {"weight": Column("float16"), "is_expert": Column("bool")}
     table, copy = new_table(client, columns, Sequences(2)), new_table(client, columns, Sequences(2))
     with table.writer() as writer:
         for number in range(4):
-            writer.append(obs=[number] * 2, action=0, reward=0.0, log_mu=-0.5 * number, state=[number] * 3)
+            numbers = {"log_mu": -0.5 * number, "hash": 2**64 - 1 - number, "weight": number, "is_expert": number % 2}
+            writer.append(obs=[number] * 2, action=0, reward=0.0, state=[number] * 3, **numbers)
         writer.end_episode(obs=[4, 4])
     export_dataset(table, ID, data_format=data_format)
+    for name, values in minari.load_dataset(ID)[0].infos.items():
+        assert values.dtype == ("float32" if name == "state" else columns[name].dtype)
     import_dataset(copy, minari.load_dataset(ID))
     (before,), (after,) = table.rows(), copy.rows()
     for name in columns:
