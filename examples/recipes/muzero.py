@@ -67,8 +67,7 @@ def reanalyze(address: str) -> None:
     model, client = Model(), ReplayClient(address)
     with client.table(GAMES).sampler(32, device="cpu") as sampler:
         for batch in sampler:
-            _, weights = client.latest(WEIGHTS)
-            model.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
+            model.load_state_dict({name: torch.from_numpy(array) for name, array in client.latest(WEIGHTS)[1].items()})
             policy, value, _ = search(model, model.represent(batch["obs"].flatten(0, 1)))
             keys, values = batch.position_keys, value.view(batch["mask"].shape) * batch["mask"]
             sampler.update(keys, {"value": values, "policy": policy.view(*keys.shape, 2)})
@@ -77,13 +76,16 @@ def reanalyze(address: str) -> None:
 def loss_of(model: Model, batch: Any) -> Any:
     """Return the loss of a batch: of policies, values and rewards along `UNROLL` steps of the model."""
     rewards, targets, state = (1 - GAMMA) * batch["reward"], batch["value"], model.represent(batch["obs"][:, 0])
+    known = batch["mask"] | (((batch["discount"] == 0) & batch["mask"]).cumsum(1) > 0)  # not after a truncation
     for _ in range(N_STEP):  # at the end of an episode, returns span fewer steps
-        targets[:, :-1] = rewards[:, :-1] + batch["discount"][:, :-1] * targets[:, 1:].clone()
+        returns = rewards[:, :-1] + batch["discount"][:, :-1] * targets[:, 1:]
+        targets[:, :-1] = returns.where(known[:, 1:], targets[:, :-1])
     losses = []
     for step in range(UNROLL + 1):
         log_policy, value, reward = model.predict(state)
-        losses.append(-((batch["policy"][:, step] * log_policy).sum(1) * batch["mask"][:, step]))
-        losses.append(10 * (value - targets[:, step]) ** 2 + 10 * (reward - rewards[:, step - 1]) ** 2 * (step > 0))
+        errors = (value - targets[:, step]) ** 2 + (reward - rewards[:, step - 1]) ** 2 * (step > 0)
+        fit = (batch["policy"][:, step] * log_policy).sum(1) * batch["mask"][:, step]
+        losses.append(10 * errors * known[:, step] - fit)
         state = model.step(0.5 * state + 0.5 * state.detach(), batch["action"][:, step])
     return torch.stack(losses).sum(0).mean()
 
@@ -97,14 +99,12 @@ def main(address: str = "localhost:50051", *, steps: int = 30_000) -> float:
     client.publish(WEIGHTS, model)
     (process := multiprocessing.get_context("spawn").Process(target=reanalyze, args=(address,), daemon=True)).start()
     with table.writer() as writer, table.sampler(BATCH_SIZE, device="cpu") as sampler:
-        env = RecordSteps(played, writer)
-        obs, _ = env.reset(seed=0)
+        obs, _ = (env := RecordSteps(played, writer)).reset(seed=0)
         for step in range(1, steps + 1):
             policy, value, _ = search(model, model.represent(torch.from_numpy(obs)[None]))
             env.with_next_step(value=value[0], policy=policy[0])
             obs, _, terminated, truncated, _ = env.step(int(torch.multinomial(0.95 * policy[0] + 0.025, 1)))
-            if terminated or truncated:
-                obs, _ = env.reset()
+            obs = env.reset()[0] if terminated or truncated else obs
             if step >= 1_000 and step % 4 == 0:
                 optimizer.zero_grad()
                 loss_of(model, next(sampler)).backward()

@@ -143,6 +143,50 @@ def test_a_search_looks_at_all_sequences_of_actions() -> None:
             assert float(value) == pytest.approx(due_value, abs=1e-4)
 
 
+class _FixedModel:
+    """A model whose predictions are parameters: one value for each sequence and step; rewards of 0."""
+
+    def __init__(self, sequences: int) -> None:
+        self.values = torch.zeros(sequences, muzero.UNROLL + 1, requires_grad=True)
+        self._step = -1
+
+    def represent(self, obs: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(len(obs), 1)
+
+    def step(self, state: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+        return state
+
+    def predict(self, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        self._step += 1
+        return torch.zeros(len(state), 2), self.values[:, self._step], torch.zeros(len(state))
+
+
+def test_values_of_a_truncated_episode_are_bootstrapped_and_those_of_a_terminated_one_are_not(address: str) -> None:
+    stored, scale = [10.0, 11.0, 12.0], 1 - muzero.GAMMA
+    with ReplayClient(address) as client:
+        table = client.create_table("ends", columns=muzero.COLUMNS, capacity=100, steps=muzero.SEQUENCES)
+        with table.writer(streams=2) as writer:
+            for stream, terminated in enumerate([False, True]):
+                for value in stored:
+                    writer[stream].append(obs=[0] * 4, action=0, reward=1, value=value, policy=[0, 1])
+                writer[stream].end_episode(obs=[0] * 4, terminated=terminated)
+        with table.sampler(64, device="cpu", prefetch=1) as sampler:
+            batch = next(sampler)
+        client.drop_table("ends")
+    model, is_first = _FixedModel(64), (batch["value"][:, 0] == stored[0]).numpy()
+    is_terminated = (batch["discount"][:, 2] == 0).numpy()
+    muzero.loss_of(model, batch).backward()  # type: ignore[arg-type]
+    assert model.values.grad is not None
+    targets = -model.values.grad.numpy() * 64 / 20  # of the error 10 * (value - target) ** 2, where the value is 0
+    bootstrapped = [scale * (1 + muzero.GAMMA) + muzero.GAMMA**2 * 12.0, scale + muzero.GAMMA * 12.0, 12.0]
+    finite = [scale * sum(muzero.GAMMA**step for step in range(left)) for left in (3, 2, 1)]
+    assert (is_first & is_terminated).any()
+    assert (is_first & ~is_terminated).any()
+    for sequence in np.flatnonzero(is_first):
+        due = finite if is_terminated[sequence] else bootstrapped
+        np.testing.assert_allclose(targets[sequence], [*due, 0, 0, 0], rtol=1e-5)
+
+
 def test_a_world_model_learns_from_a_stream_that_never_ends(address: str) -> None:
     assert dreamer.main(address, steps=1_100) > 8.0
     with ReplayClient(address) as client:
