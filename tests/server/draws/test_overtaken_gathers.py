@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,17 @@ import numpy as np
 import pytest
 from replay_proto.framing import NO_ROWS, Framed
 from replay_proto.rate_limit import RateLimit
+from replay_proto.steps import Discount, Steps, Transitions
 from replay_proto.v1 import replay_pb2
 from replay_server.auth import Caller
 from replay_server.catalog import Catalog
 from replay_server.errors import StoppedError
+from replay_server.flow.bounds import Bounds
 from replay_server.rpc.call import Call, Stream
 from replay_server.rpc.handlers import gathering, sampling
 from replay_server.rpc.handlers.sampling import SamplingHandlers
 from replay_server.storage.root import Root
+from replay_server.storage.runs import GOES_ON
 from replay_server.storage.table_config import TableConfig
 from replay_server.table.gates import LimiterGate
 from replay_server.table.table import NewRows, Table
@@ -27,6 +30,7 @@ from tests.support.caller import batches_in, make_draw
 from tests.support.inserting import insert_all
 from tests.support.invariants import check_table
 from tests.support.rows import MUTABLE, WHOLE, columns_of
+from tests.support.step_oracle import Run, runs_of
 
 ROWS = 30
 
@@ -189,3 +193,53 @@ def test_a_failed_draw_that_stands_in_for_a_counted_one_gives_back_no_samples(
     with pytest.raises(StoppedError):
         asyncio.run(handlers.sample(Framed(request, NO_ROWS), Call(Caller())))
     assert table.gate.difference == before
+
+
+def test_a_draw_that_waits_again_holds_no_bytes_meanwhile(tmp_path: Path) -> None:
+    """Its rows are evicted while it waits for its turn to build a reply. A caller may hold one reply at a time here."""
+    root = Root.in_memory(tmp_path)
+    catalog = Catalog(root, Bounds(max_outgoing_bytes=1))
+    handlers, steps = (
+        SamplingHandlers(catalog, same_host=False),
+        Steps.of({**WHOLE, "discount": Discount()}, Transitions(2)),
+    )
+    config = TableConfig(
+        "table", steps.schema, capacity=10, backend="uniform", parameters={"max_times_sampled": 1}, steps=steps
+    )
+
+    async def main() -> None:
+        table, _ = await catalog.create(config)
+        admission = catalog.lease("table").admission
+
+        def insert_runs(*runs: Run) -> None:
+            count = sum(run[3] for run in runs)
+            table.insert(NewRows(columns_of(np.arange(count)), count, None, runs_of(*runs)), None)
+            admission.changed()
+
+        async def until(holds: Callable[[], bool]) -> None:
+            while not holds():
+                await asyncio.sleep(0)
+
+        insert_runs((0, 0, 0, 8, GOES_ON))
+        catalog.outgoing.take("", 1)
+        call = Call(Caller())
+        request = replay_pb2.SampleRequest(table="table", draw=make_draw(6, wait_s=60.0))
+        drawing = asyncio.create_task(handlers.sample(Framed(request, NO_ROWS), call))
+        await until(lambda: catalog.waiting.total == 1)
+        insert_runs(*((stream, 0, 0, 1, GOES_ON) for stream in range(1, 11)))  # no window is complete
+        catalog.outgoing.give_back("", 1)
+        await until(lambda: catalog.waiting.total == 1 and not catalog.outgoing.total)
+        insert_runs((11, 0, 0, 8, GOES_ON))
+        answer = replay_pb2.SampleResponse.FromString(await drawing)
+        assert len(answer.batch.keys) == 6 * 8
+        assert catalog.outgoing.total
+        call.sent()
+        assert not catalog.outgoing.total
+
+    async def in_time() -> None:
+        async with asyncio.timeout(30):
+            await main()
+
+    asyncio.run(in_time())
+    catalog.close()
+    root.close()
