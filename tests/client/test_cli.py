@@ -449,3 +449,14 @@ def test_figures_go_into_a_pipe_line_by_line_also_while_the_server_is_away(
         process.send_signal(signal.SIGINT)
         assert process.wait(TIMEOUT_S) == 0
     assert not any("\x1b" in line for line in [*first, *away])
+
+
+def test_ctrl_c_ends_a_command_that_is_still_loading_quietly() -> None:
+    command = [sys.executable, "-X", "importtime", "-c", "from replay_client.cli import main; main()", "stats"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+        assert process.stderr is not None
+        while "rich" not in process.stderr.readline():  # the libraries of the command come last
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert "Traceback" not in process.stderr.read()
+    assert process.returncode == 130

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import sys
 
-from replay_proto.starting import needs_extras
+from replay_proto.starting import exits_on_ctrl_c, needs_extras
 
 
 def main() -> None:
     """Run the command; if libraries are missing, say what to install."""
     with needs_extras("replay", "cli"):
-        from replay_client.cli.app import run
+        with exits_on_ctrl_c(130):
+            from replay_client.cli.app import run
 
         sys.exit(run())

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -123,6 +124,12 @@ def test_a_signal_ends_a_server_that_is_still_loading(number: signal.Signals) ->
         process.send_signal(number)
         assert process.communicate() == (b"", b"")
     assert process.returncode == 0
+
+
+def test_the_command_handles_signals_before_it_imports_much() -> None:
+    program = "import replay_server.__main__, sys; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True, check=True)
+    assert not {"importlib.metadata", "numpy", "pydantic", "grpc"} & set(loaded.stdout.split())
 
 
 @pytest.mark.skipif(os.getuid() != 0 or shutil.which("unshare") is None, reason="needs root and unshare")
