@@ -300,6 +300,14 @@ def test_it_fits_into_any_terminal(stats: Stats, width: int, height: int) -> Non
     Feed(stats).drive(steps, width, height)
 
 
+def test_headings_that_are_cut_are_marked_and_all_columns_are_seen_in_narrow_terminals(stats: Stats) -> None:
+    async def steps(pilot: Pilot[None]) -> None:
+        (headings,) = (line for line in screen_of(pilot) if "rows" in line and "filled" in line)
+        assert headings.split() == ["table▲", "rows", "filled", "inser…", "drawn…", "updated/s", "waiting"]
+
+    Feed(stats).drive(steps, 60, 15)
+
+
 def test_names_cannot_control_the_terminal(stats: Stats) -> None:
     hostile = ("\x1b[31mred", "[bold]not bold[/]", "two\nlines\r\x07", "right\u202eto left", "\x9b2J")
     tables = {

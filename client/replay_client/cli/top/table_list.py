@@ -16,7 +16,7 @@ from replay_client.cli.text_plot import sparkline
 from replay_client.cli.top.history import TableHistory
 from replay_client.results.stats import TableStats
 
-_LEAST_NAME, _MOST_NAME = 16, 64
+_LEAST_NAME, _MOST_NAME = 12, 64
 """Minimum and maximum width of names."""
 _NUMBER = 5
 """Maximum width of a number from `count_text`."""
@@ -110,7 +110,7 @@ class TableList(DataTable[Text]):
         self.clear(columns=True)
         for column in _COLUMNS:
             width = name_width if column is _NAME else column.width + (1 + sparks if column.past else 0)
-            self.add_column(self._heading(column), width=width, key=column.heading)
+            self.add_column(self._heading(column, width), width=width, key=column.heading)
         names = sorted(self._tables)
         names.sort(key=lambda name: self._sorted_by.value(self._tables[name]), reverse=self._is_descending)
         for name in names:
@@ -130,9 +130,11 @@ class TableList(DataTable[Text]):
         name_width = max(_LEAST_NAME, min(longest, _MOST_NAME, room // 3))
         return name_width, max(0, min(_MOST_SPARKS, (room - name_width) // len(with_sparks) - 1))
 
-    def _heading(self, column: _Column) -> Text:
+    def _heading(self, column: _Column, width: int) -> Text:
         mark = "" if column is not self._sorted_by else "▼" if self._is_descending else "▲"
-        heading = f"{column.heading}{mark}"
+        shown = Text(column.heading)
+        shown.truncate(width - 1 - len(mark), overflow="ellipsis")
+        heading = f"{shown}{mark}"
         return Text(heading if column is _NAME else f" {heading}" if column.past else heading.rjust(column.width))
 
     def _cells(self, name: str, name_width: int, sparks: int) -> Iterator[Text]:
