@@ -16,8 +16,8 @@ from replay_client.cli.text_plot import sparkline
 from replay_client.cli.top.history import TableHistory
 from replay_client.results.stats import TableStats
 
-_LEAST_NAME, _MOST_NAME = 12, 64
-"""Minimum and maximum width of names."""
+_LEAST_NAME, _USUAL_NAME, _MOST_NAME = 12, 16, 64
+"""Minimum width of names in a narrow terminal and in others, and maximum width."""
 _NUMBER = 5
 """Maximum width of a number from `count_text`."""
 _MOST_SPARKS = 60
@@ -127,7 +127,8 @@ class TableList(DataTable[Text]):
         room = self.size.width - _SCROLLBAR - sum(column.width for column in _FIGURES)
         with_sparks = [column for column in _FIGURES if column.past]
         longest = max((len(name) for name in self._tables), default=0)
-        name_width = max(_LEAST_NAME, min(longest, _MOST_NAME, room // 3))
+        usual = min(_USUAL_NAME, room - len(with_sparks))
+        name_width = max(_LEAST_NAME, usual, min(longest, _MOST_NAME, room // 3))
         return name_width, max(0, min(_MOST_SPARKS, (room - name_width) // len(with_sparks) - 1))
 
     def _heading(self, column: _Column, width: int) -> Text:
