@@ -92,6 +92,7 @@ class Ring:
         self.rows = self.file.view(column.dtype, (slots, *column.shape))
         self.values = flat_rows(self.rows)
         """The same as ``dtype[slots, elements]``."""
+        self._bytes = self.values.view(np.uint8)
 
     def store(self, first: int, values: Array) -> None:
         """See `AnyRing`."""
@@ -108,7 +109,7 @@ class Ring:
 
     def parts(self, slots: Slots) -> list[memoryview]:
         """See `AnyRing`."""
-        return parts_of(self.values, slots, self.column.row_bytes)
+        return parts_of(self._bytes, slots)
 
     def close(self) -> None:
         """See `AnyRing`."""
@@ -126,6 +127,7 @@ class MutableRing:
         self._slots = slots
         self.places = flat_rows(self.file.view(column.dtype, (2 * slots, *column.shape)))
         """All values, ``dtype[2 * slots, elements]``."""
+        self._bytes = self.places.view(np.uint8)
 
     def store(self, first: int, values: Array) -> None:
         """See `AnyRing`. The slots have no live rows, so nobody reads them meanwhile, and versions stay."""
@@ -141,7 +143,7 @@ class MutableRing:
 
     def parts(self, slots: Slots) -> list[memoryview]:
         """See `AnyRing`."""
-        return parts_of(self.places, self._versions.current(slots), self.column.row_bytes)
+        return parts_of(self._bytes, self._versions.current(slots))
 
     def store_beside(self, slots: Slots, values: Array | None) -> None:
         """Store values, ``dtype[n, *shape]``, in the other places of these slots; None: their current values."""
@@ -201,12 +203,13 @@ def ring_copy(ring: Array, start: int, count: int) -> Array:
     return out
 
 
-def parts_of(values: Array, places: Slots, row_bytes: int) -> list[memoryview]:
-    """Return values, ``dtype[places, elements]``, as contiguous parts that the caller joins.
+def parts_of(values: NDArray[np.uint8], places: Slots) -> list[memoryview]:
+    """Return values of a column, as ``uint8[slots, bytes]``, as contiguous parts that the caller joins.
 
     Long values are not copied, so inserts and updates may overwrite the returned parts later.
     """
+    row_bytes = values.shape[1]
     if row_bytes < _LONG_ROW_BYTES:
-        return [np.take(values, places, axis=0).reshape(-1).view(np.uint8).data]
-    column = values.reshape(-1).view(np.uint8).data
+        return [values.take(places, axis=0, mode="clip").data]
+    column = values.reshape(-1).data
     return [column[start : start + row_bytes] for start in (places * row_bytes).tolist()]
