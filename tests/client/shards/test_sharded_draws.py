@@ -183,6 +183,20 @@ def test_updates_reach_the_shards_of_the_rows(table: Table) -> None:
     assert (result.updated, result.stale) == (len(chosen), 2)
 
 
+@pytest.mark.parametrize("only", [0, 1, 2])
+def test_rows_without_mass_are_not_drawn_while_another_shard_has_mass(table: Table, only: int) -> None:
+    keys = np.array(list(fill(table)))
+    with table.sampler(32, beta=1.0, prefetch=1) as sampler:
+        next(sampler)
+        sampler.update_priorities(keys, (shard_ids(keys) == only).astype(float))
+        batch = next(sampler)
+        assert set(shard_ids(batch.row_keys)) == {only}
+        np.testing.assert_allclose(batch.probabilities, 1 / SIZES[only])
+        sampler.update_priorities(keys, np.zeros(len(keys)))
+        next(sampler)
+        assert len(set(shard_ids(next(sampler).row_keys))) > 1  # by rule: no row has mass
+
+
 def test_new_rows_get_the_largest_priority_of_all_shards(table: Table) -> None:
     fill(table)
     first, *others = shards_of(table).values()

@@ -536,6 +536,8 @@ class ShardedSampler(Sampler):
             self._redraw(round, shard_id)
         else:
             round.arrived(shard_id, batch)
+            if round.is_complete:
+                self._redraw_massless(round)
 
     def _follow(self) -> None:
         """Switch to the shards of the newest map that the roster knows."""
@@ -603,6 +605,12 @@ class ShardedSampler(Sampler):
             self._request_rows(round, round.ask_again(self._random, missing))
         else:
             self._rounds.remove(round)
+
+    def _redraw_massless(self, round: Round) -> None:
+        """If any shard has mass, draw the rows from those that have: a server without mass draws its rows uniformly."""
+        if any(stream.state.total_mass for stream in self._streams.values()):
+            for shard_id in {part.shard_id for part in round.parts if not part.batch.total_mass}:
+                self._redraw(round, shard_id)
 
     def _welcome_back(self) -> None:
         """Resume drawing from shards whose servers are back, and send the updates that were held for them."""
