@@ -106,7 +106,7 @@ class Episodes:
         """Append a row to a stream; see `WriterStream.append`. Actors call this at every step, so it must be fast.
 
         Returns:
-            False if too many blocks are in flight; then nothing has changed, except that the priority is known.
+            False if too many blocks are in flight; then nothing has changed.
         """
         outbox, streams, given = self._outbox, self.streams, self._priorities
         if outbox.is_changing or outbox.was_torn:
@@ -114,14 +114,17 @@ class Episodes:
         block = outbox.block
         completes = self._steps is None or streams.completes(stream)
         own = None if priority is None else checked_priority(priority)
+        before: list[float | None] = []
         if own is not None:
-            self._give((stream,), (own,), steps_ago)
+            before = self._give((stream,), (own,), steps_ago)
             priority = own
         if given is not None and completes:
             anchor = streams.next_steps[stream] - streams.forward
             priority = given.of_window(stream, anchor) if given.are_used else None
         if block.count == block.capacity or (completes and block.has_priorities is (priority is None)):
             if not outbox.hand_over():
+                if before:
+                    self._take_back(stream, steps_ago, before)
                 return False
             block = outbox.block
         row = block.count
@@ -130,8 +133,8 @@ class Episodes:
             block.add(values, stream)
         except Exception:
             outbox.is_changing = False
-            if own is not None:
-                self._take_back(stream, steps_ago)
+            if before:
+                self._take_back(stream, steps_ago, before)
             raise
         if block.run_of[stream] < 0:
             block.begin_run(stream, row, *streams.place(stream))
@@ -216,21 +219,27 @@ class Episodes:
             expected = f"0 to {most}: a step of this episode whose window is open"
             raise InvalidArgumentError.of_field("steps_ago", expected, repr(steps_ago))
 
-    def _give(self, streams: Sequence[int], priorities: Sequence[float], steps_ago: int) -> None:
+    def _give(self, streams: Sequence[int], priorities: Sequence[float], steps_ago: int) -> list[float | None]:
         """Give priorities to steps of streams' current episodes, counted back from the next ones.
+
+        Returns:
+            The earlier priorities of these steps, if the table is a table of steps.
 
         Raises:
             InvalidArgumentError: see `check_steps_ago`; then nothing has changed.
         """
         self.check_steps_ago(streams, steps_ago)
-        if self._priorities is not None:
-            for stream, priority in zip(streams, priorities, strict=True):
-                self._priorities.give(stream, self.streams.next_steps[stream] - steps_ago, priority)
+        if self._priorities is None:
+            return []
+        return [
+            self._priorities.give(stream, self.streams.next_steps[stream] - steps_ago, priority)
+            for stream, priority in zip(streams, priorities, strict=True)
+        ]
 
-    def _take_back(self, stream: int, steps_ago: int) -> None:
-        """Forget a priority whose row was refused."""
+    def _take_back(self, stream: int, steps_ago: int, before: list[float | None]) -> None:
+        """Undo `_give`, which returned ``before``, for a row that was not appended."""
         if self._priorities is not None:
-            self._priorities.take_back(stream, self.streams.next_steps[stream] - steps_ago)
+            self._priorities.take_back(stream, self.streams.next_steps[stream] - steps_ago, *before)
 
     def _forget(self, streams: list[int]) -> None:
         """Forget priorities of steps that belong to no incomplete window."""

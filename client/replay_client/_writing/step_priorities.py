@@ -20,14 +20,19 @@ class StepPriorities:
         self._length = item.length if isinstance(item, Sequences) else 1
         self._eta = item.eta if isinstance(item, Sequences) else 1.0
 
-    def give(self, stream: int, step: int, priority: float) -> None:
-        """Set the priority of a step, by its number in the episode."""
+    def give(self, stream: int, step: int, priority: float) -> float | None:
+        """Set the priority of a step, by its number in the episode. Return the earlier one, if any."""
         self.are_used = True
+        before = self._given[stream].get(step)
         self._given[stream][step] = priority
+        return before
 
-    def take_back(self, stream: int, step: int) -> None:
-        """Forget the priority of a step."""
-        self._given[stream].pop(step, None)
+    def take_back(self, stream: int, step: int, before: float | None) -> None:
+        """Undo `give`, which returned ``before``."""
+        if before is None:
+            self._given[stream].pop(step, None)
+        else:
+            self._given[stream][step] = before
 
     def of_window(self, stream: int, anchor: int) -> float | None:
         """Return the priority of the window with this anchor; None if none of its steps has one."""

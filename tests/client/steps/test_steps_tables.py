@@ -124,6 +124,19 @@ def test_priorities_of_the_writer_belong_to_steps(new_table: NewTable, steps_ago
         assert mine[:steps].tolist() == [first + step for step in range(steps)]
 
 
+def test_a_refused_step_leaves_the_priority_of_an_earlier_one(new_table: NewTable) -> None:
+    table = new_table(columns={"x": Column("int64")}, steps=Transitions(2), capacity=500)
+    with table.writer() as writer:
+        writer.append(x=0, priority=5.0)
+        writer.append(x=1)
+        for steps_ago in (1, 2):
+            with pytest.raises(InvalidArgumentError):
+                writer.append(x="two", priority=7.0, steps_ago=steps_ago)
+        writer.append(x=2)
+        writer.append(x=3, priority=6.0, steps_ago=2)
+    assert table.read([0, 1]).priorities.tolist() == [5.0, 6.0]
+
+
 def test_equal_seeds_draw_equal_steps(new_table: NewTable) -> None:
     drawn_keys = []
     for seed in (7, 7, 8):
