@@ -152,8 +152,9 @@ class Table(TableHandle):
                 proportion to the mass of the rows that are not in the batch yet. The draw waits for as many rows.
                 ``"newest_first"``: stratified, but each row that was inserted since the first such draw takes a first
                 place of one batch, the newest first (DreamerV3's online queue); of `Sequences`, only those that begin
-                at a multiple of their length; not by rank. With these two, `Batch.probabilities` and the weights are
-                those of a single draw by priority, and the table must be on one server.
+                at a multiple of their length, which is rounded up to a multiple of `period`; not by rank. With these
+                two, `Batch.probabilities` and the weights are those of a single draw by priority, and the table must
+                be on one server.
             timeout_s: seconds to wait while the table is empty, or its rate limiter or queue does not allow the
                 draw. 0: do not wait; None: the client's default; `math.inf`: forever.
             columns: names of the columns to return, or of nested observations; None: all. Other columns are neither
