@@ -336,9 +336,9 @@ class _DrawModeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     DRAW_MODE_NEWEST_FIRST: _DrawMode.ValueType  # 4
     """As stratified, but new rows take the first places of the batch, the newest first: rows that were inserted after the
     first such draw, and that no such draw has returned yet (at most the last 65,536). Each is returned so once, to one
-    of the callers. Of sequences, only those that begin at a multiple of their length, so that they do not overlap.
-    `Batch.probabilities` and weights are those of a draw by priority. INVALID_FIELD: from a queue, by rank, or with
-    `max_times_sampled`.
+    of the callers. Of sequences, only those that begin at a multiple of their length, rounded up to a multiple of the
+    period, so that they do not overlap. `Batch.probabilities` and weights are those of a draw by priority.
+    INVALID_FIELD: from a queue, by rank, or with `max_times_sampled`.
     """
 
 class DrawMode(_DrawMode, metaclass=_DrawModeEnumTypeWrapper):
@@ -363,9 +363,9 @@ almost all of the mass, and the table has more than 32,768 rows.
 DRAW_MODE_NEWEST_FIRST: DrawMode.ValueType  # 4
 """As stratified, but new rows take the first places of the batch, the newest first: rows that were inserted after the
 first such draw, and that no such draw has returned yet (at most the last 65,536). Each is returned so once, to one
-of the callers. Of sequences, only those that begin at a multiple of their length, so that they do not overlap.
-`Batch.probabilities` and weights are those of a draw by priority. INVALID_FIELD: from a queue, by rank, or with
-`max_times_sampled`.
+of the callers. Of sequences, only those that begin at a multiple of their length, rounded up to a multiple of the
+period, so that they do not overlap. `Batch.probabilities` and weights are those of a draw by priority.
+INVALID_FIELD: from a queue, by rank, or with `max_times_sampled`.
 """
 global___DrawMode = DrawMode
 
