@@ -54,12 +54,11 @@ from replay_client.sync.sampler import Sampler
 from replay_client.sync.shards.drawing.shard_stream import ShardStream
 from replay_client.sync.shards.drawing.sharded_sampler import AWAY_AFTER_S, ShardedSampler
 from replay_client.sync.shards.servers.asking import ASK_S, AWAY, ask_all, ask_each
-from replay_client.sync.shards.servers.members import Member
+from replay_client.sync.shards.servers.members import Member, update_rows
 from replay_client.sync.shards.servers.removal import drop_all, reset_all
 from replay_client.sync.shards.servers.reports import report_of
 from replay_client.sync.shards.servers.roster import Roster
 from replay_client.sync.shards.servers.service import table_stats_of_all
-from replay_client.sync.shards.servers.updating import update_rows
 from replay_client.sync.shards.sharded_loader import ShardedLoader, keys_refused
 from replay_client.sync.shards.sharded_writer import ShardedWriter
 from replay_client.sync.table import Table

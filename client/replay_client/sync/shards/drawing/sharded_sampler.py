@@ -45,9 +45,8 @@ from replay_client.sync.shards.drawing.away import AwayShard
 from replay_client.sync.shards.drawing.credit import Credit
 from replay_client.sync.shards.drawing.nothing_to_draw import nothing_to_draw, too_small
 from replay_client.sync.shards.drawing.shard_stream import ShardStream
-from replay_client.sync.shards.servers.members import Member
+from replay_client.sync.shards.servers.members import Member, update_rows
 from replay_client.sync.shards.servers.roster import AWAY_POLL_S, Roster
-from replay_client.sync.shards.servers.updating import update_rows
 
 log = logging.getLogger(__name__)
 

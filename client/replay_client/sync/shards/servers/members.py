@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+from numpy.typing import ArrayLike
+from replay_proto.schema import Schema
 from replay_proto.v1 import replay_pb2
 
 from replay_client._operations import server as operations
+from replay_client._rows.checks import checked_update
 from replay_client._shards.divisible import check_divisible, check_table
+from replay_client._shards.keys import local_keys, shard_ids
 from replay_client._transport.call import Operation
 from replay_client._transport.session import Session
+from replay_client.batch import UpdateResult
 from replay_client.errors import (
     InvalidArgumentError,
     PermissionDeniedError,
@@ -235,3 +242,21 @@ def _description(name: str) -> Operation[TableDescription | TableNotFoundError]:
         return (yield from operations.describe(name))
     except TableNotFoundError as error:
         return error
+
+
+def update_rows(members: Iterable[Member], schema: Schema, keys: ArrayLike, columns: Mapping[str, Any]) -> UpdateResult:
+    """Update rows in their shards; see `Table.update`. Keys of other shards are stale.
+
+    Raises:
+        InvalidArgumentError: as for `Table.update`.
+        ServerUnavailableError: the server of a shard is unreachable. Rows in other shards may have been updated.
+    """
+    checked, values = checked_update(schema, keys, columns)
+    owners = shard_ids(checked)
+    updated, stale, left = 0, 0, len(checked)
+    for member in members:
+        mine = np.flatnonzero(owners == member.id)
+        if len(mine):
+            result = member.table.update(local_keys(checked[mine]), {name: all_[mine] for name, all_ in values.items()})
+            updated, stale, left = updated + result.updated, stale + result.stale, left - len(mine)
+    return UpdateResult(updated, stale + left)
