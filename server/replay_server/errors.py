@@ -126,16 +126,6 @@ def too_large(bound: str, limit: int, got: int, setting: str) -> RequestError:
     return RequestError("TOO_LARGE", message, bound=bound, limit=limit, got=got, setting=setting)
 
 
-def queue_blocked(complete: int, got: int) -> RequestError:
-    """A draw of sequences waits for inserts that wait for the draw."""
-    bound, setting = "sequences of one draw", "capacity of the queue"
-    message = (
-        f"{bound}: only {complete} of {got} are complete, and the queue has no room for more rows, because rows of "
-        f"unfinished sequences lie between them; draw at most {complete} now, or create a queue of a larger capacity"
-    )
-    return RequestError("TOO_LARGE", message, bound=bound, limit=complete, got=got, setting=setting)
-
-
 def too_many_connections(limit: int) -> RequestError:
     """The lane of the caller's host is full."""
     bound, setting = "connections of one lane of hosts", "max_connections of the server"

@@ -7,6 +7,7 @@ see half of one, whatever happens to its publisher, and no matter who else publi
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -27,6 +28,8 @@ _ATTEMPTS_TO_PUBLISH: Final = KEPT // 2
 """Attempts to publish without rows of other publications in between. Failed ones evict earlier publications."""
 _PAUSE_S: Final = (0.02, 0.5)
 """Shortest and longest pause before another attempt; random, so that two publishers do not keep step."""
+_INSERTS_PER_PAUSE: Final = 4
+"""A pause may be so many times as long as the insert before it: on a slow machine, the other publisher takes longer."""
 _ATTEMPTS: Final = 8
 """Attempts to read before the rows are evicted."""
 _MANY: Final = KEPT + 2
@@ -82,13 +85,15 @@ class Channel:
             expected = f"as much as the table {self._name!r} was created for; publish under another name, or drop it"
             raise InvalidArgumentError.of_field("values", expected, f"{state.shape[0] * state.shape[1]:,} bytes")
         for _ in range(_ATTEMPTS_TO_PUBLISH):
+            began = time.monotonic()
             keys = yield from self._operations.insert(state.rows(), priorities=None, timeout_s=timeout_s)
             if keys[-1] - keys[0] == self._parts - 1:
                 self._structure = state.structure
                 return self._version(keys)
             # Within this pause, the other publisher inserts its last part.
-            last_of_other = keys[-1] + self._parts
-            yield from self._operations.read([last_of_other], columns=[], wait_s=random.uniform(*_PAUSE_S))
+            last_of_other, (least_s, most_s) = keys[-1] + self._parts, _PAUSE_S
+            pause_s = random.uniform(least_s, max(most_s, _INSERTS_PER_PAUSE * (time.monotonic() - began)))
+            yield from self._operations.read([last_of_other], columns=[], wait_s=pause_s)
         raise ReplayError(f"other programs publish under {self._name!r} at the same time; use a name for each")
 
     def check(self, state: PublishedState) -> Operation[None]:

@@ -56,7 +56,7 @@ class Delivery:
 
     async def finish(self, deadline: float) -> None:
         """See `LoopWork`."""
-        self._is_finishing = True  # otherwise, another task that appends rows could go on until the deadline
+        self._is_finishing = True  # otherwise, another task could append rows until the deadline
         outbox = self._outbox
         outbox.resume()
         while outbox.in_flight and not outbox.has_failed and not outbox.is_closed:

@@ -398,7 +398,8 @@ class Admission:
             return
         draw, store = self._draws[0], self._stores[0]
         if gate.blocks_inserts(draw.granted) and not store.turn.done() and not self._is_allowed(store):
-            draw.refuse(errors.queue_blocked(draw.granted, draw.rows))
+            bound = "sequences of one draw, while rows of unfinished ones fill the queue"
+            draw.refuse(errors.too_large(bound, draw.granted, draw.rows, "capacity of the queue"))
 
     def _begin(self, each: _Insert | _Reset) -> None:
         if isinstance(each, _Reset):

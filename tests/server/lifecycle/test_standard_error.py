@@ -128,7 +128,9 @@ def test_a_signal_ends_a_server_that_is_still_loading(number: signal.Signals) ->
 
 def test_the_command_handles_signals_before_it_imports_much() -> None:
     program = "import replay_server.__main__, sys; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True, check=True)
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path)}  # because -S leaves out what is installed
+    command = [sys.executable, "-S", "-c", program]
+    loaded = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert not {"importlib.metadata", "numpy", "pydantic", "grpc"} & set(loaded.stdout.split())
 
 

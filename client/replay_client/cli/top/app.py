@@ -281,11 +281,12 @@ class Top(App[None]):
         if isinstance(polled.seen, Stats):
             self.stats = polled.seen
             self.history.add(polled.seen)
-        if isinstance(polled.seen, Inspected) and isinstance(self.screen, TableRows):
-            self.screen.saw(polled.seen)
-        if isinstance(self.screen, View):
-            # Use the screen's own queue: the screen takes messages from it only after it has laid out its widgets.
-            self.screen.call_later(self.screen.refresh_view)
+        for screen in self.screen_stack[-1:]:  # there is none when the program ends
+            if isinstance(polled.seen, Inspected) and isinstance(screen, TableRows):
+                screen.saw(polled.seen)
+            if isinstance(screen, View):
+                # Use the screen's own queue: the screen takes messages from it only after it has laid out its widgets.
+                screen.call_later(screen.refresh_view)
 
     def _fetch(self) -> None:
         try:
