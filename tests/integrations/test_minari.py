@@ -331,7 +331,7 @@ def test_numbers_in_infos_and_bfloat16_come_back(client: ReplayClient, data_form
     with table.writer() as writer:
         for number in range(4):
             numbers = {"log_mu": -0.5 * number, "hash": 2**64 - 1 - number, "weight": number, "is_expert": number % 2}
-            writer.append(obs=[number] * 2, action=0, reward=0.0, state=[number] * 3, **numbers)
+            writer.append({"obs": [number] * 2, "action": 0, "reward": 0.0, "state": [number] * 3} | numbers)
         writer.end_episode(obs=[4, 4])
     export_dataset(table, ID, data_format=data_format)
     for name, values in minari.load_dataset(ID)[0].infos.items():
