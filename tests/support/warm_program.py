@@ -40,6 +40,8 @@ _RUN = "TESTS_RUN"
 """Variable with the process that began a run of tests, and the folder of the run's sockets."""
 _ROOT = Path(__file__).parents[2]
 _PATIENCE_S = 60
+_LOADED_WITHIN_S = 200
+"""Loading all tests takes 8 s of CPU time, on machines that may be slow and busy."""
 
 
 class ForkedProcess:
@@ -92,6 +94,7 @@ class WarmProgram:
         self._environment = _other_variables(os.environ)
         self._asking = threading.Lock()
         self._control = _connected(_loading(name, self._environment), TO_FORK)
+        self._control.settimeout(_LOADED_WITHIN_S)
 
     def can_fork(self, environment: Mapping[str, str]) -> bool:
         """Whether forking with these variables is equivalent to starting with them."""
@@ -152,8 +155,13 @@ class WarmProgram:
         message = json.dumps(request).encode()
         assert len(message) <= LONGEST_REQUEST
         with self._asking:
-            socket.send_fds(self._control, [message], descriptors)
-            return int(json.loads(self._control.recv(LONGEST_REQUEST)))
+            try:
+                socket.send_fds(self._control, [message], descriptors)
+                return int(json.loads(self._control.recv(LONGEST_REQUEST)))
+            except (OSError, ValueError) as error:
+                peer = self._control.getpeername()
+                asked = request.get("arguments", request)
+                raise AssertionError(f"{peer} does not answer {asked}; there are: {_forking()}") from error
 
 
 _loaded: dict[str, WarmProgram] = {}
@@ -266,6 +274,17 @@ def run_forked(
         for file in (shown, errors):
             file.seek(0)
         return subprocess.CompletedProcess(arguments, status, shown.read(), errors.read())
+
+
+def _forking() -> list[str]:
+    """Each process that forks programs: its id, state, parent, and the system call in which it is."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if b"tests.support.forking" in (folder / "cmdline").read_bytes():
+                parts = [(folder / name).read_text().split() for name in ("stat", "wchan", "syscall")]
+                found.append(" ".join([*parts[0][:4], *parts[1], *parts[2]]))
+    return found
 
 
 def _opened(stdin: int) -> int:
