@@ -144,7 +144,7 @@ def limited(call: Call, own_s: float) -> tuple[float, float]:
     """
     limit_s = time_limit("timeout_s", call.timeout_s, own_s)
     ends_by = _ends_by.get()
-    if time.monotonic() + limit_s <= ends_by:
+    if ends_by == math.inf or time.monotonic() + limit_s <= ends_by:
         return limit_s, call.margin_s
     return _left(ends_by, ANSWER_MARGIN_S)
 

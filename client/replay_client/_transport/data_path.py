@@ -40,9 +40,9 @@ Renewal: TypeAlias = Generator[LocalAddress | None, bool | Described, None]
 current description of the table, or None if the server does not answer."""
 
 
-def renewal_s(limit_s: float) -> float:
-    """Return how long a call with this time limit looks for shortcuts: a quarter of it, within bounds."""
-    return min(max(_LEAST_RENEW_S, limit_s / 4), _MOST_RENEW_S)
+def renewal_s(limit_s: float | None) -> float:
+    """Return how long a call with this time limit looks for shortcuts: a quarter, within bounds. None: a stream."""
+    return RENEW_S if limit_s is None else min(max(_LEAST_RENEW_S, limit_s / 4), _MOST_RENEW_S)
 
 
 class Shortcuts:
@@ -155,10 +155,14 @@ class DataPath(Shortcuts):
         self._renewing = threading.Lock()
         super().__init__(table, authorization, is_wanted=describe is not None)
 
-    def renew(self, within_s: float = RENEW_S) -> None:
-        """Find out which server is there, if that is in doubt; otherwise, return at once. Hold no lock meanwhile."""
+    def renew(self, limit_s: float | None = None) -> None:
+        """Find out which server is there, if that is in doubt; otherwise, return at once. Hold no lock meanwhile.
+
+        ``limit_s`` is the time limit of the call that needs it; None: a stream does.
+        """
         if not self._has_to_look():
             return
+        within_s = renewal_s(limit_s)
         deadline = time.monotonic() + within_s
         if not self._renewing.acquire(timeout=within_s):
             return

@@ -15,7 +15,7 @@ from google.rpc import status_pb2
 from replay_proto.frames import Content, FrameError, FrameKind, FrameParser, frame_head
 from replay_proto.tracing import context_metadata
 
-from replay_client._transport.data_path import RENEW_S, Renewal, Shortcuts
+from replay_client._transport.data_path import Renewal, Shortcuts, renewal_s
 from replay_client._transport.frame_stream import LONGEST_BYTES, SILENCE_S
 from replay_client._transport.local_calls import HELLO_TIMEOUT_S, RETRY_S, SEND_BYTES, FrameMethod, LocalAddress
 from replay_client.errors import ReplayError, ServerUnavailableError, from_status
@@ -169,12 +169,12 @@ class LocalPath(Shortcuts):
         self._renewing = asyncio.Lock()
         super().__init__(table, authorization, is_wanted=describe is not None)
 
-    async def renew(self, within_s: float = RENEW_S) -> None:
-        """Find out which server is there, if that is in doubt; otherwise, return at once."""
+    async def renew(self, limit_s: float | None = None) -> None:
+        """Find out which server is there, if that is in doubt; see `replay_client._transport.data_path.DataPath`."""
         if not self._has_to_look():
             return
         with suppress(TimeoutError):
-            async with asyncio.timeout(within_s), self._renewing:
+            async with asyncio.timeout(renewal_s(limit_s)), self._renewing:
                 if self._has_to_look():
                     await self._take(self._renewal())
 

@@ -24,7 +24,6 @@ from replay_client._operations.table import TableHandle
 from replay_client._rows.buffers import Blank
 from replay_client._rows.columns import BatchOrKeys, chosen_columns
 from replay_client._transport.call import Operation
-from replay_client._transport.data_path import renewal_s
 from replay_client._writing.writing import WriterOptions
 from replay_client.aio._connection import Connection
 from replay_client.aio._session import LoopSession
@@ -280,7 +279,7 @@ class Table(TableHandle):
 
     async def _run_near(self, operation: Operation[T], wait_s: float = 0.0) -> T:
         """Run an operation that copies rows from the server's files if it can; ``wait_s``: its limit, if it has one."""
-        await self._path.renew(renewal_s(wait_s or self._connection.timeout_s))
+        await self._path.renew(wait_s or self._connection.timeout_s)
         return await self._connection.run(operation)
 
     @property

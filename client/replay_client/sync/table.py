@@ -34,7 +34,7 @@ from replay_client._rows.buffers import Blank
 from replay_client._rows.columns import BatchOrKeys, chosen_columns
 from replay_client._transport.call import Call, Operation, limited, rest_of, run, time_limit
 from replay_client._transport.connection import Connection
-from replay_client._transport.data_path import DataPath, renewal_s
+from replay_client._transport.data_path import DataPath
 from replay_client._transport.insert_ids import InsertId
 from replay_client._transport.local_calls import is_local
 from replay_client._transport.long_waits import LongWait
@@ -689,7 +689,7 @@ class Table(TableHandle):
 
     def _run_near(self, operation: Operation[T], wait_s: float = 0.0) -> T:
         """Run an operation that copies rows from the server's files if it can; ``wait_s``: its limit, if it has one."""
-        self._data_path.renew(renewal_s(wait_s or self._connection.timeout_s))
+        self._data_path.renew(wait_s or self._connection.timeout_s)
         return self._run(operation)
 
     def _home(self) -> tuple[int, Table]:
@@ -703,7 +703,7 @@ class Table(TableHandle):
         connection.check_usable()
         limit_s, margin_s = limited(call, connection.timeout_s)
         deadline = time.monotonic() + limit_s
-        path.renew(renewal_s(limit_s))
+        path.renew(limit_s)
         with LongWait(f"the call {call.method} to {connection.address}", partial(connection.explain, call)):
             answer = path.call(call.method, call.request, max(0.0, deadline + margin_s - time.monotonic()))
         if answer is None:
