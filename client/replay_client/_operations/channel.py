@@ -6,7 +6,6 @@ see half of one, whatever happens to its publisher, and no matter who else publi
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -18,18 +17,17 @@ from replay_client._operations.table import TableOperations
 from replay_client._rows.published_state import KEPT, PART_COLUMNS, PublishedState, is_whole, last_rows, unpacked
 from replay_client._transport.call import Operation
 from replay_client.batch import Published, Rows
-from replay_client.errors import DeadlineExceededError, InvalidArgumentError, ReplayError
+from replay_client.errors import DeadlineExceededError, InvalidArgumentError, ReplayError, TableNotFoundError
 from replay_client.results.description import TableDescription
 
 WAITS_FOR_S: Final = 5.0
 """Maximum seconds that one call waits for the next publication. Then the client polls again: its publisher may have
 ended before the last part."""
-_ATTEMPTS_TO_PUBLISH: Final = KEPT // 2
+_ATTEMPTS_TO_PUBLISH: Final = KEPT - 1
 """Attempts to publish without rows of other publications in between. Failed ones evict earlier publications."""
-_PAUSE_S: Final = (0.02, 0.5)
-"""Shortest and longest pause before another attempt; random, so that two publishers do not keep step."""
-_INSERTS_PER_PAUSE: Final = 4
-"""A pause may be so many times as long as the insert before it: on a slow machine, the other publisher takes longer."""
+_LEAST_TURN_S: Final = 0.5
+_INSERTS_PER_TURN: Final = 4
+"""Limits of a wait for other publishers, which may have ended: in seconds, and in times of the insert before it."""
 _ATTEMPTS: Final = 8
 """Attempts to read before the rows are evicted."""
 _MANY: Final = KEPT + 2
@@ -90,11 +88,25 @@ class Channel:
             if keys[-1] - keys[0] == self._parts - 1:
                 self._structure = state.structure
                 return self._version(keys)
-            # Within this pause, the other publisher inserts its last part.
-            last_of_other, (least_s, most_s) = keys[-1] + self._parts, _PAUSE_S
-            pause_s = random.uniform(least_s, max(most_s, _INSERTS_PER_PAUSE * (time.monotonic() - began)))
-            yield from self._operations.read([last_of_other], columns=[], wait_s=pause_s)
+            wait_s = max(_LEAST_TURN_S, _INSERTS_PER_TURN * (time.monotonic() - began))
+            yield from self._operations.read([(yield from self._turn_after(keys))], columns=[], wait_s=wait_s)
         raise ReplayError(f"other programs publish under {self._name!r} at the same time; use a name for each")
+
+    def _turn_after(self, keys: NDArray[np.int64]) -> Operation[int]:
+        """Return the key of the last row before the turn of a publisher whose rows with these keys mix with others'.
+
+        Publishers take turns in the order in which they began.
+        """
+        others = yield from self._operations.read(
+            np.setdiff1d(np.arange(keys[0], keys[-1]), keys), columns=PART_COLUMNS
+        )
+        last = int(keys[-1])
+        for publication in np.unique(others["publication"]):
+            parts = others["part"][others["publication"] == publication]
+            last += self._parts - 1 - int(parts[-1])  # rows that it still inserts
+            if parts[0] > 0:  # it began earlier
+                last += self._parts
+        return last
 
     def check(self, state: PublishedState) -> Operation[None]:
         """Check that a state has the structure of the newest publication."""
@@ -186,6 +198,12 @@ def nothing_yet(name: str) -> Callable[[float], str]:
         f"waited {waited_s:g} s, but the server has shown nothing published under this name; this ends when a program "
         f"calls client.publish({name!r}, ...)"
     )
+
+
+def not_published(name: str, limit_s: float) -> TableNotFoundError:
+    """Return the error of a reader who has found no table until its time limit."""
+    what = f"nothing was published under {name!r} within {limit_s:g} s; call client.publish({name!r}, ...) first"
+    return TableNotFoundError(what, reason="TABLE_NOT_FOUND", metadata={"table": name})
 
 
 def too_late(name: str, known: int | None, limit_s: float) -> DeadlineExceededError:

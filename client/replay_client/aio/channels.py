@@ -10,7 +10,15 @@ from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from replay_client._operations.channel import LOOK_AGAIN_S, Channel, Shown, checked_version, nothing_yet, too_late
+from replay_client._operations.channel import (
+    LOOK_AGAIN_S,
+    Channel,
+    Shown,
+    checked_version,
+    not_published,
+    nothing_yet,
+    too_late,
+)
 from replay_client._rows.published_state import PublishedState
 from replay_client._transport.call import Operation, calls_end_by, time_limit
 from replay_client._transport.long_waits import LongWait
@@ -71,7 +79,7 @@ class Channels:
                     )
                 except (TableNotFoundError, TableReplacedError):
                     if not left_s:
-                        raise
+                        raise not_published(name, limit_s) from None
                     await asyncio.sleep(min(left_s, LOOK_AGAIN_S))
                     continue
                 if found is not None:

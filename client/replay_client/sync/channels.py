@@ -9,7 +9,15 @@ from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from replay_client._operations.channel import LOOK_AGAIN_S, Channel, Shown, checked_version, nothing_yet, too_late
+from replay_client._operations.channel import (
+    LOOK_AGAIN_S,
+    Channel,
+    Shown,
+    checked_version,
+    not_published,
+    nothing_yet,
+    too_late,
+)
 from replay_client._rows.published_state import PublishedState
 from replay_client._transport.call import Operation, ended_by, time_limit
 from replay_client._transport.long_waits import LongWait
@@ -64,7 +72,7 @@ class Channels:
                     found = ended_by(calls_end, partial(self._run, client, name, None, look))
                 except (TableNotFoundError, TableReplacedError):
                     if not left_s:
-                        raise
+                        raise not_published(name, limit_s) from None
                     time.sleep(min(left_s, LOOK_AGAIN_S))
                     continue
                 if found is not None:

@@ -135,7 +135,7 @@ def test_a_reader_waits_for_the_first_and_for_newer_ones(client: ReplayClient, n
 
 def test_time_limits_end_the_wait(client: ReplayClient, name: str) -> None:
     for timeout_s in (0, 0.7):
-        with pytest.raises(TableNotFoundError):
+        with pytest.raises(TableNotFoundError, match=f"nothing was published under {name!r} within {timeout_s} s; "):
             client.latest(name, timeout_s=timeout_s)
     client.publish(name, {"w": 1.0})
     for timeout_s in (0, 0.2):
@@ -169,9 +169,7 @@ def test_the_time_limit_holds_when_the_server_hangs(
 
 
 @wire_only
-def test_two_publishers_of_one_name_do_not_keep_each_other_from_publishing(
-    client: ReplayClient, name: str, server: ServerProcess
-) -> None:
+def test_two_publishers_of_one_name_take_turns(client: ReplayClient, name: str, server: ServerProcess) -> None:
     """Each publication takes several inserts, between which those of the other come."""
     rounds, others = 10, threading.Barrier(2)
     errors = queue.SimpleQueue[ReplayError]()
@@ -191,7 +189,7 @@ def test_two_publishers_of_one_name_do_not_keep_each_other_from_publishing(
         thread.start()
     for thread in threads:
         thread.join(PATIENCE_S)
-    assert errors.qsize() <= rounds // 2
+    assert errors.empty()
     found = client.latest(name).values["w"]
     assert (found == found[0]).all()
 
