@@ -458,9 +458,9 @@ def test_it_ends_at_ctrl_c(server: ServerProcess, table: Table, terminal: tuple[
     assert process.wait(PATIENCE_S) == 0
 
 
-def on_several_servers(answer: replay_pb2.StatsResponse, *there: int) -> Stats:
-    """The same statistics from each of three servers that are there."""
-    shards = tuple(Shard(number, f"host{number}:50051", "active") for number in range(3))
+def on_several_servers(answer: replay_pb2.StatsResponse, *there: int, servers: int = 3) -> Stats:
+    """The same statistics from each of these servers that are there."""
+    shards = tuple(Shard(number, f"host{number}:50051", "active") for number in range(servers))
     return merged_stats(ShardMap(bytes(16), 1, shards), dict.fromkeys(there, answer))
 
 
@@ -483,6 +483,30 @@ def test_a_table_on_several_servers_is_one_with_its_shards_below(answer: replay_
         ]
 
     Feed(whole).drive(steps)
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_narrow_terminals_show_fewer_figures_but_cut_none(answer: replay_pb2.StatsResponse, width: int) -> None:
+    answer.server.methods[0].method = "UpdatePriorities"
+    for method in answer.server.methods:
+        method.calls_per_s = 1234.0
+    whole = on_several_servers(answer, *range(12), servers=12)
+
+    async def steps(pilot: Pilot[None]) -> None:
+        lines = [line.split() for line in screen_of(pilot)]
+        assert [line[0] for line in lines if "14.8k" in line] == ["Insert", "Sample", "UpdatePriorities"]
+        await pilot.press("enter")
+        await until(pilot, lambda: isinstance(pilot.app.screen, OneTable), "the table is shown")
+        figures = pilot.app.screen.query_one("#figures", Static)
+        console = Console(width=figures.size.width, file=io.StringIO(), record=True)
+        console.print(figures.content)
+        shown = console.export_text()
+        assert "…" not in shown
+        lines = [line.split() for line in shown.splitlines() if ":50051" in line]
+        assert [line[:4] for line in lines] == [[str(n), f"host{n}:50051", "active", "11.0k"] for n in range(12)]
+        assert "132k of 1.20M, 11%" in shown
+
+    Feed(whole).drive(steps, width)
 
 
 def test_a_server_that_goes_away_or_comes_back_is_no_rate(answer: replay_pb2.StatsResponse) -> None:

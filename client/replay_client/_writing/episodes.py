@@ -124,7 +124,7 @@ class Episodes:
         if block.count == block.capacity or (completes and block.has_priorities is (priority is None)):
             if not outbox.hand_over():
                 if before:
-                    self._take_back(stream, steps_ago, before)
+                    self._take_back((stream,), steps_ago, before)
                 return False
             block = outbox.block
         row = block.count
@@ -134,7 +134,7 @@ class Episodes:
         except Exception:
             outbox.is_changing = False
             if before:
-                self._take_back(stream, steps_ago, before)
+                self._take_back((stream,), steps_ago, before)
             raise
         if block.run_of[stream] < 0:
             block.begin_run(stream, row, *streams.place(stream))
@@ -170,9 +170,11 @@ class Episodes:
         if outbox.is_changing or outbox.was_torn:
             self._begin_anew()
         which = which[: outbox.block.capacity]
+        before: list[float | None] = []
+        known_of: list[int] = []
         if priorities is not None:
-            known_of = which[~np.isnan(priorities[which])]
-            self._give(known_of.tolist(), priorities[known_of].tolist(), steps_ago)
+            known_of = which[~np.isnan(priorities[which])].tolist()
+            before = self._give(known_of, priorities[known_of].tolist(), steps_ago)
         completing = which[streams.which_complete(which)]
         has_none = priorities is None and (self._priorities is None or not self._priorities.are_used)
         known = [] if has_none else self._known(completing.tolist(), priorities)
@@ -182,9 +184,13 @@ class Episodes:
             alike = next(place for place, each in enumerate(known) if (each is not None) is not is_given)
             which = which[: which.tolist().index(completing[alike])]
             completing, known = completing[:alike], known[:alike]
+            kept = np.isin(known_of, which).sum()
+            self._take_back(known_of[kept:], steps_ago, before[kept:])
+            del known_of[kept:], before[kept:]
         block = outbox.block
         if block.room < len(which) or (len(completing) and not block.accepts(priorities=is_given)):
             if not outbox.hand_over():
+                self._take_back(known_of, steps_ago, before)
                 return 0
             block = outbox.block
         row = block.count
@@ -236,10 +242,12 @@ class Episodes:
             for stream, priority in zip(streams, priorities, strict=True)
         ]
 
-    def _take_back(self, stream: int, steps_ago: int, before: list[float | None]) -> None:
-        """Undo `_give`, which returned ``before``, for a row that was not appended."""
-        if self._priorities is not None:
-            self._priorities.take_back(stream, self.streams.next_steps[stream] - steps_ago, *before)
+    def _take_back(self, streams: Sequence[int], steps_ago: int, before: Sequence[float | None]) -> None:
+        """Undo `_give`, which returned ``before``, for rows that were not appended."""
+        if self._priorities is None:
+            return
+        for stream, earlier in zip(streams, before, strict=True):
+            self._priorities.take_back(stream, self.streams.next_steps[stream] - steps_ago, earlier)
 
     def _forget(self, streams: list[int]) -> None:
         """Forget priorities of steps that belong to no incomplete window."""
@@ -319,13 +327,14 @@ class Episodes:
         return True
 
     def _due_at_end(self, stream: int, priorities: ArrayLike | None) -> list[float | None]:
-        """Return the priorities of the windows that the closing row completes, after those of the last steps are known.
+        """Return the priorities of the windows that the closing row completes; ``priorities`` are of the last steps.
 
         Raises:
             InvalidArgumentError: there are more priorities than steps.
         """
         assert self._priorities is not None
         end = self.streams.next_steps[stream]
+        before: dict[int, float | None] = {}
         if priorities is not None:
             last = np.atleast_1d(checked_array("priorities", _PRIORITIES, priorities))
             most = min(end, self.streams.forward)
@@ -333,8 +342,10 @@ class Episodes:
                 expected = f"at most {most}, one for each of the last steps whose windows are not complete"
                 raise InvalidArgumentError.of_field("priorities", expected, str(len(last)))
             for step, priority in enumerate(checked_priorities(last, len(last)).tolist(), end - len(last)):
-                self._priorities.give(stream, step, priority)
+                before[step] = self._priorities.give(stream, step, priority)
         due = [self._priorities.of_window(stream, anchor) for anchor in self.streams.completed_by_end(stream)]
+        for step, earlier in before.items():  # the episode continues if the closing row is refused
+            self._priorities.take_back(stream, step, earlier)
         # A message has priorities of all windows that it completes, or of none.
         largest = max((each for each in due if each is not None), default=None)
         return [largest if each is None else each for each in due]

@@ -22,7 +22,6 @@ from replay_client.cli.options import DEFAULT_SERVER, Json, Server, client_of, p
 from replay_client.cli.plain import plain, plain_fields
 from replay_client.errors import InvalidArgumentError, ReplayError
 from replay_client.sync.client import ReplayClient
-from replay_client.sync.copying import check_is_whole
 from replay_client.sync.table import Table
 
 TIMEOUT_S = 30.0
@@ -74,7 +73,6 @@ def export(
         _check_unused("--format minari", order=order)
     with _failures_shown(), client_of(server, timeout_s=TIMEOUT_S) as client:
         handle = client.table(table)
-        check_is_whole(client, handle)
         with _created(directory):
             if what == "parquet":
                 _export_parquet(handle, directory / f"{table}.parquet", order or "key", as_json)

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Literal
 
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -31,6 +31,8 @@ from replay_client.results.stats import MethodStats, Stats, TableStats
 
 _ADDRESS = 24
 """Maximum width of an address in lists of figures."""
+_ANY_WIDTH = 1000
+"""Maximum width of a list, before columns are left out."""
 
 
 def grid_of(*headings: str) -> Table:
@@ -45,6 +47,36 @@ def grid_of(*headings: str) -> Table:
     return grid
 
 
+class _FittedGrid:
+    """A grid that leaves out columns in narrow terminals, so that no number in the other columns is cut."""
+
+    def __init__(self, *headings: str, optional: Sequence[str]) -> None:
+        """See `grid_of`; ``optional`` are headings of columns that may be left out, in this order."""
+        self._headings = headings
+        self._optional = optional
+        self._rows: list[tuple[RenderableType, ...]] = []
+
+    def add_row(self, *cells: RenderableType) -> None:
+        """Add a row; the last columns may be empty."""
+        self._rows.append(cells)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Render the grid with as many columns as there is room for."""
+        grid = self._without(())
+        for count in range(1, len(self._optional) + 1):
+            if console.measure(grid, options=options.update_width(_ANY_WIDTH)).maximum <= options.max_width:
+                break
+            grid = self._without(self._optional[:count])
+        yield grid
+
+    def _without(self, left_out: Sequence[str]) -> Table:
+        kept = [place for place, heading in enumerate(self._headings) if heading not in left_out]
+        grid = grid_of(*(self._headings[place] for place in kept))
+        for cells in self._rows:
+            grid.add_row(*(cells[place] for place in kept if place < len(cells)))
+        return grid
+
+
 def shard_list(shards: Iterable[Shard], server: str) -> RenderableType:
     """Render a list of the servers of a service."""
     grid = grid_of(">shard", "server", "state")
@@ -57,7 +89,8 @@ def server_figures(stats: Stats) -> Iterator[RenderableType]:
     """Render how each server is doing; yield nothing if there is only one server."""
     if stats.shards is None:
         return
-    grid = grid_of(">shard", "server", "state", ">up", ">memory", ">cpu", ">rows")
+    headings = (">shard", "server", "state", ">up", ">memory", ">cpu", ">rows")
+    grid = _FittedGrid(*headings, optional=(">cpu", ">up", ">memory"))
     for shard in stats.shards.in_use:
         server = stats.servers.get(shard.id)
         if server is None:
@@ -73,15 +106,16 @@ def shard_figures(table: TableStats, shards: ShardMap | None) -> Iterator[Render
     """Render the figures of each shard of a table; yield nothing if the table is on one server."""
     if shards is None or not table.shards:
         return
-    grid = grid_of(">shard", "server", "state", ">rows", ">mass", ">inserted/s", ">drawn/s", ">updated/s")
+    rates = (">inserted/s", ">drawn/s", ">updated/s")
+    grid = _FittedGrid(">shard", "server", "state", ">rows", ">mass", *rates, optional=(*rates[::-1], ">mass"))
     for shard in shards.in_use:
         part = table.shards.get(shard.id)
         if part is None:
             grid.add_row(*_beginning(shard, is_away=shard.id in table.shards_away))
             continue
         share = part.total_mass / table.total_mass if table.total_mass else 0.0
-        rates = part.rates.inserted_per_s, part.rates.sampled_per_s, part.rates.updated_per_s
-        grid.add_row(*_beginning(shard), count_text(part.size), f"{share:.0%}", *map(count_text, rates))
+        per_s = part.rates.inserted_per_s, part.rates.sampled_per_s, part.rates.updated_per_s
+        grid.add_row(*_beginning(shard), count_text(part.size), f"{share:.0%}", *map(count_text, per_s))
     yield grid
 
 
@@ -105,7 +139,7 @@ def _beginning(shard: Shard, *, is_away: bool = False) -> tuple[Text, str, Text]
 
 
 _FILL_WIDTH = 10
-_NARROW = 70
+NARROW = 70
 """Minimum terminal width for panels side by side."""
 _WIDE = 116
 """Minimum terminal width for additional columns."""
@@ -172,7 +206,7 @@ def stats_view(
         name = Text(printable_text(table), f"bold {ACCENT}", overflow="fold")
         seen = stats.tables[table]
         return Group(
-            *header, name, table_view(seen, most, is_narrow=width < _NARROW), *shard_figures(seen, stats.shards)
+            *header, name, table_view(seen, most, is_narrow=width < NARROW), *shard_figures(seen, stats.shards)
         )
     tables, methods = list(stats.tables.values()), list(stats.server.methods.values())
     waits = [(table.name, wait) for table in tables for wait in table.waits]
@@ -248,10 +282,13 @@ def _table_figures(tables: Iterable[TableStats], *, is_wide: bool) -> Renderable
     return grid if grid.row_count else Text("no tables", FAINT)
 
 
-def method_figures(methods: Iterable[MethodStats]) -> RenderableType:
+def method_figures(shown: Sequence[MethodStats]) -> RenderableType:
     """Render counts and latencies of methods as a list."""
-    grid = grid_of("method", ">answered", ">a second", ">failed", ">active", ">mean ms", ">p50 ms", ">p99 ms")
-    for method in methods:
+    if not shown:
+        return Text("no calls yet", FAINT)
+    headings = ("method", ">answered", ">a second", ">failed", ">active", ">mean ms", ">p50 ms", ">p99 ms")
+    grid = _FittedGrid(*headings, optional=(">mean ms", ">answered", ">p50 ms", ">active", ">failed"))
+    for method in shown:
         grid.add_row(
             printable_text(method.method),
             count_text(method.calls),
@@ -260,7 +297,7 @@ def method_figures(methods: Iterable[MethodStats]) -> RenderableType:
             count_text(method.active),
             *(f"{ms:.2f}" if ms else "-" for ms in (method.mean_ms, method.p50_ms, method.p99_ms)),
         )
-    return grid if grid.row_count else Text("no calls yet", FAINT)
+    return grid
 
 
 def _columns(description: TableDescription) -> Mapping[str, object]:

@@ -32,7 +32,6 @@ from replay_client.batch import Rows
 from replay_client.errors import (
     InvalidArgumentError,
     SequenceGapError,
-    ServerUnavailableError,
     TableExistsError,
     TableNotFoundError,
     WriterError,
@@ -42,7 +41,6 @@ from replay_client.results.description import FIFO
 from replay_client.sync.client import ReplayClient
 from replay_client.sync.progress import Advance
 from replay_client.sync.row_loader import check_room
-from replay_client.sync.shards.servers.members import described_by_each
 from replay_client.sync.shards.sharded_table import ShardedTable
 from replay_client.sync.table import Table
 
@@ -77,7 +75,8 @@ def prepared(
     tables = [source.table(name) for name in dict.fromkeys(chosen)]
     for table in tables:
         _check(table)
-        check_is_whole(source, table)
+        if isinstance(table, ShardedTable):
+            table._check_whole()
     return [TableCopy(table, _created(table, destination), rows_at_once) for table in tables]
 
 
@@ -255,20 +254,6 @@ def _check(table: Table) -> None:
         check_room(described.size, described.create_arguments())
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"{what} cannot be copied: {error.message}", metadata=error.metadata) from None
-
-
-def check_is_whole(source: ReplayClient, table: Table) -> None:
-    """Check that a table was opened on all servers that have it; opening leaves out those that are away.
-
-    Raises:
-        ServerUnavailableError: a server was left out.
-    """
-    shards = source._all_shards()
-    if shards is None:
-        return
-    for shard in described_by_each(source._fleet, shards, table.name):
-        if shard.id not in _shards_of(table):
-            raise ServerUnavailableError(f"shard {shard.id} at {shard.address} was away a moment ago; try again")
 
 
 def _created(table: Table, destination: ReplayClient) -> Table:

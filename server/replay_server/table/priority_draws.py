@@ -90,7 +90,7 @@ class PriorityDraws:
         newest, chances = newest[chances > 0.0], chances[chances > 0.0]
         return Drawn(
             np.concatenate([newest, drawn.keys[len(newest) :]]),
-            np.concatenate([np.maximum(chances, LEAST_PROBABILITY), drawn.probabilities[len(newest) :]]),
+            np.concatenate([chances, drawn.probabilities[len(newest) :]]),
         )
 
     def _chances(self, keys: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -112,12 +112,13 @@ class PriorityDraws:
     ) -> NDArray[np.float64]:
         """Return the current probabilities, float64[n], of hypothetical rows with these priorities and ranks.
 
-        A probability is the mass divided by the total mass, or 1 / size if the total mass is zero. Rank 1 has the
-        largest priority; among rows with equal priority, newer rows rank first.
+        A probability is the mass divided by the total mass, or 1 / size if the total mass is zero. It is 0 only if the
+        mass is. Rank 1 has the largest priority; among rows with equal priority, newer rows rank first.
         """
         if self._index.total_mass <= 0.0:
             return np.full(len(priorities), 1 / max(1, live.size))
-        return self._index.masses(priorities, ranks) / self._index.total_mass
+        masses = self._index.masses(priorities, ranks)
+        return np.where(masses > 0.0, np.maximum(masses / self._index.total_mass, LEAST_PROBABILITY), 0.0)
 
     def hand_out(self, rows: int, live_keys: NDArray[np.int64]) -> NDArray[np.int64]:
         """Count the draws of a batch's live rows, and return the rows that had their last one."""

@@ -146,12 +146,24 @@ def test_the_commands_take_the_whole_table(servers: list[ServerProcess], reach: 
 def test_nothing_is_exported_while_a_server_is_away(
     servers: list[ServerProcess], reach: Reach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: Any
 ) -> None:
-    reach(servers).create_table("t", columns=COLUMNS, capacity=3000).insert(rows(np.arange(9)))
+    columns = dict.fromkeys(("obs", "action", "reward"), Column("float32"))
+    reach(servers).create_table("t", columns=columns, capacity=3000, steps=Transitions(1))
     servers[1].kill()
     monkeypatch.setattr(export_import, "TIMEOUT_S", 2.0)
     with pytest.raises(ServerUnavailableError, match=f"shard 1 at {servers[1].address}"):
         export_import.export("t", tmp_path / "exported", server=servers[0].address, what=what)
     assert not (tmp_path / "exported").exists()
+
+
+def test_all_rows_are_read_only_with_all_servers(servers: list[ServerProcess], reach: Reach, tmp_path: Path) -> None:
+    of_steps(reach(servers))
+    servers[1].kill()
+    table = reach(servers[:1], timeout_s=2.0)["steps"]  # opened without that server
+    path = tmp_path / "steps.parquet"
+    for read in (table.rows, table.episodes, table.to_arrow, lambda: table.to_parquet(path)):
+        with pytest.raises(ServerUnavailableError, match=f"shard 1 at {servers[1].address}"):
+            read()
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("backend", ["sum_tree", "uniform"])

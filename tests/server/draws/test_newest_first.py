@@ -68,6 +68,17 @@ def test_new_rows_that_were_evicted_are_passed_over_without_a_warning(tmp_path: 
     table.close()
 
 
+def test_new_rows_with_the_smallest_masses_are_drawn_too(new_table: NewTable) -> None:
+    """A mass that is positive is so small a part of the total that the quotient is 0."""
+    table = new_table(parameters={"alpha": 1.0, "epsilon": 0.0}, capacity=1000)
+    table.insert([0], [1e200])
+    table.sample(1, draw_mode=NEWEST)
+    small, _ = table.insert([1, 2], [1e-200, 0.0]).tolist()
+    batch = table.sample(3, draw_mode=NEWEST)
+    assert batch.keys.tolist() == [small, 0, 0]
+    assert 0.0 < batch.probabilities[0] < 1e-300
+
+
 def test_tables_that_cannot_draw_so_refuse(new_table: NewTable) -> None:
     for options in (
         {"backend": "rank"},

@@ -25,7 +25,7 @@ from textual.widgets import DataTable, Footer, Static
 
 from replay_client.cli.formats import count_text, printable_text
 from replay_client.cli.inspect_view import Inspected, inspect_screen
-from replay_client.cli.lists import away_text, method_figures, server_line, shard_figures
+from replay_client.cli.lists import NARROW, away_text, method_figures, server_line, shard_figures
 from replay_client.cli.table_view import table_view, wait_text
 from replay_client.cli.text_plot import sparkline
 from replay_client.cli.top.history import History
@@ -184,9 +184,10 @@ class OneTable(View):
             for name, per_s, past in shown
         ]
         self.query_one("#rates", Static).update(Text("\n").join(lines))
-        bars = self.app.size.height - _LINES_BESIDE_BARS - 2 * len(table.waits)
+        bars = max(_LEAST_BARS, self.app.size.height - _LINES_BESIDE_BARS - 2 * len(table.waits))
         shards = shard_figures(table, stats.shards)
-        self.query_one("#figures", Static).update(Group(*shards, table_view(table, max(_LEAST_BARS, bars))))
+        view = table_view(table, bars, is_narrow=self.app.size.width < NARROW)
+        self.query_one("#figures", Static).update(Group(*shards, view))
 
 
 class TableRows(View):

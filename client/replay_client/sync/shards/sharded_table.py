@@ -40,6 +40,7 @@ from replay_client.errors import (
     InvalidArgumentError,
     LimitedError,
     ReplayError,
+    ServerUnavailableError,
     TableNotFoundError,
     TableReplacedError,
 )
@@ -54,7 +55,7 @@ from replay_client.sync.sampler import Sampler
 from replay_client.sync.shards.drawing.shard_stream import ShardStream
 from replay_client.sync.shards.drawing.sharded_sampler import AWAY_AFTER_S, ShardedSampler
 from replay_client.sync.shards.servers.asking import ASK_S, AWAY, ask_all, ask_each
-from replay_client.sync.shards.servers.members import Member, update_rows
+from replay_client.sync.shards.servers.members import Member, described_by_each, update_rows
 from replay_client.sync.shards.servers.removal import drop_all, reset_all
 from replay_client.sync.shards.servers.reports import report_of
 from replay_client.sync.shards.servers.roster import Roster
@@ -307,7 +308,10 @@ class ShardedTable(Table):
         progress: bool = False,
         columns: Collection[str] | None = None,
     ) -> RowReader:
-        """Read all rows that are live now, in chunks, shard by shard; see `Table.rows`."""
+        """Read all rows that are live now, in chunks, shard by shard; see `Table.rows`.
+
+        If a server is away, the call raises a `ServerUnavailableError` that names it.
+        """
         read = partial(self.read, columns=chosen_columns(self.schema, columns, self.schema.masks))
         table, keys = self._live_keys()
         return RowReader(read, RowPlan(table, chunk=chunk, order=order, keys=keys), progress=progress)
@@ -327,7 +331,7 @@ class ShardedTable(Table):
         progress: bool = False,
         columns: Collection[str] | None = None,
     ) -> RowReader:
-        """Read all episodes, shard by shard; see `Table.episodes`."""
+        """Read all episodes, shard by shard; see `Table.episodes`, and `rows` for servers that are away."""
         read = partial(self.read, columns=chosen_columns(self.schema, columns, self.schema.masks))
         table, keys = self._live_keys()
         plan = EpisodePlan(table, chunk=chunk, unfinished=unfinished, keys=keys)
@@ -335,10 +339,21 @@ class ShardedTable(Table):
 
     def _live_keys(self) -> tuple[TableDescription, list[range]]:
         """Return the description of the whole table, and the keys of its live rows, shard by shard."""
+        self._check_whole()
         parts = self._current_parts()
         return merged_description(list(parts.values())), [
             live_keys(shard_id, table) for shard_id, table in parts.items()
         ]
+
+    def _check_whole(self) -> None:
+        """Check that no server is away, and that no shard is left out because its server was away.
+
+        Raises:
+            ServerUnavailableError: names the server.
+        """
+        for shard in described_by_each(self._roster.fleet, self._newest_map, self.name):
+            if shard.id not in self._uids:
+                raise ServerUnavailableError(f"shard {shard.id} at {shard.address} was away a moment ago; try again")
 
     def load_parquet(
         self,
