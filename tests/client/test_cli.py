@@ -300,9 +300,18 @@ def test_dropping_and_emptying_ask_first(server: ServerProcess, new_table: NewTa
     assert "12 rows" in run("reset", "cli-drop", "--yes", "--server", server.address).stdout
     assert table.describe().size == 0
     assert run("drop", "cli-drop", "--server", server.address, text="n\n").returncode == 1
+    unanswered = run("drop", "cli-drop", "--server", server.address)
+    assert unanswered.returncode == 1
+    assert unanswered.stderr == "replay: expected y or n, got no answer; to go on without one, pass --yes\n"
     assert run("drop", "cli-drop", "--server", server.address, text="y\n").returncode == 0
     gone = run("drop", "cli-drop", "--yes", "--server", server.address)
     assert (gone.returncode, gone.stderr) == (1, "replay: there is no table 'cli-drop'; create it first\n")
+
+
+def test_servers_to_distribute_tables_over_are_not_those_of_an_option() -> None:
+    done = run("shards", "set", "nowhere")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.endswith("got 'nowhere' (from ADDRESSES)\n")
 
 
 @pytest.mark.parametrize("command", [["stats", "nowhere"], ["inspect", "nowhere"], ["reset", "nowhere"]])

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Annotated
 
 from replay_proto.starting import needs_extras
 
 with needs_extras("replay-eval", "agent"):
+    from cyclopts import Parameter
+    from cyclopts.types import NonNegativeInt, PositiveInt
+    from cyclopts.validators import Number
     from replay_proto.command_line import new_app, run_app
 
+Epsilon = Annotated[float | None, Parameter(validator=Number(gte=0, lte=1))]
 
-def evaluate(run: Path, /, *, episodes: int = 100, seed: int = 0, epsilon: float | None = None) -> int:
+
+def evaluate(run: Path, /, *, episodes: PositiveInt = 100, seed: NonNegativeInt = 0, epsilon: Epsilon = None) -> int:
     """Play episodes with the best network of a run, and print their returns.
 
     Args:

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Annotated
 
 from replay_proto.starting import needs_extras
 
 with needs_extras("replay-play", "agent"):
+    from cyclopts import Parameter, validators
+    from cyclopts.types import NonNegativeInt, PositiveInt
     from replay_proto.command_line import new_app, run_app
 
+Gif = Annotated[Path | None, Parameter(validator=validators.Path(dir_okay=False, ext="gif"))]
+FramesPerS = Annotated[float, Parameter(validator=validators.Number(gte=0.01, lte=100))]  # as GIF files store them
 
-def play(run: Path, /, *, episodes: int = 1, seed: int = 0, video: Path | None = None, fps: float = 30.0) -> int:
+
+def play(
+    run: Path,
+    /,
+    *,
+    episodes: PositiveInt = 1,
+    seed: NonNegativeInt = 0,
+    video: Gif = None,
+    fps: FramesPerS = 30.0,
+) -> int:
     """Show episodes of the best network of a run in a window, or write them to an animated GIF.
 
     Args:

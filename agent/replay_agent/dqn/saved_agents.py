@@ -75,7 +75,9 @@ class SavedAgent:
         except OSError as error:
             raise SavedAgentError(f"expected the directory of a run: {path}: {error.strerror}") from error
         except ValidationError as error:
-            raise SavedAgentError(f"{path} is of another version of replay-train, or corrupt: {error}") from error
+            first = error.errors()[0]
+            what = f"{'.'.join(map(str, first['loc']))} {first['msg']}".strip()
+            raise SavedAgentError(f"{path} is of another version of replay-train, or corrupt: {what}") from error
         if found.format != FORMAT:
             raise SavedAgentError(
                 f"expected format {FORMAT} of {path}, got {found.format}; use a version that reads it"

@@ -410,12 +410,17 @@ def saved_settings(run: Path) -> dict[str, Any]:
     """Return the settings that `TrainSettings.save` has saved for a run, by name.
 
     Raises:
-        ValueError: there are none.
+        ValueError: there are none, or they are corrupt.
     """
     path = run / SETTINGS_FILE
     if not path.is_file():
         raise ValueError(f"expected the directory of a run, but {path} does not exist")
-    values: dict[str, Any] = json.loads(path.read_text())
+    try:
+        values = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise ValueError(f"expected the settings of a run in {path}, got no JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"expected the settings of a run in {path}, got {values!r}")
     return values
 
 

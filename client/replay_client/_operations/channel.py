@@ -14,7 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay_client._operations.table import TableOperations
-from replay_client._rows.published_state import KEPT, PART_COLUMNS, PublishedState, is_whole, last_rows, unpacked
+from replay_client._rows.published_state import (
+    KEPT,
+    PART_COLUMNS,
+    PublishedState,
+    has_publications,
+    is_whole,
+    last_rows,
+    unpacked,
+)
 from replay_client._transport.call import Operation
 from replay_client.batch import Published, Rows
 from replay_client.errors import DeadlineExceededError, InvalidArgumentError, ReplayError, TableNotFoundError
@@ -64,7 +72,7 @@ class Channel:
         Raises:
             InvalidArgumentError: the table has other columns.
         """
-        if table.schema.keys() != {*PART_COLUMNS, "data"}:
+        if not has_publications(table.schema):
             expected = "a name that no other table has"
             raise InvalidArgumentError.of_field("name", expected, f"{table.name!r}, a table with other columns")
         self._name = table.name

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from replay_proto.framing import Array
-from replay_proto.schema import Column
+from replay_proto.schema import Column, Schema
 
 from replay_client._rows.checks import as_array, described
 from replay_client.errors import InvalidArgumentError
@@ -143,6 +143,11 @@ class PublishedState:
         got = f"{new[leaf.path]}" if leaf.path in new else "none"
         advice = f"as in version {version} of {table!r}; publish under another name, or drop that table"
         return InvalidArgumentError.of_field(leaf.field, f"{expected}, {advice}", got)
+
+
+def has_publications(schema: Schema) -> bool:
+    """Whether a table has the columns of one that was created for a `PublishedState`."""
+    return schema.keys() == {*PART_COLUMNS, "data"}
 
 
 def is_whole(parts: NDArray[np.int32], publications: NDArray[np.uint64], count: int) -> bool:

@@ -237,7 +237,7 @@ class _Exchanges:
             self._receiver.add_done_callback(_retrieve)
         receiver = self._receiver
         await asyncio.wait((receiver,), timeout=limit_s)
-        if self._is_closed or (self.is_finishing and receiver.cancelled()):
+        if self._is_closed or receiver.cancelled():
             raise ClosedError("this sampler is closed")
         if receiver.done():
             if self._receiver is receiver:

@@ -117,16 +117,28 @@ def import_table(
 
 @contextmanager
 def _created(directory: Path) -> Iterator[None]:
-    """Create a directory. After an error in the block, remove the directories that were created and are still empty."""
+    """Create a directory. After an error in the block, remove the directories that were created and are still empty.
+
+    Raises:
+        InvalidArgumentError: it cannot be created.
+    """
     new = [each for each in (directory, *directory.parents) if not each.exists()]
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        _make(directory)
         yield
     except BaseException:
         with suppress(OSError):
             for each in new:
                 each.rmdir()
         raise
+
+
+def _make(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        got = f"{str(directory)!r}: {error.strerror}"
+        raise InvalidArgumentError.of_field("directory", "a directory, new or not", got) from None
 
 
 def _check_unused(reason: str, **options: object) -> None:

@@ -60,6 +60,7 @@ class Side(NamedTuple):
 
 SERVER: Final = Side("--server or REPLAY_SERVER")
 SOURCE: Final = Side("SOURCE")
+ADDRESSES: Final = Side("ADDRESSES")
 DESTINATION: Final = Side("DESTINATION", "REPLAY_DESTINATION_TOKEN", "REPLAY_DESTINATION_TLS")
 """The second server of a command that has two."""
 
@@ -71,15 +72,14 @@ Json = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON.")
 
 
 @contextmanager
-def client_of(server: str, *, timeout_s: float = TIMEOUT_S) -> Iterator[ReplayClient]:
+def client_of(server: str, *, timeout_s: float = TIMEOUT_S, side: Side = SERVER) -> Iterator[ReplayClient]:
     """Open a client. Its errors name the options and variables to check."""
-    with SERVER.open(server, timeout_s) as client:
+    with side.open(server, timeout_s) as client:
         try:
             yield client
         except ServerUnavailableError as error:
             raise ServerUnavailableError(
-                f"{error.message}; to use another server, set --server or REPLAY_SERVER, and REPLAY_TLS_CA "
-                "if it uses TLS"
+                f"{error.message}; to use another server, set {side.address}, and REPLAY_TLS_CA if it uses TLS"
             ) from error
         except UnauthenticatedError as error:
             raise UnauthenticatedError(f"{error.message}: set {TOKEN_VARIABLE}") from error

@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 from rich.console import Console
 
 from replay_client.cli.lists import shard_list
-from replay_client.cli.options import DEFAULT_SERVER, Json, Server, client_of, print_json, show
+from replay_client.cli.options import ADDRESSES, DEFAULT_SERVER, Json, Server, client_of, print_json, show
 from replay_client.cli.plain import plain
 from replay_client.errors import InvalidArgumentError
 from replay_client.results.shards import ShardMap
@@ -34,7 +34,7 @@ def show_all(*, server: Server = DEFAULT_SERVER, as_json: Json = False) -> None:
 @app.command(name="set")
 def set_addresses(addresses: Addresses, /, *, as_json: Json = False) -> None:
     """Distribute tables over these servers. Servers in use keep their ids; others get new ids."""
-    with client_of(addresses) as client:
+    with client_of(addresses, side=ADDRESSES) as client:
         _show(client.shards.set([each.strip() for each in addresses.split(",")]), addresses, as_json)
 
 

@@ -25,6 +25,7 @@ from replay_proto.v1 import replay_pb2
 
 from replay_client._operations.table import READ_BYTES
 from replay_client._rows.checks import MOST_KEYS_AT_ONCE
+from replay_client._rows.published_state import has_publications
 from replay_client._shards.keys import live_keys, shard_ids
 from replay_client._transport.insert_ids import WRITER_ID_BYTES, InsertId
 from replay_client._writing.links import mixed
@@ -77,7 +78,7 @@ def prepared(
         _check(table)
         if isinstance(table, ShardedTable):
             table._check_whole()
-    return [TableCopy(table, _created(table, destination), rows_at_once) for table in tables]
+    return [TableCopy(_part_with_rows(table), _created(table, destination), rows_at_once) for table in tables]
 
 
 class TableCopy:
@@ -257,7 +258,15 @@ def _check(table: Table) -> None:
 
 
 def _created(table: Table, destination: ReplayClient) -> Table:
-    return destination.create_table(table.name, if_exists="open", **table.describe().create_arguments())
+    arguments = table.describe().create_arguments()
+    if has_publications(table.schema):
+        arguments["capacity"] = _part_with_rows(table).capacity * destination._server_count()
+    return _part_with_rows(destination.create_table(table.name, if_exists="open", **arguments))
+
+
+def _part_with_rows(table: Table) -> Table:
+    """Return the shard that has all publications if the table has publications, and the table if not."""
+    return table._home()[1] if has_publications(table.schema) else table
 
 
 def _shards_of(table: Table) -> Mapping[int, Table]:

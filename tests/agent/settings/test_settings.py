@@ -198,6 +198,10 @@ def test_a_file_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -
 
 def test_a_directory_without_a_run_cannot_be_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--resume: expected the directory of a run" in refusal(capsys, "--resume", str(tmp_path))
+    for content in (b"", b"\xff", b"[]"):
+        (tmp_path / SETTINGS_FILE).write_bytes(content)
+        said = refusal(capsys, "--resume", str(tmp_path))
+        assert f"--resume: expected the settings of a run in {tmp_path / SETTINGS_FILE}, got " in said
 
 
 def test_help_names_every_flag_with_its_explanation(capsys: pytest.CaptureFixture[str]) -> None:

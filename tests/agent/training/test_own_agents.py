@@ -21,6 +21,7 @@ from replay_agent.dqn.saved_agents import AGENT_FILE, SavedAgentError
 from replay_agent.own_parts import OwnPartError, name_of
 from replay_agent.settings.train_settings import saved_settings
 from replay_client import ReplayClient
+from replay_proto.command_line import new_app, run_app
 from safetensors.torch import save_file
 
 from examples import qr_dqn
@@ -99,6 +100,28 @@ def test_the_best_network_is_loaded_and_played(own_run: Path, capsys: pytest.Cap
         assert getattr(image, "n_frames", 1) == sum(returns) + len(returns)  # also the first ones
 
 
+@pytest.mark.parametrize(
+    ("command", "option", "value"),
+    [
+        (replay_eval.evaluate, "--episodes", "0"),
+        (replay_eval.evaluate, "--seed", "-1"),
+        (replay_eval.evaluate, "--epsilon", "1.5"),
+        (replay_play.play, "--episodes", "0"),
+        (replay_play.play, "--seed", "-1"),
+        (replay_play.play, "--fps", "0"),
+        (replay_play.play, "--video", "play.mp4"),
+    ],
+)
+def test_an_impossible_value_is_refused_before_the_run_is_read(
+    capsys: pytest.CaptureFixture[str], command: Callable[..., int], option: str, value: str
+) -> None:
+    with pytest.raises(SystemExit, match=r"^2$"):
+        run_app(new_app("played", "A command.", command), ["a run", option, value])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("played: Invalid value ")
+    assert f"for {option}." in line
+
+
 def test_a_run_that_goes_on_has_its_best_network_in_its_checkpoints(own_run: Path) -> None:
     known = DoubleDQN.load(own_run).weights()
     of_earlier_start = {name: torch.zeros_like(tensor) for name, tensor in known.items()}
@@ -119,6 +142,9 @@ def test_another_run_is_refused(own_run: Path, tmp_path: Path, capsys: pytest.Ca
         DoubleDQN.load(own_run)
     assert replay_eval.evaluate(own_run) == 1
     assert "replay-eval: expected format 1" in capsys.readouterr().err
+    (own_run / AGENT_FILE).write_text("{}")
+    with pytest.raises(SavedAgentError, match=r"agent\.json is of another version .*, or corrupt: .*required$"):
+        DoubleDQN.load(own_run)
     (own_run / AGENT_FILE).write_text(json.dumps(stored | {"spec": {**stored["spec"], "own": "nowhere:Net"}}))
     with pytest.raises(OwnPartError, match="the network nowhere:Net cannot be found"):
         DoubleDQN.load(own_run)

@@ -191,6 +191,30 @@ def test_closing_a_client_ends_all_that_waits(server: ServerProcess) -> None:
     asyncio.run(main())
 
 
+def test_closing_a_sampler_ends_the_task_that_waits_for_its_batch(server: ServerProcess) -> None:
+    async def main() -> None:
+        async with aio.ReplayClient(server.address) as client:
+            limited: dict[str, Any] = {"min_size": 4, "samples_per_insert": 1.0, "error_buffer": 4.0}
+            table = await client.create_table("left-waiting", columns=COLUMNS, capacity=1000, **limited)
+            await table.insert(rows(range(4)))
+            sampler = table.sampler(4, prefetch=1)
+
+            async def learn() -> None:
+                async for batch in sampler:
+                    await sampler.update_priorities(batch, np.ones(4))
+
+            learning = asyncio.create_task(learn())
+            async with asyncio.timeout(30):
+                while not (await table.stats()).waiting:
+                    await asyncio.sleep(0.01)
+                await sampler.close()
+            with pytest.raises(ClosedError):
+                await learning
+            assert sampler.updated >= 4
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("work", ["learning", "learning ahead of the rows", "writing"])
 def test_closing_a_client_while_a_task_works_on_takes_no_time_and_loses_nothing(
     server: ServerProcess, caplog: pytest.LogCaptureFixture, work: str

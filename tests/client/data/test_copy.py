@@ -213,6 +213,19 @@ def test_copies_can_be_copied(service: Services) -> None:
     assert_same(table, third["t"], one_to_one=False)
 
 
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 2), (3, 1)])
+def test_what_was_published_is_read_as_before(service: Services, before: int, after: int) -> None:
+    source, destination = service(before), service(after)
+    weights = np.arange(50_000, dtype=np.float64)
+    for factor in range(6):
+        source.publish("policy", {"weights": weights * factor})
+    prepared(source, destination, [])[0].run()
+    version, values = destination.latest("policy", timeout_s=0)
+    np.testing.assert_array_equal(values["weights"], weights * 5)
+    assert destination.publish("policy", {"weights": weights}) == version + 1
+    np.testing.assert_array_equal(destination.latest("policy", timeout_s=0).values["weights"], weights)
+
+
 def test_nothing_is_copied_while_a_server_of_the_source_is_away(start_server: Start, service: Services) -> None:
     servers = [start_server() for _ in range(2)]
     address = ",".join(server.address for server in servers)

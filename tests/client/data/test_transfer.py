@@ -129,7 +129,7 @@ def test_what_is_wrong_is_said_in_one_line(replay: Replay, table: Table, tmp_pat
     pytest.importorskip("minari", reason="minari is not installed")
     (tmp_path / "text").write_text("no rows")
     for arguments, said in [
-        (("export", table.name, "text"), "File exists"),
+        (("export", table.name, "text"), "directory: expected a directory, new or not, got"),
         (("import", "nothing"), "No such file"),
         (("import", "text", "--append"), "table: expected the name of a table with --append"),
         (
