@@ -186,12 +186,15 @@ def test_updates_reach_the_shards_of_the_rows(table: Table) -> None:
 @pytest.mark.parametrize("only", [0, 1, 2])
 def test_rows_without_mass_are_not_drawn_while_another_shard_has_mass(table: Table, only: int) -> None:
     keys = np.array(list(fill(table)))
-    with table.sampler(32, beta=1.0, prefetch=1) as sampler:
+    with table.sampler(300, beta=1.0, prefetch=1) as sampler:  # so many that each shard has some
         next(sampler)
         sampler.update_priorities(keys, (shard_ids(keys) == only).astype(float))
         batch = next(sampler)
         assert set(shard_ids(batch.row_keys)) == {only}
         np.testing.assert_allclose(batch.probabilities, 1 / SIZES[only])
+        then = (only + 1) % len(SIZES)
+        sampler.update_priorities(keys, (shard_ids(keys) == then).astype(float))
+        assert set(shard_ids(next(sampler).row_keys)) == {then}
         sampler.update_priorities(keys, np.zeros(len(keys)))
         next(sampler)
         assert len(set(shard_ids(next(sampler).row_keys))) > 1  # by rule: no row has mass

@@ -200,6 +200,26 @@ def test_a_server_that_was_given_up_returns_only_without_its_rows(
     assert len(client.table("t")) == 20
 
 
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_a_shard_does_not_move_to_a_server_that_was_given_up(
+    start_server: Callable[..., ServerProcess], tmp_path: Path, reach: Reach, is_elsewhere: bool
+) -> None:
+    """A server does not know its shard: only its last address, or the first shard of a table, tells."""
+    servers = in_order(start_server("--data-dir", str(tmp_path / f"data-{number}")) for number in range(3))
+    make(reach(servers)).insert(rows(np.arange(30)))
+    lost = 0 if is_elsewhere else 1
+    servers[lost].kill()
+    client = reach(servers[2:])
+    client.shards.mark(lost, state="lost")
+    returned = start_server("--data-dir", servers[lost].flags[-1]) if is_elsewhere else servers[lost]
+    if not is_elsewhere:
+        returned.restart()
+    before = client.shards.map()
+    with pytest.raises(InvalidArgumentError, match=f"{returned.address}, which is the server of shard {lost}"):
+        client.shards.move(2, address=returned.address)
+    assert client.shards.map() == before
+
+
 def test_asyncio_refuses_shards_rather_than_show_a_part(servers: list[ServerProcess], reach: Reach) -> None:
     make(reach(servers)).insert(rows(np.arange(30)))
     everywhere = ", ".join(server.address for server in servers)

@@ -80,7 +80,8 @@ class Shards:
 
         Raises:
             InvalidArgumentError: there is no such shard, it is lost or retired, or the address is malformed or in use,
-                or leads to a server that has not kept the shard map, or that of another service or shard.
+                or leads to a server that has not kept the shard map, or that of another service or shard. A server of
+                a shard that is lost or retired is noticed at its last address, or if it has the first shard of a table.
             ServerUnavailableError: the server at the new address is away.
         """
         return self._fleet.move(shard_id, checked_address(address))

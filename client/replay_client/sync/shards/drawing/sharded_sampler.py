@@ -595,11 +595,11 @@ class ShardedSampler(Sampler):
         if state.inserted:
             self._roster.report(shard_id, ShardReport(state.inserted, state.size, state.total_mass))
 
-    def _redraw(self, round: Round, shard_id: int) -> None:
-        """Draw from the other shards the rows that a round expected from this one."""
+    def _redraw(self, round: Round, *shard_ids: int) -> None:
+        """Draw from the other shards the rows that a round expected from these."""
         if round not in self._rounds:
             return
-        missing = round.without(shard_id)
+        missing = [rows for shard_id in shard_ids for rows in round.without(shard_id)]
         if round.chances:
             self._request_rows(round, round.ask_again(self._random, missing))
         else:
@@ -607,9 +607,10 @@ class ShardedSampler(Sampler):
 
     def _redraw_massless(self, round: Round) -> None:
         """If any shard has mass, draw the rows from those that have: a server without mass draws its rows uniformly."""
+        if not all(part.batch.total_mass for part in round.parts):
+            self._learn_states(self._streams)  # the update that took the mass may have given it to a shard not drawn
         if any(stream.state.total_mass for stream in self._streams.values()):
-            for shard_id in {part.shard_id for part in round.parts if not part.batch.total_mass}:
-                self._redraw(round, shard_id)
+            self._redraw(round, *{part.shard_id for part in round.parts if not part.batch.total_mass})
 
     def _welcome_back(self) -> None:
         """Resume drawing from shards whose servers are back, and send the updates that were held for them."""

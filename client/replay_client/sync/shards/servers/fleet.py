@@ -202,7 +202,7 @@ class Fleet:
 
         Raises:
             InvalidArgumentError: the shard does not exist, is lost or retired, or the address is in use or leads to a
-                server without the map of this service, or to that of another shard.
+                server without the map of this service, or to that of another shard, even one that was given up.
             ServerUnavailableError: the server at the new address is away.
         """
         current = self._with(shard_id)
@@ -222,7 +222,9 @@ class Fleet:
         found = self.session(address).connection.run(operations.get_shards(timeout_s=ASK_S))
         others = {shard.address: shard.id for shard in current.in_use if shard.id != shard_id}
         alike = [each for each, server in self._ask(at_once=True).items() if server.server_uid == found.server_uid]
-        same = next((others[each] for each in alike if each in others), None)
+        known = {others[each] for each in alike if each in others}
+        if found.map is not None:
+            known |= _given_up_at(address, current, found.map) | self._first_shards_at(address)
         if found.map is None:
             got = (
                 f"{address}, which has no shard map; if the tables are gone, run `replay shards lost {shard_id}` and "
@@ -230,11 +232,16 @@ class Fleet:
             )
         elif found.map.uid != current.uid:
             got = f"{address}, which belongs to another service"
-        elif same is not None:
-            got = f"{address}, which is the server of shard {same}"
+        elif known - {shard_id}:
+            got = f"{address}, which is the server of shard {min(known - {shard_id})}"
         else:
             return
         raise InvalidArgumentError.of_field("address", f"the server that has the tables of shard {shard_id}", got)
+
+    def _first_shards_at(self, address: str) -> set[int]:
+        """Return the id of a server's shard if it is the first one of a table, which is the only one that says so."""
+        tables, _ = self.session(address).connection.run(operations.list_tables())
+        return {table.whole_shards[0] for table in tables if table.whole_shards and not table.whole_uid}
 
     def _with(self, shard_id: int) -> ShardMap:
         """Return the newest map, after checking that this shard is in use.
@@ -337,6 +344,15 @@ class Fleet:
                 expected = f"one of {', '.join(sorted(in_use))}; `replay shards set` adds a server"
                 raise InvalidArgumentError.of_field("address", expected, address)
         return [shard for shard in newest.in_use if shard.address in found and found[shard.address].map is None]
+
+
+def _given_up_at(address: str, current: ShardMap, kept: ShardMap) -> set[int]:
+    """Return the shards that were at an address and were given up, unless the map that its server kept says so.
+
+    Servers that were given up do not get the map that says so.
+    """
+    in_use = {shard.id for shard in kept.in_use} - {shard.id for shard in current.in_use}
+    return {shard.id for shard in current.shards if shard.address == address and shard.id in in_use}
 
 
 def _check_servers(found: dict[str, ServerShards]) -> None:
