@@ -283,9 +283,10 @@ class ServiceReplayBuffer(ReplayBufferManager):  # type: ignore[misc]  # Tiansho
         return self._with_all_sent().stats()
 
     def close(self) -> None:
-        """Send all remaining steps, and close the writer."""
+        """Send all remaining steps, and close the writer; the next `add` opens another one."""
         if self._writer is not None:
             self._writer.close()
+            self._writer, self._has_unsent = None, False
 
     def __len__(self) -> int:
         """Number of live rows: one per step, and one per finished episode."""

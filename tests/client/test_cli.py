@@ -302,7 +302,7 @@ def test_dropping_and_emptying_ask_first(server: ServerProcess, new_table: NewTa
     assert run("drop", "cli-drop", "--server", server.address, text="n\n").returncode == 1
     unanswered = run("drop", "cli-drop", "--server", server.address)
     assert unanswered.returncode == 1
-    assert unanswered.stderr == "replay: expected y or n, got no answer; to go on without one, pass --yes\n"
+    assert unanswered.stderr == "replay: expected y or n, got no answer; to continue without one, pass --yes\n"
     assert run("drop", "cli-drop", "--server", server.address, text="y\n").returncode == 0
     gone = run("drop", "cli-drop", "--yes", "--server", server.address)
     assert (gone.returncode, gone.stderr) == (1, "replay: there is no table 'cli-drop'; create it first\n")

@@ -309,6 +309,19 @@ def test_reset_empties_the_table(buffer: ServiceReplayBuffer) -> None:
     assert buffer.add(step(8, truncated=True))[2].tolist() == [2, 2]
 
 
+def test_a_closed_buffer_is_read_and_goes_on(buffer: ServiceReplayBuffer) -> None:
+    buffer.add(step(0))
+    buffer.add(step(1, truncated=True))
+    buffer.close()
+    assert len(buffer) == buffer.stats().size == 6
+    assert buffer.sample(4)[0].obs.shape == (4, 2)
+    buffer.add(step(5, truncated=True, is_reset=True))
+    assert len(buffer) == 10
+    buffer.close()
+    buffer.reset()
+    assert len(buffer) == 0
+
+
 def test_nan_is_reported(buffer: ServiceReplayBuffer) -> None:
     buffer.add(step(0))
     assert not buffer.hasnull()

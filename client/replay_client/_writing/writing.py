@@ -26,7 +26,7 @@ from replay_client._transport.pending import PendingRequests
 from replay_client._writing.episodes import Episodes, Streams, check_not_terminated
 from replay_client._writing.outbox import Outbox, SentBlock
 from replay_client.draws import checked_count
-from replay_client.errors import InvalidArgumentError, ReplayError
+from replay_client.errors import InvalidArgumentError
 from replay_client.results.description import TableDescription
 
 MAX_BLOCKS_IN_FLIGHT: Final = 16
@@ -75,7 +75,7 @@ class VectorRows:
         """Number of rows that were not appended yet."""
         return len(self.which) - self.appended
 
-    def note(self, error: ReplayError) -> None:
+    def note(self, error: BaseException) -> None:
         """Add to an error how many rows were appended before it."""
         if self.appended:
             error.add_note(f"the rows of the first {self.appended} of {len(self.which)} streams were appended")

@@ -12,6 +12,7 @@ If `append` is canceled, it has not appended its row.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Mapping
@@ -178,7 +179,10 @@ class Writer:
         steps_ago: int = 0,
         **columns: Any,
     ) -> None:
-        """Append a copy of one row to each stream; see `replay_client.Writer.append_all`."""
+        """Append a copy of one row to each stream; see `replay_client.Writer.append_all`.
+
+        If canceled, it may have appended the rows of the first streams; a note on the `CancelledError` says how many.
+        """
         checked = self._writing.checked_rows(merged(rows, columns), where, priorities, steps_ago)
         await self._delivery.ready()
         self._writing.check_steps_ago(checked)
@@ -186,7 +190,7 @@ class Writer:
             while checked.left:
                 if not self._writing.append_all(checked):
                     await self._delivery.wait_until(partial(self._writing.append_all, checked))
-        except ReplayError as error:
+        except (ReplayError, asyncio.CancelledError) as error:
             checked.note(error)
             raise
 
@@ -199,7 +203,10 @@ class Writer:
         terminated: ArrayLike | None = None,
         **columns: Any,
     ) -> None:
-        """End the current episodes of several streams; see `replay_client.Writer.end_episodes`."""
+        """End the current episodes of several streams; see `replay_client.Writer.end_episodes`.
+
+        If canceled, it may have ended those of the first streams.
+        """
         ends = self._writing.checked_ends(done, merged(rows, columns), terminated)
         for end in ends:
             await self._streams[end.stream].end_episode(end.values, terminated=end.is_terminated)

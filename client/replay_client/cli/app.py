@@ -206,7 +206,7 @@ def _confirm(question: str) -> None:
         is_wanted = Confirm.ask(question, default=False)
     except EOFError:
         print()
-        print("replay: expected y or n, got no answer; to go on without one, pass --yes", file=sys.stderr)
+        print("replay: expected y or n, got no answer; to continue without one, pass --yes", file=sys.stderr)
         is_wanted = False
     if not is_wanted:
         sys.exit(_FAILURE)

@@ -121,6 +121,28 @@ def test_a_canceled_append_leaves_its_row_out_and_the_others_in_order(durable: S
     asyncio.run(main())
 
 
+def test_a_canceled_append_all_says_how_many_rows_it_has_appended(server: ServerProcess) -> None:
+    async def main() -> None:
+        async with aio.ReplayClient(server.address) as client:
+            table = await client.create_table("halved", columns=COLUMNS, capacity=4, backend="fifo")
+            writer = table.writer(streams=8, block_rows=1, max_blocks_in_flight=1)
+            appending = asyncio.create_task(writer.append_all(rows(range(8))))
+            await waiting_inserts(table, 1)
+            appending.cancel()
+            with pytest.raises(asyncio.CancelledError) as canceled:
+                await appending
+            appended = await table.size() + writer.in_flight
+            assert 4 < appended < 8
+            (note,) = canceled.value.__notes__
+            assert note == f"the rows of the first {appended} of 8 streams were appended"
+            await table.sample(4)
+            await writer.close()
+            assert (await table.read(np.arange(8)))["number"].tolist() == list(range(4, appended))
+            await table.drop()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("same_host", [True, False])
 def test_batches_that_arrive_for_a_canceled_call_come_with_the_next(server: ServerProcess, same_host: bool) -> None:
     """Draws from a queue remove rows, so that every lost batch would be missed."""
