@@ -32,8 +32,8 @@ from replay_agent.distributed.run_tables import (
 from replay_agent.dqn.divergence import DivergedError, require_return
 from replay_agent.dqn.networks import ActingNetwork, own_or_usual_network
 from replay_agent.r2d2 import build_recurrent_network
-from replay_agent.replay.access import CLOSE_TIMEOUT_S, TABLE_LOST
 from replay_agent.replay.rows import Recorder, make_recorders
+from replay_agent.replay.run_table import CLOSE_TIMEOUT_S, TABLE_LOST
 from replay_agent.settings.actor_settings import ActorSettings
 
 log = logging.getLogger("replay_agent.actor")

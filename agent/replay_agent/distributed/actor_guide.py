@@ -39,7 +39,7 @@ from replay_agent.distributed.run_tables import (
     RunTables,
     reports_of,
 )
-from replay_agent.replay.access import TABLE_LOST
+from replay_agent.replay.run_table import TABLE_LOST
 
 log = logging.getLogger(__name__)
 

@@ -24,9 +24,8 @@ from replay_agent.dqn.divergence import require_finite, require_finite_figures, 
 from replay_agent.dqn.networks import ActingNetwork
 from replay_agent.processes.actor_pool import Pool
 from replay_agent.processes.signals import StopRequest
-from replay_agent.replay.access import TABLE_LOST, ReplayAccess
 from replay_agent.replay.pacing import Pacer
-from replay_agent.replay.run_table import RunTable
+from replay_agent.replay.run_table import TABLE_LOST, RunTable
 from replay_agent.reporting.curve import History
 from replay_agent.reporting.progress import ProgressView, RateMeter, Status
 from replay_agent.reporting.tensorboard import MetricsLog
@@ -112,7 +111,7 @@ class TrainingLoop:
             timeout_s=reconnect_timeout_s,
             device=device,
         )
-        self.table.access()
+        self.table.open()
         self.guide = None if guide_client is None else self._start_guide(guide_client, actor_epsilons)
         self._shown = _Shown()
         self._due = _Due(settings)
@@ -268,15 +267,15 @@ class TrainingLoop:
     def _turn(self, progress: ProgressView, pool: Pool | None) -> None:
         """Take the environment and gradient steps that are due, or wait for rows. Then do periodic tasks."""
         try:
-            access = self.table.access()
+            self.table.open()
             if self._actor is not None and not self.pacer.owes_update:
-                self._act(self._actor, access)
+                self._act(self._actor)
             if self.pacer.has_rows and not self.pacer.can_draw:
-                self.pacer.can_draw = access.can_draw()
+                self.pacer.can_draw = self.table.can_draw()
             if self.pacer.owes_update:
-                self._learn(access)
+                self._learn()
             elif self._actor is None:
-                self._wait_for_rows(access)
+                self._wait_for_rows()
         except TABLE_LOST as error:
             self.table.lose(error)
         except InvalidArgumentError:
@@ -286,32 +285,32 @@ class TrainingLoop:
         self._take_episodes(EPISODES_PER_TURN)
         self._do_what_is_due(progress, pool)
 
-    def _act(self, actor: Actor, access: ReplayAccess) -> None:
+    def _act(self, actor: Actor) -> None:
         """Take a step in each environment, and insert them."""
         taken = actor.step(self._epsilon(self.pacer.env_steps))
         self.pacer.count_own_steps(len(taken))
-        access.record([each.step for each in taken])
+        self.table.record([each.step for each in taken])
         for each in taken:
             if each.episode is not None:
                 self._note_episode(each.episode)
 
-    def _learn(self, access: ReplayAccess) -> None:
+    def _learn(self) -> None:
         """Take one gradient step and write the new priorities back, without waiting for the device."""
         began = time.monotonic()
-        batch = access.next_batch(self._beta(self.pacer.env_steps))
+        batch = self.table.next_batch(self._beta(self.pacer.env_steps))
         self._shown.batch_wait_s += time.monotonic() - began
         self.pacer.observe_inserted(batch.inserted)
         result = self.learner.update(self._batch_of(batch))
         self.pacer.count_update()
-        access.write_back(batch, result.priorities)
+        self.table.write_back(batch, result.priorities)
         if self.learner.updates % self._settings.publish_interval == 0:
             self._publish()
         self._shown.batch = batch
 
-    def _wait_for_rows(self, access: ReplayAccess) -> None:
+    def _wait_for_rows(self) -> None:
         """Poll the table to count the actors' steps; sleep briefly if no gradient step is due."""
         before = self.pacer.env_steps
-        self.pacer.observe_inserted(access.table.describe().inserted)
+        self.pacer.observe_inserted(self.table.open().describe().inserted)
         if self.pacer.env_steps > before:
             self._shown.note = ""
             self._due.silence.restart()
