@@ -16,7 +16,7 @@ from replay_client.torch import TensorBatch
 from replay_agent.acting.actor import Actor, FinishedEpisode, ape_x_epsilons
 from replay_agent.acting.environments import EnvironmentInfo, make_environment
 from replay_agent.acting.evaluation import EvaluationResult, EvaluationStoppedError, evaluate
-from replay_agent.acting.seeds import ActorSeeds, RunSeeds
+from replay_agent.acting.seeds import RunSeeds
 from replay_agent.algorithms import algorithm_of, make_learner
 from replay_agent.distributed.actor_guide import MAX_WAITING, ActorGuide, Guidance
 from replay_agent.distributed.run_tables import ActorTask, table_number
@@ -96,23 +96,24 @@ class TrainingLoop:
         self.selector = self._make_selector()
         self.training_s = 0.0
         self._epsilon, actor_epsilons = _exploration(settings)
+        task = self._make_task(actor_epsilons)
         self._beta = LinearSchedule(settings.beta_start, 1.0, settings.annealing_steps)
         self._next_validation = settings.validate_interval
         self._started_at, self._validated_s = time.monotonic(), 0.0
         self._is_solved = False
-        self._actor = self._make_actor() if settings.acts else None
+        self._actor = task.make_actor(0, self.learner.online, device) if settings.acts else None
         self.table = RunTable(
             client,
             env,
             settings,
             self.pacer,
-            name=settings.table or run.name,
+            name=task.table,
             seed=self._seeds.draws,
             timeout_s=reconnect_timeout_s,
             device=device,
         )
         self.table.open()
-        self.guide = None if guide_client is None else self._start_guide(guide_client, actor_epsilons)
+        self.guide = None if guide_client is None else self._start_guide(guide_client, task)
         self._shown = _Shown()
         self._due = _Due(settings)
 
@@ -289,7 +290,7 @@ class TrainingLoop:
         """Take a step in each environment, and insert them."""
         taken = actor.step(self._epsilon(self.pacer.env_steps))
         self.pacer.count_own_steps(len(taken))
-        self.table.record([each.step for each in taken])
+        self.table.record(taken)
         for each in taken:
             if each.episode is not None:
                 self._note_episode(each.episode)
@@ -402,14 +403,14 @@ class TrainingLoop:
         if self.guide is not None:
             self.guide.publish(self.learner.weights())
 
-    def _start_guide(self, client: ReplayClient, epsilons: tuple[float, ...]) -> ActorGuide:
+    def _make_task(self, epsilons: tuple[float, ...]) -> ActorTask:
         settings = self._settings
-        task = ActorTask(
+        return ActorTask(
             start=secrets.randbits(62),
             env_id=self._env.env_id,
             environments=settings.envs_per_actor,
             atari=settings.atari,
-            table=self.table.name,
+            table=settings.table or self.run.name,
             n_step=settings.n_step,
             gamma=settings.gamma,
             network=self.learner.spec,
@@ -421,13 +422,15 @@ class TrainingLoop:
             check_steps=settings.check_steps,
             step_timeout_s=settings.step_timeout_s,
         )
+
+    def _start_guide(self, client: ReplayClient, task: ActorTask) -> ActorGuide:
         guide = ActorGuide(
             client,
             self.run.name,
             task,
             self._guidance,
-            lead_steps=settings.lead_steps,
-            reconnect_timeout_s=settings.reconnect_timeout_s,
+            lead_steps=self._settings.lead_steps,
+            reconnect_timeout_s=self._settings.reconnect_timeout_s,
         )
         guide.publish(self.learner.weights())
         return guide
@@ -444,19 +447,6 @@ class TrainingLoop:
             lambda number: self._seeds.validation(number, episodes),
             settings.validation_episodes,
             settings.solved_return,
-        )
-
-    def _make_actor(self) -> Actor:
-        return Actor(
-            self._env.env_id,
-            ActorSeeds(self._seeds.actor(0)),
-            self.learner.online,
-            environments=self._settings.envs_per_actor,
-            atari=self._settings.atari,
-            device=self._device,
-            estimates=self._settings.actors_estimate,
-            clips_rewards=self._settings.clip_rewards,
-            step_timeout_s=self._settings.step_timeout_s,
         )
 
 
