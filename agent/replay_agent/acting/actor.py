@@ -226,9 +226,6 @@ class Actor:
         Returns:
             The observations to act on next, those after the step (which differ where an episode has ended), the
             rewards float64[environments], and the flags of terminated and of truncated episodes.
-
-        Raises:
-            EnvironmentFailedError: as for `step`.
         """
         with guarded(self._env_id, self._step_timeout_s):
             obs, rewards, terminated, truncated, infos = self._envs.step(self._first_action + actions)

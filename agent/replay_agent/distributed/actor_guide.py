@@ -83,9 +83,6 @@ class ActorGuide:
         """Publish the task, and start the thread, which calls ``guide`` for what actors may do now.
 
         The ``client`` has the time limit `run_tables.CALL_S`. Actors may be ``lead_steps`` ahead of the learner.
-
-        Raises:
-            ReplayError: the server refuses or cannot be reached.
         """
         self.actors_joined = 0
         """Number of actors that have joined so far."""

@@ -30,7 +30,10 @@ RETRY_S: Final = 0.2
 
 
 class PublishedRun:
-    """What the trainer of a run publishes."""
+    """What the trainer of a run publishes.
+
+    Every method may raise `RunError`, and `ReplayError` if the server refuses, or was unreachable for too long.
+    """
 
     def __init__(self, client: ReplayClient, name: str, stop: threading.Event, settings: ActorSettings) -> None:
         """Store the arguments. ``client`` has the time limit `CALL_S`."""
@@ -49,12 +52,7 @@ class PublishedRun:
         self._answered_at = time.monotonic()
 
     def progress(self, *, wait_s: float) -> Progress | None:
-        """Return the newest progress; if it is known, wait up to ``wait_s`` for news. None: the tables are gone.
-
-        Raises:
-            RunError: there was nothing new for too long.
-            ReplayError: the server refuses, or was unreachable for too long.
-        """
+        """Return the newest progress; if it is known, wait up to ``wait_s`` for news. None: the tables are gone."""
         try:
             found = self._client.latest(self.tables.progress, wait_newer=self._version, timeout_s=wait_s)
         except DeadlineExceededError:
@@ -85,12 +83,7 @@ class PublishedRun:
         return self._version != known
 
     def begin(self) -> ActorTask | None:
-        """Wait for a trainer that runs, and return the task; None: told to stop.
-
-        Raises:
-            RunError: no trainer has begun in time, or it has another version.
-            ReplayError: the server refuses, or was unreachable for too long.
-        """
+        """Wait for a trainer that runs, and return the task; None: told to stop."""
         log.info("waiting for the trainer of run %s", self.name)
         while not self._stop.is_set():
             progress = self.progress(wait_s=PAUSE_S)
@@ -133,9 +126,7 @@ class PublishedRun:
 def find_run(client: ReplayClient, stop: threading.Event, settings: ActorSettings) -> PublishedRun | None:
     """Return the run of the settings or, if they name none, wait for one; None: told to stop.
 
-    Raises:
-        RunError: no trainer has begun in time, or there are several runs on the server.
-        ReplayError: the server refuses, or was unreachable for too long.
+    The errors are those of `PublishedRun`.
     """
     if settings.run is not None:
         return PublishedRun(client, settings.run, stop, settings)

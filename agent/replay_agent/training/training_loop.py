@@ -75,11 +75,8 @@ class TrainingLoop:
         """Build the networks and create the table.
 
         The table's streams wait up to ``reconnect_timeout_s`` seconds for rows, and for an unreachable server. With
-        ``guide_client``, which has the time limit `run_tables.CALL_S`, other actors may join.
-
-        Raises:
-            TableExistsError: a table of this name has another config.
-            ReplayError: the server refuses or cannot be reached.
+        ``guide_client``, which has the time limit `run_tables.CALL_S`, other actors may join. The errors are those of
+        `make_learner` and `RunTable.open`.
         """
         self._settings = settings
         self.run = run
@@ -118,11 +115,7 @@ class TrainingLoop:
         self._due = _Due(settings)
 
     def resume(self) -> None:
-        """Resume from the newest checkpoint of the run.
-
-        Raises:
-            CheckpointError: there is no usable checkpoint.
-        """
+        """Resume from the newest checkpoint of the run. The errors are those of `load_latest`."""
         checkpoint = load_latest(self.run.checkpoints, self.learner)
         state = checkpoint.state
         self.pacer.restart(state["env_steps"], state["credit"])
@@ -141,11 +134,7 @@ class TrainingLoop:
     def train(self, progress: ProgressView, pool: Pool | None) -> Ending:
         """Train until the environment is solved, all steps are taken, or a stop is requested.
 
-        Raises:
-            DivergedError: a network parameter, action value, optimizer value or figure of a gradient step is not
-                finite; or a return is not finite, or its magnitude is above `divergence.MAX_RETURN`.
-            ReplayError: the server is unreachable, or refuses a call.
-            ActorsFailError: actors repeatedly fail to start, or Ray cannot place them.
+        The errors are those of the table, of the module `divergence`, and of `Pool.supervise`.
         """
         if not checkpoints(self.run.checkpoints):
             self.save()  # so that every run can be resumed
@@ -165,11 +154,7 @@ class TrainingLoop:
         return ending
 
     def save(self) -> None:
-        """Write a checkpoint, which includes the name of the matching replay checkpoint, if any.
-
-        Raises:
-            DivergedError: a number in the learner is not finite; existing checkpoints are kept.
-        """
+        """Write a checkpoint with the name of the matching replay checkpoint, if any; see `save_checkpoint`."""
         require_finite(self.learner)
         self.table.flush()  # The table must contain every step that the checkpoint counts.
         keep = self._settings.keep_checkpoints
@@ -195,7 +180,7 @@ class TrainingLoop:
 
         Raises:
             EvaluationStoppedError: a stop was requested.
-            DivergedError: a return is not finite, or its magnitude is above `divergence.MAX_RETURN`.
+            DivergedError: see `require_return`.
         """
         network = self.learner.online
         if self.selector.best_weights is not None:
@@ -208,11 +193,7 @@ class TrainingLoop:
             self.guide.end(is_over=self._ending() in (Ending.SOLVED, Ending.STEPS_DONE))
 
     def drop_tables(self) -> None:
-        """Remove the run's tables from the server, after `end`. The table of steps stays if the settings say so.
-
-        Raises:
-            ReplayError: the server refuses or cannot be reached.
-        """
+        """Remove the run's tables from the server, after `end`. The table of steps stays if the settings say so."""
         if self.guide is not None:
             self.guide.drop()
         if self._settings.drops_table:
@@ -229,11 +210,7 @@ class TrainingLoop:
             self._actor.close()
 
     def status(self) -> Status:
-        """Return the status of the run; waits for the device.
-
-        Raises:
-            DivergedError: figures of a gradient step are not finite.
-        """
+        """Return the status of the run; waits for the device, and checks the figures of the gradient steps."""
         step, shown, figures = self.pacer.env_steps, self._shown, self.learner.figures.fetch()
         require_finite_figures(self.learner, figures)
         return Status(
