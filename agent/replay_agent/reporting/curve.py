@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
@@ -55,7 +54,6 @@ class History:
 def draw_curve(history: History, path: Path, title: str, solved_return: float | None = None) -> None:
     """Plot the learning curve to a PNG file. If ``solved_return`` is given, a horizontal line shows it."""
     figure = Figure(figsize=(9.0, 5.0), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots()
     if history.episode_steps:
         smoothed = running_mean(np.array(history.episode_returns), RECENT_EPISODES)

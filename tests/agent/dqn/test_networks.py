@@ -7,13 +7,12 @@ import torch
 from replay_agent.dqn.networks import (
     Bounds,
     ImageLayout,
-    NetworkKind,
     NetworkSpec,
     QNetwork,
     build_network,
     combine_dueling,
     image_layout,
-    network_kind,
+    is_image,
 )
 
 FLOAT32_MAX = torch.finfo(torch.float32).max
@@ -24,19 +23,19 @@ def spec(shape: tuple[int, ...], dtype: str = "float32", *, dueling: bool = Fals
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype", "kind"),
+    ("shape", "dtype", "expected"),
     [
-        ((4,), "float32", NetworkKind.MLP),
-        ((128,), "uint8", NetworkKind.MLP),
-        ((5, 5), "float32", NetworkKind.MLP),
-        ((), "float64", NetworkKind.MLP),
-        ((84, 84), "uint8", NetworkKind.CONV),
-        ((10, 10, 4), "bool", NetworkKind.CONV),
-        ((4, 84, 84), "uint8", NetworkKind.CONV),
+        ((4,), "float32", False),
+        ((128,), "uint8", False),
+        ((5, 5), "float32", False),
+        ((), "float64", False),
+        ((84, 84), "uint8", True),
+        ((10, 10, 4), "bool", True),
+        ((4, 84, 84), "uint8", True),
     ],
 )
-def test_the_observation_chooses_the_network(shape: tuple[int, ...], dtype: str, kind: NetworkKind) -> None:
-    assert network_kind(shape, dtype) is kind
+def test_images_are_told_from_vectors(shape: tuple[int, ...], dtype: str, expected: bool) -> None:
+    assert is_image(shape, dtype) is expected
 
 
 @pytest.mark.parametrize(
