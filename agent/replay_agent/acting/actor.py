@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from replay_agent.acting.environments import checked_spaces, make_environments
-from replay_agent.acting.evaluation import action_values, initial_states
+from replay_agent.acting.evaluation import action_values
 from replay_agent.acting.seeds import environment_seed, exploration
 from replay_agent.acting.step_guard import STEP_TIMEOUT_S, EnvironmentFailedError, guarded
 from replay_agent.atari_options import AtariOptions
@@ -88,7 +88,7 @@ class EpsilonGreedyPolicy:
         self._actions = actions
         self._rng = rng
         self._device = device
-        self._states = initial_states(network, count)
+        self._states = np.zeros((count, *network.state_shape), np.float32)
 
     @property
     def states(self) -> NDArray[np.float32]:
@@ -96,12 +96,9 @@ class EpsilonGreedyPolicy:
         return self._states
 
     def after_step(self, actions: NDArray[np.int64], rewards: NDArray[np.float64], is_over: NDArray[np.bool_]) -> None:
-        """Keep the states of a recurrent network for the next step.
+        """Keep the states of a recurrent network for the next step, as `ActingNetwork.remember`.
 
-        Args:
-            actions: int64[count], the actions taken.
-            rewards: float64[count], their rewards, as the learner sees them.
-            is_over: bool[count]: which episodes are over.
+        ``is_over`` bool[count] says which episodes are over.
         """
         if self._states.size:
             self._network.remember(self._states, actions, rewards)
@@ -181,11 +178,7 @@ class Actor:
             self._obs: NDArray[Any] = self._envs.reset(seed=environment_seed(seed))[0]
 
     def step(self, epsilon: float) -> list[Step]:
-        """Take a step in each environment.
-
-        Raises:
-            EnvironmentFailedError: an environment raised an error, hangs, or returned a number that is not finite.
-        """
+        """Take a step in each environment, any of which may raise `EnvironmentFailedError`."""
         obs, states = self._obs, self._policy.states
         values = self._policy.values(obs) if self._estimates and self._ahead is None else self._ahead
         actions = self._policy.choose(obs, epsilon, values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -222,8 +223,5 @@ def _flat(bound: NDArray[Any]) -> tuple[float, ...]:
 
 def inspect_environment(env_id: str) -> EnvironmentInfo:
     """Describe an environment by its id."""
-    env = make_environment(env_id)
-    try:
+    with closing(make_environment(env_id)) as env:
         return describe_environment(env, env_id)
-    finally:
-        env.close()

@@ -129,7 +129,7 @@ def _play(
 ) -> None:
     """Play all episodes until they end."""
     running = list(episodes)
-    states = initial_states(network, len(running))
+    states = np.zeros((len(running), *network.state_shape), np.float32)
     while running:
         if should_stop():
             raise EvaluationStoppedError
@@ -144,11 +144,6 @@ def _play(
         network.remember(states, chosen, np.array(rewards))
         states = states[[not episode.done for episode in running]]
         running = [episode for episode in running if not episode.done]
-
-
-def initial_states(network: ActingNetwork, episodes: int) -> NDArray[np.float32]:
-    """Return the states of a network at the beginning of episodes, float32[episodes, *state_shape]."""
-    return np.zeros((episodes, *network.state_shape), np.float32)
 
 
 @torch.inference_mode()

@@ -167,14 +167,13 @@ def table_number(uid: bytes) -> int:
 
 def hello(actor: int, name: str) -> dict[str, Any]:
     """Return the row with which an actor joins: an episode without steps, and the actor's name."""
-    data = name.encode("utf-8")[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0")
-    return {**episode_row(actor, FinishedEpisode(0.0, 0)), "name": np.frombuffer(data, np.uint8)}
+    return episode_row(actor, FinishedEpisode(0.0, 0), name)
 
 
-def episode_row(actor: int, episode: FinishedEpisode) -> dict[str, Any]:
+def episode_row(actor: int, episode: FinishedEpisode, name: str = "") -> dict[str, Any]:
     """Return the row of a finished episode."""
-    name = np.zeros(_NAME_BYTES, np.uint8)
-    return {"actor": actor, "name": name, "episode_return": episode.episode_return, "length": episode.length}
+    data = np.frombuffer(name.encode("utf-8")[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0"), np.uint8)
+    return {"actor": actor, "name": data, "episode_return": episode.episode_return, "length": episode.length}
 
 
 class Report(NamedTuple):

@@ -104,14 +104,9 @@ def image_layout(shape: Sequence[int]) -> ImageLayout:
     If there are three axes, the last one holds the channels, unless the first one is smaller. For example, stacked
     frames (4, 84, 84) are channels-first; RGB images (84, 84, 3) and MinAtar's (10, 10, 4) are channels-last. A
     grayscale image (84, 84) has one channel.
-
-    Raises:
-        ValueError: the shape has neither two nor three axes.
     """
     if len(shape) == GRAYSCALE_RANK:
         return ImageLayout(channels=1, height=shape[0], width=shape[1], channels_last=True)
-    if len(shape) != IMAGE_RANK:
-        raise ValueError(f"an image has 2 or 3 axes, got shape {tuple(shape)}; stack or flatten the observation")
     first, middle, last = shape
     if last <= first:
         return ImageLayout(channels=last, height=first, width=middle, channels_last=True)
@@ -306,9 +301,7 @@ class Encoder(NamedTuple):
 def own_or_usual_network(spec: NetworkSpec) -> ActingNetwork:
     """Build the network of the user, if the spec names one, or the usual one.
 
-    Raises:
-        OwnPartError: the network of the user is not there, or its output does not fit the actions.
-        ValueError: as `build_network`.
+    The errors are those of `build_network`, or `OwnPartError` if the network of the user is not there, or does not fit.
     """
     return _build_own(spec) if spec.own else build_network(spec)
 

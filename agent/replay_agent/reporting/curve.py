@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -16,7 +15,7 @@ EPISODE_COLOR, MEAN_COLOR, VALIDATION_COLOR = "#9ecae1", "#3182bd", "#e6550d"
 
 @dataclass
 class History:
-    """Episodes and validations in chronological order.
+    """Episodes and validations in chronological order; ``vars(history)`` are its points as JSON values.
 
     Attributes:
         episode_steps: environment steps, over all actors, at the end of each training episode.
@@ -45,10 +44,6 @@ class History:
         """Mean return of the last `RECENT_EPISODES` training episodes; None if no episode has ended yet."""
         recent = self.episode_returns[-RECENT_EPISODES:]
         return sum(recent) / len(recent) if recent else None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the points as JSON values, from which ``History(**values)`` restores the history."""
-        return dict(vars(self))
 
 
 def draw_curve(history: History, path: Path, title: str, solved_return: float | None = None) -> None:

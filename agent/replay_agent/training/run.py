@@ -203,7 +203,7 @@ def _conclude(settings: TrainSettings, trainer: TrainingLoop, run: RunDirectory,
             save_file(trainer.selector.best_weights, written)
     title = f"{settings.env}, {settings.algorithm}, {settings.backend}, seed {settings.seed}"
     draw_curve(trainer.history, run.curve, title, settings.solved_return)
-    replace_text(run.history, json.dumps(trainer.history.to_json(), allow_nan=False) + "\n")
+    replace_text(run.history, json.dumps(vars(trainer.history), allow_nan=False) + "\n")
     evaluation = None
     if ending is not Ending.STOPPED and settings.evaluation_episodes:
         with suppress(EvaluationStoppedError):

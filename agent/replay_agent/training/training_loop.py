@@ -168,7 +168,7 @@ class TrainingLoop:
             "credit": self.pacer.credit,
             "table": self.table.to_json(),
             "selection": self.selector.to_json(),
-            "history": self.history.to_json(),
+            "history": vars(self.history),
             "training_s": self.training_s,
             "next_validation": self._next_validation,
         }

@@ -137,8 +137,3 @@ def test_dueling_values_do_not_change_when_all_advantages_rise_together() -> Non
 def test_a_network_without_hidden_layers_is_refused() -> None:
     with pytest.raises(ValueError, match="hidden_sizes needs at least one layer"):
         build_network(NetworkSpec((4,), "float32", 2, (), dueling=False))
-
-
-def test_an_image_of_another_rank_is_refused() -> None:
-    with pytest.raises(ValueError, match="2 or 3 axes"):
-        image_layout((2, 3, 4, 5))
