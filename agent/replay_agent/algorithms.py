@@ -18,7 +18,7 @@ from replay_agent.acting.environments import EnvironmentInfo
 from replay_agent.dqn.c51 import C51
 from replay_agent.dqn.double_dqn import DoubleDQN, TransitionBatch
 from replay_agent.dqn.learner import Learner
-from replay_agent.dqn.networks import NetworkKind, NetworkSpec, default_hidden_sizes, network_kind
+from replay_agent.dqn.networks import NetworkSpec, default_hidden_sizes, is_image
 from replay_agent.own_parts import OwnPartError, find
 from replay_agent.r2d2 import R2D2, SequenceBatch, state_size
 from replay_agent.settings.train_settings import TrainSettings
@@ -139,7 +139,7 @@ def network_spec(settings: TrainSettings, env: EnvironmentInfo) -> NetworkSpec:
     """Specify a network for the settings and the environment."""
     shape, dtype = env.observation_shape, env.observation_dtype
     # Images are scaled according to their dtype instead: the bounds of all pixels would not fit into a message.
-    is_scaled = settings.scale_observations and network_kind(shape, dtype) is NetworkKind.MLP
+    is_scaled = settings.scale_observations and not is_image(shape, dtype)
     return NetworkSpec(
         observation_shape=shape,
         observation_dtype=dtype,

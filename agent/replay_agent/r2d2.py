@@ -92,18 +92,10 @@ class RecurrentQNetwork(ActingNetwork):
         return torch.where(is_first.unsqueeze(-1), first.unsqueeze(1), lasts)
 
     def burn_in(self, observations: Tensor, lasts: Tensor, states: Tensor, mask: Tensor) -> Tensor:
-        """Return the LSTM's states after the burn-in.
+        """Return the LSTM's states after the burn-in. The other arguments are those of `forward`.
 
-        The first positions may hold no step; those do not change the state.
-
-        Args:
-            observations: any[batch, positions, *observation_shape].
-            lasts: float32[batch, positions, actions + 1], see `forward`.
-            states: float32[batch, 2, lstm_units], before the first step.
-            mask: bool[batch, positions]: which positions hold a step.
-
-        Returns:
-            float32[batch, 2, lstm_units].
+        The first positions may hold no step, where ``mask`` bool[batch, positions] is false; those do not change the
+        state.
         """
         if not mask.shape[1]:
             return states
@@ -126,11 +118,7 @@ class RecurrentQNetwork(ActingNetwork):
 
 
 def build_recurrent_network(spec: NetworkSpec) -> RecurrentQNetwork:
-    """Build a network with weights from torch's global generator.
-
-    Raises:
-        ValueError: the spec has no hidden layer, or its image is too small.
-    """
+    """Build a network with weights from torch's global generator. The errors are those of `build_network`."""
     encoder = build_encoder(spec, spec.hidden_sizes)
     return RecurrentQNetwork(encoder, spec, build_head(spec.lstm_units, spec))
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
-from rich.console import Console
 from torch import nn
 
 from replay_agent.dqn.learner import Learner
@@ -76,7 +75,6 @@ class Trainer:
         Raises:
             replay_agent.training.run.FAILURES: see `train`.
         """
-        console = Console(stderr=True)
-        set_up_logging(self.settings.log_level, console)
+        console = set_up_logging(self.settings.log_level)
         with StopRequest() as stop:
             return train(self.settings, stop, console)

@@ -63,8 +63,7 @@ def run_command(
     """
     quiet_grpc()
     settings = read_settings(settings_class, f"python -m experiments.{name}", f"REPLAY_{name.upper()}_", arguments)
-    console = Console(stderr=True)
-    set_up_logging("info", console)
+    console = set_up_logging("info")
     settings.log_remarks(log)
     try:
         with StopRequest() as stop:

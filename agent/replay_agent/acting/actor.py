@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from replay_agent.acting.environments import checked_spaces, make_environments
-from replay_agent.acting.evaluation import action_values, initial_states
-from replay_agent.acting.seeds import ActorSeeds
+from replay_agent.acting.evaluation import action_values
+from replay_agent.acting.seeds import environment_seed, exploration
 from replay_agent.acting.step_guard import STEP_TIMEOUT_S, EnvironmentFailedError, guarded
 from replay_agent.atari_options import AtariOptions
 from replay_agent.dqn.networks import ActingNetwork
@@ -33,12 +33,10 @@ class FinishedEpisode:
     Attributes:
         episode_return: undiscounted sum of rewards.
         length: environment steps.
-        actor_id: the actor that played it; 0 is the trainer.
     """
 
     episode_return: float
     length: int
-    actor_id: int = 0
 
 
 class Step(NamedTuple):
@@ -54,6 +52,7 @@ class Step(NamedTuple):
         state: float32[*state_shape], the recurrent network's state before the step; see `ActingNetwork`.
         value: the network's value of the action; None unless the actor estimates values.
         next_value: the largest action value of ``next_obs``, or 0 if the episode terminated; None if ``value`` is None.
+        episode: the episode, if this is its last step.
     """
 
     obs: NDArray[Any]
@@ -65,18 +64,12 @@ class Step(NamedTuple):
     state: NDArray[np.float32]
     value: float | None = None
     next_value: float | None = None
+    episode: FinishedEpisode | None = None
 
     @property
     def is_last(self) -> bool:
         """Whether the episode is over."""
         return self.terminated or self.truncated
-
-
-class ActorStep(NamedTuple):
-    """An environment step, and the episode that it finished, if any."""
-
-    step: Step
-    episode: FinishedEpisode | None
 
 
 class EpsilonGreedyPolicy:
@@ -95,7 +88,7 @@ class EpsilonGreedyPolicy:
         self._actions = actions
         self._rng = rng
         self._device = device
-        self._states = initial_states(network, count)
+        self._states = np.zeros((count, *network.state_shape), np.float32)
 
     @property
     def states(self) -> NDArray[np.float32]:
@@ -103,12 +96,9 @@ class EpsilonGreedyPolicy:
         return self._states
 
     def after_step(self, actions: NDArray[np.int64], rewards: NDArray[np.float64], is_over: NDArray[np.bool_]) -> None:
-        """Keep the states of a recurrent network for the next step.
+        """Keep the states of a recurrent network for the next step, as `ActingNetwork.remember`.
 
-        Args:
-            actions: int64[count], the actions taken.
-            rewards: float64[count], their rewards, as the learner sees them.
-            is_over: bool[count]: which episodes are over.
+        ``is_over`` bool[count] says which episodes are over.
         """
         if self._states.size:
             self._network.remember(self._states, actions, rewards)
@@ -144,12 +134,11 @@ class Actor:
     def __init__(
         self,
         env_id: str,
-        seeds: ActorSeeds,
+        seed: int,
         network: ActingNetwork,
         *,
         environments: int = 1,
         atari: AtariOptions | None = None,
-        actor_id: int = 0,
         device: torch.device | None = None,
         estimates: bool = False,
         clips_rewards: bool = False,
@@ -159,11 +148,10 @@ class Actor:
 
         Args:
             env_id: Gymnasium id of the environment.
-            seeds: seeds of the environments and of exploration.
+            seed: seed of the actor, from `RunSeeds.actor`.
             network: computes the action values.
             environments: number of environments. The network computes the values of all of them together.
             atari: how Atari games are played; None: the defaults.
-            actor_id: recorded in finished episodes.
             device: the network's device; None: the CPU.
             estimates: whether to estimate the values of actions and next observations, for priorities. Not supported
                 with a recurrent network, whose state would advance when the next observation is evaluated.
@@ -180,22 +168,17 @@ class Actor:
         _, actions = checked_spaces(self._envs.single_observation_space, self._envs.single_action_space, env_id)
         self._first_action = int(actions.start)
         device = device or torch.device("cpu")
-        self._policy = EpsilonGreedyPolicy(network, int(actions.n), seeds.exploration(), device, environments)
-        self._actor_id = actor_id
+        self._policy = EpsilonGreedyPolicy(network, int(actions.n), exploration(seed), device, environments)
         self._estimates = estimates
         self._clips_rewards = clips_rewards
         self._step_timeout_s = step_timeout_s
         self._ahead: NDArray[np.float32] | None = None  # action values of the next observations, if they are known
         self._returns, self._lengths = np.zeros(environments), np.zeros(environments, np.int64)
         with guarded(env_id, step_timeout_s):
-            self._obs: NDArray[Any] = self._envs.reset(seed=seeds.environment)[0]
+            self._obs: NDArray[Any] = self._envs.reset(seed=environment_seed(seed))[0]
 
-    def step(self, epsilon: float) -> list[ActorStep]:
-        """Take a step in each environment.
-
-        Raises:
-            EnvironmentFailedError: an environment raised an error, hangs, or returned a number that is not finite.
-        """
+    def step(self, epsilon: float) -> list[Step]:
+        """Take a step in each environment, any of which may raise `EnvironmentFailedError`."""
         obs, states = self._obs, self._policy.states
         values = self._policy.values(obs) if self._estimates and self._ahead is None else self._ahead
         actions = self._policy.choose(obs, epsilon, values)
@@ -211,18 +194,16 @@ class Actor:
         self._returns += rewards
         self._lengths += 1
         return [
-            ActorStep(
-                Step(
-                    obs[env],
-                    int(actions[env]),
-                    float(learned[env]),
-                    next_obs[env],
-                    bool(terminated[env]),
-                    bool(truncated[env]),
-                    states[env],
-                    None if values is None else float(values[env, actions[env]]),
-                    None if next_values is None else float(next_values[env]),
-                ),
+            Step(
+                obs[env],
+                int(actions[env]),
+                float(learned[env]),
+                next_obs[env],
+                bool(terminated[env]),
+                bool(truncated[env]),
+                states[env],
+                None if values is None else float(values[env, actions[env]]),
+                None if next_values is None else float(next_values[env]),
                 self._end_episode(env) if is_over[env] else None,
             )
             for env in range(len(obs))
@@ -238,9 +219,6 @@ class Actor:
         Returns:
             The observations to act on next, those after the step (which differ where an episode has ended), the
             rewards float64[environments], and the flags of terminated and of truncated episodes.
-
-        Raises:
-            EnvironmentFailedError: as for `step`.
         """
         with guarded(self._env_id, self._step_timeout_s):
             obs, rewards, terminated, truncated, infos = self._envs.step(self._first_action + actions)
@@ -260,6 +238,6 @@ class Actor:
         return obs, next_obs, rewards, np.asarray(terminated, bool), np.asarray(truncated, bool)
 
     def _end_episode(self, env: int) -> FinishedEpisode:
-        episode = FinishedEpisode(float(self._returns[env]), int(self._lengths[env]), self._actor_id)
+        episode = FinishedEpisode(float(self._returns[env]), int(self._lengths[env]))
         self._returns[env], self._lengths[env] = 0.0, 0
         return episode

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -75,18 +76,10 @@ class EnvironmentInfo:
 
 
 def make_environments(env_id: str, count: int, atari: AtariOptions | None = None) -> Environments:
-    """Create a vector environment in the autoreset mode ``SAME_STEP``.
+    """Create a vector environment of ``count`` environments, in the autoreset mode ``SAME_STEP``.
 
     Atari games run in the threads of their emulator, with the same observations as those of `make_environment`. Other
-    environments run one after the other.
-
-    Args:
-        env_id: as for `make_environment`.
-        count: number of environments.
-        atari: as for `make_environment`.
-
-    Raises:
-        UnsupportedEnvironmentError: as for `make_environment`.
+    environments run one after the other. The other arguments and the errors are those of `make_environment`.
     """
     if not env_id.startswith(ATARI_PREFIX):
         makers = [lambda: _NewObservations(make_environment(env_id))] * count
@@ -202,11 +195,7 @@ def describe_environment(env: Environment, env_id: str) -> EnvironmentInfo:
 
 
 def checked_spaces(observation_space: Any, action_space: Any, env_id: str) -> tuple[spaces.Box, spaces.Discrete]:
-    """Return the spaces of an environment, after a check.
-
-    Raises:
-        UnsupportedEnvironmentError: as for `describe_environment`.
-    """
+    """Return the spaces of an environment, after a check that raises the errors of `describe_environment`."""
     if not isinstance(action_space, spaces.Discrete):
         raise UnsupportedEnvironmentError(
             f"DQN needs a Discrete action space; {env_id} has {action_space}. Choose another --env."
@@ -234,8 +223,5 @@ def _flat(bound: NDArray[Any]) -> tuple[float, ...]:
 
 def inspect_environment(env_id: str) -> EnvironmentInfo:
     """Describe an environment by its id."""
-    env = make_environment(env_id)
-    try:
+    with closing(make_environment(env_id)) as env:
         return describe_environment(env, env_id)
-    finally:
-        env.close()

@@ -69,8 +69,7 @@ def evaluate(
         EvaluationStoppedError: ``should_stop`` returned True.
         EnvironmentFailedError: an environment raised an error, or hangs.
     """
-    returns: list[float] = []
-    lengths: list[int] = []
+    played: list[_Episode] = []
     environments = [make_env() for _ in range(min(len(seeds), parallel))]
     try:
         for start in range(0, len(seeds), parallel):
@@ -80,12 +79,14 @@ def evaluate(
             ]
             with evaluating(network):
                 _play(network, episodes, first_action, epsilon, device, should_stop)
-            returns += [episode.total for episode in episodes]
-            lengths += [episode.length for episode in episodes]
+            played += episodes
     finally:
         for env in environments:
             env.close()
-    return EvaluationResult(np.array(returns, dtype=np.float64), np.array(lengths, dtype=np.int64))
+    return EvaluationResult(
+        np.array([episode.total for episode in played], np.float64),
+        np.array([episode.length for episode in played], np.int64),
+    )
 
 
 @dataclass
@@ -128,7 +129,7 @@ def _play(
 ) -> None:
     """Play all episodes until they end."""
     running = list(episodes)
-    states = initial_states(network, len(running))
+    states = np.zeros((len(running), *network.state_shape), np.float32)
     while running:
         if should_stop():
             raise EvaluationStoppedError
@@ -143,11 +144,6 @@ def _play(
         network.remember(states, chosen, np.array(rewards))
         states = states[[not episode.done for episode in running]]
         running = [episode for episode in running if not episode.done]
-
-
-def initial_states(network: ActingNetwork, episodes: int) -> NDArray[np.float32]:
-    """Return the states of a network at the beginning of episodes, float32[episodes, *state_shape]."""
-    return np.zeros((episodes, *network.state_shape), np.float32)
 
 
 @torch.inference_mode()

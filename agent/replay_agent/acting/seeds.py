@@ -64,7 +64,7 @@ class RunSeeds:
         return _integer(_spawn(self.seed, Purpose.DRAWS))
 
     def actor(self, actor_id: int) -> int:
-        """Return the seed for an actor's `ActorSeeds`, from 0 to 2^63 - 1. Each start of the run has its own."""
+        """Return the seed of an actor, from 0 to 2^63 - 1. Each start of the run has its own."""
         return _integer(_spawn(self.seed, Purpose.ACTOR, self.start, actor_id))
 
     def validation(self, number: int, count: int) -> list[int]:
@@ -76,24 +76,14 @@ class RunSeeds:
         return _episodes(Purpose.EVALUATION, count, self.seed)
 
 
-@dataclass(frozen=True)
-class ActorSeeds:
-    """Random streams of one actor, possibly on another machine.
+def exploration(actor: int) -> np.random.Generator:
+    """Create a generator for the random actions of the actor with this seed."""
+    return np.random.default_rng(_spawn(actor, Purpose.EXPLORATION))
 
-    Attributes:
-        seed: the actor's seed, from `RunSeeds.actor`.
-    """
 
-    seed: int
-
-    def exploration(self) -> np.random.Generator:
-        """Create a generator for random actions."""
-        return np.random.default_rng(_spawn(self.seed, Purpose.EXPLORATION))
-
-    @property
-    def environment(self) -> int:
-        """Seed for the first ``reset`` of the environments."""
-        return _episodes(Purpose.ENVIRONMENT, 1, self.seed)[0]
+def environment_seed(actor: int) -> int:
+    """Return the seed for the first ``reset`` of the environments of the actor with this seed."""
+    return _episodes(Purpose.ENVIRONMENT, 1, actor)[0]
 
 
 def evaluated_exploration(seed: int) -> np.random.Generator:

@@ -21,14 +21,10 @@ class EnvironmentFailedError(RuntimeError):
 
 @contextmanager
 def guarded(env_id: str, timeout_s: float = STEP_TIMEOUT_S) -> Iterator[None]:
-    """Guard a step or a reset of an environment.
+    """Guard a step or a reset of the environment ``env_id``, which may take ``timeout_s`` seconds.
 
     A signal interrupts a step that takes too long. Python handles signals in the main thread only, and not while native
     code runs: a step in another thread, or one that hangs in native code, is not interrupted.
-
-    Args:
-        env_id: names the environment in errors.
-        timeout_s: seconds that the step may take.
 
     Raises:
         EnvironmentFailedError: the environment raised an error, or the step took too long.

@@ -37,19 +37,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, lambda *_: stop.set())
     if settings.exit_with_parent:
-        when_parent_dies(lambda: _stop_for_good(stop))
+        # At once: the server of a trainer that died is gone with it, so calls would only time out.
+        when_parent_dies(lambda: os._exit(EXIT_FAILED))
     # Imported here, because torch takes seconds to load and `--help` does not need it.
     with needs_extras("replay-actor", "agent"):
         import torch
 
         from replay_agent.distributed.acting_run import FAILURES, run_actor
+        from replay_agent.reporting.progress import set_up_logging
 
     gc.freeze()  # Torch's modules are never garbage, and scanning them takes long.
-    logging.basicConfig(
-        level=settings.log_level.upper(),
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)-7s %(name)s  %(message)s",
-    )
+    set_up_logging(settings.log_level)
     settings.log_remarks(log)
     torch.set_num_threads(settings.threads)
     try:
@@ -58,12 +56,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log.error("%s", error)
         return EXIT_FAILED
     return 0
-
-
-def _stop_for_good(stop: threading.Event) -> None:
-    """Exit immediately: the trainer died, and its server with it, so calls would only time out."""
-    stop.set()
-    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -42,8 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from replay_agent.training.training_loop import Ending
 
     gc.freeze()  # Torch's modules are never garbage, and scanning them takes long.
-    console = Console(stderr=True)
-    set_up_logging(settings.log_level, console)
+    console = set_up_logging(settings.log_level)
     settings.log_remarks(log)
     failures: tuple[type[Exception], ...] = FAILURES
     try:

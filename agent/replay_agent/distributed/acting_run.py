@@ -14,9 +14,8 @@ from re import findall
 from replay_client import ReplayClient, ReplayError, Table, TableNotFoundError, Tls, Writer
 from replay_client.security import token_from_environment
 
-from replay_agent.acting.actor import Actor, FinishedEpisode
+from replay_agent.acting.actor import FinishedEpisode
 from replay_agent.acting.environments import UnsupportedEnvironmentError
-from replay_agent.acting.seeds import ActorSeeds, RunSeeds
 from replay_agent.acting.step_guard import EnvironmentFailedError
 from replay_agent.distributed.published_run import PAUSE_S, RETRY_S, PublishedRun, find_run
 from replay_agent.distributed.run_tables import (
@@ -32,8 +31,8 @@ from replay_agent.distributed.run_tables import (
 from replay_agent.dqn.divergence import DivergedError, require_return
 from replay_agent.dqn.networks import ActingNetwork, own_or_usual_network
 from replay_agent.r2d2 import build_recurrent_network
-from replay_agent.replay.access import CLOSE_TIMEOUT_S, TABLE_LOST
 from replay_agent.replay.rows import Recorder, make_recorders
+from replay_agent.replay.run_table import CLOSE_TIMEOUT_S, TABLE_LOST
 from replay_agent.settings.actor_settings import ActorSettings
 
 log = logging.getLogger("replay_agent.actor")
@@ -58,16 +57,7 @@ class ActingRun:
         self._epsilon = own_epsilon(task.epsilons, name)
         spec = task.network
         self._network: ActingNetwork = build_recurrent_network(spec) if spec.lstm_units else own_or_usual_network(spec)
-        self._actor = Actor(
-            task.env_id,
-            ActorSeeds(RunSeeds(task.seed, task.starts).actor(self._number)),
-            self._network,
-            environments=task.environments,
-            atari=task.atari,
-            estimates=task.actor_priorities,
-            clips_rewards=task.clip_rewards,
-            step_timeout_s=task.step_timeout_s,
-        )
+        self._actor = task.make_actor(self._number, self._network)
         self._reports = [hello(self._number, name)]
         self._report_table: Table | None = None
 
@@ -140,10 +130,10 @@ class ActingRun:
         return None if progress.is_finished else progress
 
     def _step(self, recorders: Sequence[Recorder], epsilon: float) -> None:
-        for recorder, (step, episode) in zip(recorders, self._actor.step(epsilon), strict=True):
+        for recorder, step in zip(recorders, self._actor.step(epsilon), strict=True):
             recorder.record(step)
-            if episode is not None:
-                self._note_episode(episode)
+            if step.episode is not None:
+                self._note_episode(step.episode)
 
     def _note_episode(self, episode: FinishedEpisode) -> None:
         require_return(episode.episode_return, "an episode; scale the environment's rewards down")

@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -39,7 +38,7 @@ from replay_agent.distributed.run_tables import (
     RunTables,
     reports_of,
 )
-from replay_agent.replay.access import TABLE_LOST
+from replay_agent.replay.run_table import TABLE_LOST
 
 log = logging.getLogger(__name__)
 
@@ -84,9 +83,6 @@ class ActorGuide:
         """Publish the task, and start the thread, which calls ``guide`` for what actors may do now.
 
         The ``client`` has the time limit `run_tables.CALL_S`. Actors may be ``lead_steps`` ahead of the learner.
-
-        Raises:
-            ReplayError: the server refuses or cannot be reached.
         """
         self.actors_joined = 0
         """Number of actors that have joined so far."""
@@ -104,7 +100,7 @@ class ActorGuide:
         self._weights_version = 0
         self._published: Progress | None = None
         self._published_at = 0.0
-        self._numbers: dict[int, int] = {}
+        self._joined: set[int] = set()
         self._episodes: deque[FinishedEpisode] = deque()
         self._failure: ReplayError | None = None
         self._is_over = False
@@ -211,8 +207,7 @@ class ActorGuide:
                 if report.episode is None:
                     joined.append(report)
                 elif report.is_valid:
-                    number = self._numbers.get(report.actor, 0)
-                    self._episodes.append(replace(report.episode, actor_id=number))
+                    self._episodes.append(report.episode)
                 else:
                     self._impossible += 1
         self.missed = self._reader.missed + self._impossible
@@ -220,11 +215,11 @@ class ActorGuide:
 
     def _note_joined(self, reports: list[Report]) -> None:
         """Number actors, and log their names, which are not trusted and therefore escaped."""
-        new = [report for report in reports if report.actor not in self._numbers]
+        new = [report for report in reports if report.actor not in self._joined]
         if not new:
             return
         first = self.actors_joined + 1
-        self._numbers.update({report.actor: first + index for index, report in enumerate(new)})
+        self._joined.update(report.actor for report in new)
         self.actors_joined = first + len(new) - 1
         names = [repr(report.name) for report in new[:_NAMED]]
         others = f" and {len(new) - _NAMED} others" if len(new) > _NAMED else ""

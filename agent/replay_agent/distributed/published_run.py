@@ -30,7 +30,10 @@ RETRY_S: Final = 0.2
 
 
 class PublishedRun:
-    """What the trainer of a run publishes."""
+    """What the trainer of a run publishes.
+
+    Every method may raise `RunError`, and `ReplayError` if the server refuses, or was unreachable for too long.
+    """
 
     def __init__(self, client: ReplayClient, name: str, stop: threading.Event, settings: ActorSettings) -> None:
         """Store the arguments. ``client`` has the time limit `CALL_S`."""
@@ -39,7 +42,8 @@ class PublishedRun:
         self._client = client
         self._stop = stop
         self._settings = settings
-        self._version: int | None = None
+        self.version: int | None = None
+        """Version of the newest progress that is known."""
         self._progress: Progress | None = None
         self._weights_version = 0
         self._weights_at = 0.0
@@ -49,14 +53,9 @@ class PublishedRun:
         self._answered_at = time.monotonic()
 
     def progress(self, *, wait_s: float) -> Progress | None:
-        """Return the newest progress; if it is known, wait up to ``wait_s`` for news. None: the tables are gone.
-
-        Raises:
-            RunError: there was nothing new for too long.
-            ReplayError: the server refuses, or was unreachable for too long.
-        """
+        """Return the newest progress; if it is known, wait up to ``wait_s`` for news. None: the tables are gone."""
         try:
-            found = self._client.latest(self.tables.progress, wait_newer=self._version, timeout_s=wait_s)
+            found = self._client.latest(self.tables.progress, wait_newer=self.version, timeout_s=wait_s)
         except DeadlineExceededError:
             pass
         except TableNotFoundError:
@@ -68,29 +67,13 @@ class PublishedRun:
             self._asked_at = time.monotonic()
             return self._progress
         else:
-            self._version, self._progress = found.version, Progress.from_state(found.values)
+            self.version, self._progress = found.version, Progress.from_state(found.values)
             self._silent_s = 0.0
         self._count_silence()
         return self._progress
 
-    def is_begun(self) -> bool:
-        """Return whether its trainer has published something, other than that the run is over."""
-        progress = self.progress(wait_s=0)
-        return progress is not None and not progress.is_finished
-
-    def has_news(self) -> bool:
-        """Return whether its trainer has published something since the last call for progress."""
-        known = self._version
-        self.progress(wait_s=0)
-        return self._version != known
-
     def begin(self) -> ActorTask | None:
-        """Wait for a trainer that runs, and return the task; None: told to stop.
-
-        Raises:
-            RunError: no trainer has begun in time, or it has another version.
-            ReplayError: the server refuses, or was unreachable for too long.
-        """
+        """Wait for a trainer that runs, and return the task; None: told to stop."""
         log.info("waiting for the trainer of run %s", self.name)
         while not self._stop.is_set():
             progress = self.progress(wait_s=PAUSE_S)
@@ -133,9 +116,7 @@ class PublishedRun:
 def find_run(client: ReplayClient, stop: threading.Event, settings: ActorSettings) -> PublishedRun | None:
     """Return the run of the settings or, if they name none, wait for one; None: told to stop.
 
-    Raises:
-        RunError: no trainer has begun in time, or there are several runs on the server.
-        ReplayError: the server refuses, or was unreachable for too long.
+    The errors are those of `PublishedRun`.
     """
     if settings.run is not None:
         return PublishedRun(client, settings.run, stop, settings)
@@ -165,9 +146,12 @@ def find_run(client: ReplayClient, stop: threading.Event, settings: ActorSetting
 
 def _alive(runs: list[PublishedRun], stop: threading.Event) -> list[PublishedRun]:
     """Return the runs that publish something within two heartbeats. Trainers that end early leave tables behind."""
-    waiting, alive = [run for run in runs if run.is_begun()], []
+    begun = [run for run in runs if (progress := run.progress(wait_s=0)) and not progress.is_finished]
+    first = [run.version for run in begun]
+    alive: list[PublishedRun] = []
     deadline = time.monotonic() + 2 * HEARTBEAT_S
-    while waiting and time.monotonic() < deadline and not stop.wait(RETRY_S):
-        alive += [run for run in waiting if run.has_news()]
-        waiting = [run for run in waiting if run not in alive]
+    while len(alive) < len(begun) and time.monotonic() < deadline and not stop.wait(RETRY_S):
+        for run in begun:
+            run.progress(wait_s=0)
+        alive = [run for run, version in zip(begun, first, strict=True) if run.version != version]
     return alive

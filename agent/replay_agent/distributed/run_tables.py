@@ -17,16 +17,18 @@ from collections.abc import Iterable
 from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 from replay_client import Column, DeadlineExceededError, Rows, ServerUnavailableError
 
-from replay_agent.acting.actor import FinishedEpisode
+from replay_agent.acting.actor import Actor, FinishedEpisode
+from replay_agent.acting.seeds import RunSeeds
 from replay_agent.acting.step_guard import STEP_TIMEOUT_S
 from replay_agent.atari_options import AtariOptions
 from replay_agent.dqn.divergence import MAX_RETURN
-from replay_agent.dqn.networks import NetworkSpec
+from replay_agent.dqn.networks import ActingNetwork, NetworkSpec
 
 HEARTBEAT_S: Final = 2.0
 """Interval at which the progress is published even if it is the same, so that actors know that the trainer lives."""
@@ -100,6 +102,20 @@ class ActorTask:
     environments: int = 1
     atari: AtariOptions = AtariOptions()
 
+    def make_actor(self, number: int, network: ActingNetwork, device: torch.device | None = None) -> Actor:
+        """Create an actor; its random numbers depend on its ``number``, which is 0 for the trainer."""
+        return Actor(
+            self.env_id,
+            RunSeeds(self.seed, self.starts).actor(number),
+            network,
+            environments=self.environments,
+            atari=self.atari,
+            device=device,
+            estimates=self.actor_priorities,
+            clips_rewards=self.clip_rewards,
+            step_timeout_s=self.step_timeout_s,
+        )
+
     def to_state(self) -> dict[str, NDArray[np.uint8]]:
         """Return the values to publish."""
         return {"json": np.frombuffer(_TASK.dump_json(self), np.uint8)}
@@ -151,14 +167,13 @@ def table_number(uid: bytes) -> int:
 
 def hello(actor: int, name: str) -> dict[str, Any]:
     """Return the row with which an actor joins: an episode without steps, and the actor's name."""
-    data = name.encode("utf-8")[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0")
-    return {**episode_row(actor, FinishedEpisode(0.0, 0)), "name": np.frombuffer(data, np.uint8)}
+    return episode_row(actor, FinishedEpisode(0.0, 0), name)
 
 
-def episode_row(actor: int, episode: FinishedEpisode) -> dict[str, Any]:
+def episode_row(actor: int, episode: FinishedEpisode, name: str = "") -> dict[str, Any]:
     """Return the row of a finished episode."""
-    name = np.zeros(_NAME_BYTES, np.uint8)
-    return {"actor": actor, "name": name, "episode_return": episode.episode_return, "length": episode.length}
+    data = np.frombuffer(name.encode("utf-8")[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0"), np.uint8)
+    return {"actor": actor, "name": data, "episode_return": episode.episode_return, "length": episode.length}
 
 
 class Report(NamedTuple):

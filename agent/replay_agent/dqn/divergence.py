@@ -24,13 +24,10 @@ class DivergedError(RuntimeError):
 
 
 def require_finite(learner: Learner[Any, Any]) -> None:
-    """Check that all numbers in the learner are finite. This waits for the device.
+    """Raise `DivergedError` unless all numbers in the learner are finite. This waits for the device.
 
     The check covers all parts of the learner that a checkpoint contains. It also covers the action values of the last
     batch, because even finite parameters may be so large that action values overflow.
-
-    Raises:
-        DivergedError: a network, its action values or the optimizer's state contain a number that is not finite.
     """
     parts: dict[str, Iterable[Tensor]] = {
         "the online network": learner.online.parameters(),
@@ -46,11 +43,7 @@ def require_finite(learner: Learner[Any, Any]) -> None:
 
 
 def require_finite_figures(learner: Learner[Any, Any], figures: Figures | None) -> None:
-    """Check that the figures of all gradient steps were finite.
-
-    Raises:
-        DivergedError: the figures of a gradient step were not finite.
-    """
+    """Raise `DivergedError` unless the figures of all gradient steps were finite."""
     if figures is not None:
         values = {"loss": figures.loss, "gradient": figures.grad_norm, "mean action value": figures.mean_value}
         wrong = [f"the {name}" for name, value in values.items() if not math.isfinite(value)]
@@ -59,11 +52,7 @@ def require_finite_figures(learner: Learner[Any, Any], figures: Figures | None) 
 
 
 def require_return(value: float, of: str) -> None:
-    """Check a return before it is recorded.
-
-    Raises:
-        DivergedError: the return is not finite, or its magnitude is above `MAX_RETURN`.
-    """
+    """Raise `DivergedError` unless a return is finite, and its magnitude at most `MAX_RETURN`."""
     if not math.fabs(value) <= MAX_RETURN:
         raise DivergedError(f"expected a return from {-MAX_RETURN:g} to {MAX_RETURN:g} of {of}, got {value}")
 

@@ -25,13 +25,7 @@ FOLDED_STEPS = 256
 
 @dataclass(frozen=True)
 class Figures:
-    """Smoothed figures of the gradient steps so far. A non-finite figure stays non-finite.
-
-    Attributes:
-        loss: weighted loss.
-        grad_norm: norm of the gradient before clipping.
-        mean_value: mean value of the actions in batches.
-    """
+    """Smoothed figures of the gradient steps so far, see `UpdateResult`. A non-finite figure stays non-finite."""
 
     loss: float
     grad_norm: float

@@ -7,7 +7,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -31,13 +30,6 @@ DEFAULT_IMAGE_HIDDEN_SIZES = (512,)
 
 Dense = Callable[[int, int], nn.Module]
 """Makes a dense layer from its numbers of inputs and outputs."""
-
-
-class NetworkKind(StrEnum):
-    """Kind of network, which the observation determines."""
-
-    MLP = "mlp"
-    CONV = "conv"
 
 
 @dataclass(frozen=True)
@@ -86,11 +78,6 @@ class NetworkSpec:
     value_range: tuple[float, float] = (0.0, 0.0)
     noisy_sigma: float = 0.0
 
-    @property
-    def kind(self) -> NetworkKind:
-        """The kind of network for the observation."""
-        return network_kind(self.observation_shape, self.observation_dtype)
-
 
 class ImageLayout(NamedTuple):
     """Layout of an image observation; height and width in pixels."""
@@ -101,17 +88,14 @@ class ImageLayout(NamedTuple):
     channels_last: bool
 
 
-def network_kind(shape: Sequence[int], dtype: str) -> NetworkKind:
-    """Choose the kind of network. Images have 3 axes, or 2 axes and dtype uint8; everything else is a vector."""
-    if len(shape) == IMAGE_RANK or (len(shape) == GRAYSCALE_RANK and np.dtype(dtype) == np.uint8):
-        return NetworkKind.CONV
-    return NetworkKind.MLP
+def is_image(shape: Sequence[int], dtype: str) -> bool:
+    """Whether an observation is an image, with 3 axes, or 2 axes and dtype uint8. Everything else is a vector."""
+    return len(shape) == IMAGE_RANK or (len(shape) == GRAYSCALE_RANK and np.dtype(dtype) == np.uint8)
 
 
 def default_hidden_sizes(shape: Sequence[int], dtype: str) -> tuple[int, ...]:
     """Return the default sizes of the dense layers."""
-    is_image = network_kind(shape, dtype) is NetworkKind.CONV
-    return DEFAULT_IMAGE_HIDDEN_SIZES if is_image else DEFAULT_VECTOR_HIDDEN_SIZES
+    return DEFAULT_IMAGE_HIDDEN_SIZES if is_image(shape, dtype) else DEFAULT_VECTOR_HIDDEN_SIZES
 
 
 def image_layout(shape: Sequence[int]) -> ImageLayout:
@@ -120,14 +104,9 @@ def image_layout(shape: Sequence[int]) -> ImageLayout:
     If there are three axes, the last one holds the channels, unless the first one is smaller. For example, stacked
     frames (4, 84, 84) are channels-first; RGB images (84, 84, 3) and MinAtar's (10, 10, 4) are channels-last. A
     grayscale image (84, 84) has one channel.
-
-    Raises:
-        ValueError: the shape has neither two nor three axes.
     """
     if len(shape) == GRAYSCALE_RANK:
         return ImageLayout(channels=1, height=shape[0], width=shape[1], channels_last=True)
-    if len(shape) != IMAGE_RANK:
-        raise ValueError(f"an image has 2 or 3 axes, got shape {tuple(shape)}; stack or flatten the observation")
     first, middle, last = shape
     if last <= first:
         return ImageLayout(channels=last, height=first, width=middle, channels_last=True)
@@ -322,9 +301,7 @@ class Encoder(NamedTuple):
 def own_or_usual_network(spec: NetworkSpec) -> ActingNetwork:
     """Build the network of the user, if the spec names one, or the usual one.
 
-    Raises:
-        OwnPartError: the network of the user is not there, or its output does not fit the actions.
-        ValueError: as `build_network`.
+    The errors are those of `build_network`, or `OwnPartError` if the network of the user is not there, or does not fit.
     """
     return _build_own(spec) if spec.own else build_network(spec)
 
@@ -364,7 +341,7 @@ def build_encoder(spec: NetworkSpec, hidden_sizes: Sequence[int]) -> Encoder:
     """Build the layers before the head, with dense layers of these sizes. Raises the same errors as `build_network`."""
     if not spec.hidden_sizes:
         raise ValueError("hidden_sizes needs at least one layer, for instance 128,128")
-    if spec.kind is NetworkKind.MLP:
+    if not is_image(spec.observation_shape, spec.observation_dtype):
         dense, features = _hidden(int(np.prod(spec.observation_shape)), hidden_sizes, dense_of(spec))
         inputs = BoundedInput(spec.bounds) if spec.bounds else VectorInput(spec.observation_dtype)
         return Encoder(inputs, dense, features)

@@ -94,11 +94,7 @@ class ActorPool:
             self._start(slot)
 
     def supervise(self) -> None:
-        """Restart dead actors. Call this periodically.
-
-        Raises:
-            ActorsFailError: an actor repeatedly failed to start; the message ends with the last lines of its log.
-        """
+        """See `Pool.supervise`; the message of an error ends with the last lines of the actor's log."""
         for slot in self._slots:
             if slot.process is not None and slot.process.poll() is not None:
                 self._note_death(slot, slot.process)
@@ -107,7 +103,7 @@ class ActorPool:
                 self._start(slot)
 
     def close(self) -> None:
-        """Stop all actors."""
+        """See `Pool.close`."""
         running = [slot.process for slot in self._slots if slot.process is not None]
         for process in running:
             if process.poll() is None:

@@ -71,13 +71,9 @@ class RayActorPool:
     """Keeps actors running on the nodes of the cluster. They end when this process ends."""
 
     def __init__(self, settings: TrainSettings, run: str, access: Path, logs: Path) -> None:
-        """Start the actors, but do not wait until Ray has placed them.
+        """Start the actors of a ``run``, but do not wait until Ray has placed them.
 
-        Args:
-            settings: settings of the run.
-            run: name of the run and of its replay servers.
-            access: directory with the run's token, shared by all nodes.
-            logs: directory for the actors' logs, shared by all nodes.
+        All nodes share the directories ``access``, with the run's token, and ``logs``, for the actors' logs.
         """
         kind = ray.remote(RemoteActor).options(
             num_cpus=settings.actor_cpus,
@@ -102,7 +98,7 @@ class RayActorPool:
             raise ActorsFailError(str(error.cause if isinstance(error, RayTaskError) else error)) from None
 
     def close(self) -> None:
-        """Stop all actors."""
+        """See `Pool.close`."""
         for actor in self._actors:
             actor.stop.remote()
         placed = len(self._actors) - len(self._placement.waiting)

@@ -62,11 +62,7 @@ class Placement:
         self._is_reported = False
 
     def wait(self) -> None:
-        """Wait until all actors have answered their call.
-
-        Raises:
-            PlacementError: see `check`.
-        """
+        """Wait until all actors have answered their call. The errors are those of `check`."""
         while not self.check(_POLL_S):
             pass
 

@@ -41,12 +41,9 @@ class ReplayMap:
     """Keeps the shard map of a service up to date; see the module's docstring."""
 
     def __init__(self, access: Path, keepers: Sequence[Any], lost_after_s: float) -> None:
-        """Start watching the keepers.
+        """Start watching the keepers, given their handles.
 
-        Args:
-            access: directory of the token's files, which all nodes share.
-            keepers: handles of the keepers.
-            lost_after_s: seconds after which an unreachable shard is given up.
+        ``access`` is the directory of the token's files, and ``lost_after_s`` that of `service.start`.
 
         Raises:
             OSError: the service's token cannot be read on this node.

@@ -172,11 +172,7 @@ def _detached(kind: type[Any], name: str, **reserved: Any) -> Any:
 
 
 def _wait_until_ready(replay_map: Any) -> list[str]:
-    """Wait for the shard map, and return its addresses.
-
-    Raises:
-        ServiceError: a server does not start.
-    """
+    """Wait for the shard map, and return its addresses. Raises `ServiceError` if a server does not start."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while True:
         try:

@@ -13,10 +13,9 @@ from typing import Final
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 from replay_client.security import TOKEN_VARIABLE
-from rich.console import Console
 
 from replay_agent.acting.environments import inspect_environment
-from replay_agent.dqn.networks import network_kind
+from replay_agent.dqn.networks import is_image
 from replay_agent.processes.own_access import find_access
 from replay_agent.processes.signals import StopRequest
 from replay_agent.ray.actor_pool import RayActorPool
@@ -60,8 +59,7 @@ class RemoteLearner:
         Raises:
             LearnerFailedError: training failed.
         """
-        console = Console(stderr=True)
-        set_up_logging(self._settings.log_level, console)
+        console = set_up_logging(self._settings.log_level)
         try:
             run = RunDirectory(self._run)
             access = run.replay / "access"
@@ -91,17 +89,14 @@ def train_on_ray(settings: TrainSettings, stop_request: StopRequest) -> Training
     checkpoint.
 
     Raises:
-        PlacementError: the cluster lacks resources; the message names the one that is short.
-        ConnectionError: there is no Ray cluster at the address.
-        ServiceError: the replay servers do not start.
-        LearnerFailedError: training failed, or the learner died too often.
+        Exception: one of `RAY_FAILURES`.
     """
     env = inspect_environment(settings.env)
-    kind = network_kind(env.observation_shape, env.observation_dtype)
+    for_images = is_image(env.observation_shape, env.observation_dtype)
     cpus = settings.shards + 1 + settings.actors * settings.actor_cpus
     # Ray installs its own signal handlers, so install those of the stop request after Ray has started.
     with _ray(settings, math.ceil(cpus)) as host, stop_request:
-        gpus = gpus_to_reserve(settings.device, kind, ray.cluster_resources().get("GPU", 0.0))
+        gpus = gpus_to_reserve(settings.device, ray.cluster_resources().get("GPU", 0.0), for_images=for_images)
         learner = {"CPU": 1.0, **({"GPU": gpus} if gpus else {})}
         wait_for_room({**learner, "CPU": cpus}, settings.placement_timeout_s)
         run = open_run_directory(settings)

@@ -1,23 +1,41 @@
-"""Creates the table of a run when it is first needed, and again if it is dropped."""
+"""The table of a run, and the trainer's access to it: it inserts rows, samples batches and updates priorities."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
 
 import torch
-from replay_client import ReplayClient, ReplayError, Sequences, Steps, Table, TableExistsError
+from replay_client import (
+    ReplayClient,
+    ReplayError,
+    Sequences,
+    Steps,
+    Table,
+    TableExistsError,
+    TableNotFoundError,
+    TableReplacedError,
+    Writer,
+)
+from replay_client.torch import TensorBatch, TensorSampler, to_torch
+from torch import Tensor
 
+from replay_agent.acting.actor import Step
 from replay_agent.acting.environments import EnvironmentInfo
 from replay_agent.algorithms import algorithm_of
-from replay_agent.replay.access import LockstepAccess, ReplayAccess
 from replay_agent.replay.pacing import Pacer, TableCount
+from replay_agent.replay.rows import Recorder, make_recorders
 from replay_agent.settings.train_settings import TrainSettings
 
 log = logging.getLogger(__name__)
 
+TABLE_LOST: Final = (TableNotFoundError, TableReplacedError)
+"""Raised by the client if the run's table was dropped or replaced."""
+CLOSE_TIMEOUT_S: Final = 5.0
+FLUSH_TIMEOUT_S: Final = 5.0
 # Pause before a retry if a new table disappears before its first use.
 RETRY_S = 0.2
 
@@ -45,7 +63,12 @@ def check_table(settings: TrainSettings, env: EnvironmentInfo) -> None:
 
 
 class RunTable:
-    """The run's table, and the trainer's access to it."""
+    """The run's table, which is created when it is first needed, and again if it is dropped.
+
+    Rows are sent in the background, batches are prefetched to the device, and nothing waits for priority updates. In
+    lockstep, each call waits, so that equal seeds give equal runs. Every method may raise one of `TABLE_LOST`, or
+    another `ReplayError`.
+    """
 
     def __init__(
         self,
@@ -59,7 +82,7 @@ class RunTable:
         timeout_s: float,
         device: torch.device,
     ) -> None:
-        """Store the arguments; `access` creates the table, and tells ``pacer`` its row counts.
+        """Store the arguments; `open` creates the table, and tells ``pacer`` its row counts.
 
         ``timeout_s`` limits the wait for rows, and for an unreachable server. ``device`` is that of the batches.
         """
@@ -71,30 +94,32 @@ class RunTable:
         self._seed = seed
         self._timeout_s = timeout_s
         self._device = device
-        self._access: ReplayAccess | None = None
+        self._table: Table | None = None
+        self._writer: Writer | None = None
+        self._recorders: list[Recorder] = []
+        self._sampler: TensorSampler | None = None
 
-    def access(self) -> ReplayAccess:
-        """Return the access to the table; if there is none, create or open the table first.
+    def open(self) -> Table:
+        """Return the table; if it is not open, create or open it first.
 
         Raises:
             TableExistsError: a table of this name has another config; the message says what to do.
-            ReplayError: one of `TABLE_LOST` or another failure.
         """
-        if self._access is None:
+        if self._table is None:
             table = self._create_or_open()
             description = table.describe()
             if description.size:
                 log.info("table %s has %d rows already", table.name, description.size)
             self._pacer.attach(description.inserted, description.size)
             self._pacer.can_draw = False
-            kind = LockstepAccess if self._settings.lockstep else ReplayAccess
-            self._access = kind(table, self._settings, self._timeout_s, self._device)
-        return self._access
+            self._table = table
+        return self._table
 
     @property
     def uid(self) -> bytes:
         """Distinguishes the table from earlier ones of its name; empty: there is none at present."""
-        return b"" if self._access is None else self._access.table.uid
+        table = self._table  # another thread may close it
+        return b"" if table is None else table.uid
 
     def to_json(self) -> dict[str, Any]:
         """Return the table's identity and row counts, as JSON values."""
@@ -106,29 +131,71 @@ class RunTable:
         Args:
             saved: the result of `to_json` in the earlier start.
             is_shared: whether others may have inserted rows since. If so, these rows do not count as steps of the run.
-
-        Raises:
-            ReplayError: one of `TABLE_LOST` or another failure.
         """
-        access = self.access()
-        if saved["uid"] != self.uid.hex():
+        table = self.open()
+        if saved["uid"] != table.uid.hex():
             return False
         if not is_shared:
-            stats = access.table.stats()
+            stats = table.stats()
             counted = TableCount(saved["inserted"], saved["size"])
             closing_share = stats.steps.closing / stats.size if stats.steps and stats.size else 0.0
             self._pacer.catch_up(counted, stats.inserted, stats.size, closing_share)
         return True
 
+    def record(self, steps: Sequence[Step]) -> None:
+        """Insert a step of each environment."""
+        if self._writer is None:
+            self._writer = self.open().writer(streams=len(steps), reconnect_timeout_s=self._timeout_s)
+            self._recorders = make_recorders(self._writer, self._settings.n_step, self._settings.gamma)
+        for recorder, step in zip(self._recorders, steps, strict=True):
+            recorder.record(step)
+        if self._settings.lockstep:
+            self._writer.flush(timeout_s=self._timeout_s)
+
+    def can_draw(self) -> bool:
+        """Whether any row can be drawn.
+
+        A step can be drawn only after the steps that follow it have arrived. Therefore, this method first waits until
+        all recorded steps have arrived, and then asks the table.
+        """
+        self.flush()
+        steps = self.open().stats().steps
+        return steps is not None and steps.drawable > 0
+
+    def next_batch(self, beta: float) -> TensorBatch:
+        """Draw a batch. Unless in lockstep, it was requested earlier, and another one is requested with this ``beta``.
+
+        The ``beta`` of a batch is that of its request.
+        """
+        settings = self._settings
+        options: dict[str, Any] = {
+            "beta": beta,
+            "weight_norm": settings.weight_norm,
+            "draw_mode": settings.draw_mode,
+            "timeout_s": self._timeout_s,
+        }
+        if settings.lockstep:
+            return to_torch(self.open().sample(settings.batch_size, **options), self._device)
+        if self._sampler is None:
+            options |= {"prefetch": settings.prefetch, "reconnect_timeout_s": self._timeout_s, "device": self._device}
+            self._sampler = self.open().sampler(settings.batch_size, **options)
+        self._sampler.beta = beta
+        return next(self._sampler)
+
+    def write_back(self, batch: TensorBatch, priorities: Tensor) -> None:
+        """Update the priorities float32[batch] of a batch; the device may still be computing them."""
+        (self._sampler or self.open()).update_priorities(batch, priorities)
+
     def flush(self) -> None:
-        """Wait until all appended rows are acknowledged, but at most `access.FLUSH_TIMEOUT_S`. Errors are ignored."""
-        if self._access is not None:
-            self._access.flush()
+        """Wait until all recorded rows are acknowledged, but at most `FLUSH_TIMEOUT_S`. Errors are ignored."""
+        if self._writer is not None:
+            with suppress(ReplayError):
+                self._writer.flush(timeout_s=FLUSH_TIMEOUT_S)
 
     def lose(self, error: Exception) -> None:
-        """Record that the table no longer exists, so that the next `access` creates a new one."""
+        """Record that the table no longer exists, so that the next `open` creates a new one."""
         log.warning("the table is gone, creating a new one: %s", error)
-        if self._access is None:
+        if self._table is None:
             time.sleep(RETRY_S)
         self.close()
 
@@ -144,21 +211,19 @@ class RunTable:
             return None
 
     def drop(self) -> None:
-        """Remove the table from the server.
-
-        Raises:
-            ReplayError: one of `TABLE_LOST` if the table is already gone, or another failure.
-        """
-        if self._access is not None:
-            table = self._access.table
+        """Remove the table from the server."""
+        table = self._table
+        if table is not None:
             self.close()
             table.drop()
 
     def close(self) -> None:
-        """Flush, if the table still exists, and close the access to it."""
-        if self._access is not None:
-            self._access.close()
-            self._access = None
+        """Send remaining rows and updates, if the table still exists, and close the access to it."""
+        for stream in (self._writer, self._sampler):
+            if stream is not None:
+                with suppress(ReplayError):
+                    stream.close(timeout_s=CLOSE_TIMEOUT_S)
+        self._table = self._writer = self._sampler = None
 
     def _create_or_open(self) -> Table:
         settings = self._settings

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
@@ -17,7 +15,7 @@ EPISODE_COLOR, MEAN_COLOR, VALIDATION_COLOR = "#9ecae1", "#3182bd", "#e6550d"
 
 @dataclass
 class History:
-    """Episodes and validations in chronological order.
+    """Episodes and validations in chronological order; ``vars(history)`` are its points as JSON values.
 
     Attributes:
         episode_steps: environment steps, over all actors, at the end of each training episode.
@@ -47,15 +45,10 @@ class History:
         recent = self.episode_returns[-RECENT_EPISODES:]
         return sum(recent) / len(recent) if recent else None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the points as JSON values, from which ``History(**values)`` restores the history."""
-        return dict(vars(self))
-
 
 def draw_curve(history: History, path: Path, title: str, solved_return: float | None = None) -> None:
     """Plot the learning curve to a PNG file. If ``solved_return`` is given, a horizontal line shows it."""
     figure = Figure(figsize=(9.0, 5.0), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots()
     if history.episode_steps:
         smoothed = running_mean(np.array(history.episode_returns), RECENT_EPISODES)

@@ -200,15 +200,19 @@ def _number(value: float | None, form: str) -> str:
     return UNKNOWN if value is None else format(value, form)
 
 
-def set_up_logging(level: str, console: Console) -> None:
-    """Log above the progress bar in a terminal, and as plain text elsewhere.
+def set_up_logging(level: str) -> Console:
+    """Log to standard error: above the progress bar in a terminal, and as plain text elsewhere.
 
     Args:
         level: minimum severity of messages, such as ``info``.
-        console: console of the progress bar.
+
+    Returns:
+        The console of the progress bar.
     """
+    console = Console(stderr=True)
     if console.is_terminal:
         handler = RichHandler(console=console, show_path=False)
         logging.basicConfig(level=level.upper(), handlers=[handler], format="%(message)s")
     else:
         logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)-7s %(name)s  %(message)s")
+    return console

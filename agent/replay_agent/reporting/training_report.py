@@ -32,13 +32,9 @@ class EvaluationSummary:
 
 @dataclass(frozen=True)
 class TrainingReport:
-    """The result of a run.
+    """The result of a run. Attributes without a comment are settings of the run.
 
     Attributes:
-        env: Gymnasium id of the environment.
-        algorithm: ``dqn`` or ``r2d2``.
-        backend: backend of the replay table.
-        seed: seed of the run.
         ending: why training ended.
         env_steps: environment steps over all actors.
         updates: gradient steps.

@@ -27,12 +27,7 @@ FAILURES = (EnvironmentFailedError, OSError, ValueError, gymnasium.error.Error)
 
 
 def load_learner(run: Path, agent: SavedAgent) -> Learner[Any, Any]:
-    """Load the best network of a run of any algorithm.
-
-    Raises:
-        SavedAgentError: see `Learner.load`.
-        OwnPartError: the learner or the network of the user is not on this machine.
-    """
+    """Load the best network of a run of any algorithm. The errors are those of `Learner.load` and `find`."""
     kind = ALGORITHMS[agent.algorithm].learner if agent.learner is None else find(agent.learner, "the learner")
     learner: Learner[Any, Any] = kind.load(run)
     return learner

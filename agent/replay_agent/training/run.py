@@ -6,7 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 from replay_client import LocalServer, LocalServerError, ReplayClient, ReplayError, Tls
 from replay_client.security import token_from_environment
@@ -20,7 +20,7 @@ from replay_agent.acting.evaluation import EvaluationStoppedError
 from replay_agent.acting.step_guard import EnvironmentFailedError
 from replay_agent.distributed.run_tables import CALL_S
 from replay_agent.dqn.divergence import DivergedError
-from replay_agent.dqn.networks import network_kind
+from replay_agent.dqn.networks import is_image
 from replay_agent.processes.actor_pool import ActorPool, ActorsFailError, Pool
 from replay_agent.processes.own_access import actor_environment, own_access
 from replay_agent.processes.signals import StopRequest
@@ -77,23 +77,14 @@ def train(
             processes on this machine.
 
     Raises:
-        ExposedError: other machines could read the run's metrics.
-        UnsupportedEnvironmentError: the environment is unsupported.
-        ValueError: the settings do not suit the environment.
-        RunDirectoryError: the run directory is unusable.
-        LocalServerError: the embedded server did not start, or died.
-        CheckpointError: there is no usable checkpoint to resume from.
-        DivergedError: training diverged; earlier checkpoints are kept.
-        EnvironmentFailedError: the environment raised an error, hangs, or returned a number that is not finite.
-        ActorsFailError: actors repeatedly fail, or cannot be placed by Ray.
-        ReplayError: the server is unreachable, or refuses a call.
+        Exception: one of `FAILURES`.
     """
     _check_metrics_host(settings)
     env = inspect_environment(settings.env)
     check_table(settings, env)
-    kind = network_kind(env.observation_shape, env.observation_dtype)
-    device = choose_device(settings.device, kind)
-    limit_threads(settings.threads, kind)
+    for_images = is_image(env.observation_shape, env.observation_dtype)
+    device = choose_device(settings.device, for_images=for_images)
+    limit_threads(settings.threads, for_images=for_images)
     run = run or open_run_directory(settings)
     with ExitStack() as stack:
         lock = stack.enter_context(run.locked())
@@ -151,11 +142,7 @@ def train(
 
 
 def _check_metrics_host(settings: TrainSettings) -> None:
-    """Refuse to show the run's metrics to other machines, because the port has neither tokens nor TLS.
-
-    Raises:
-        ExposedError: other machines could read the metrics, and ``http_insecure`` is not set.
-    """
+    """Refuse to show the run's metrics to other machines, because the port has neither tokens nor TLS."""
     if settings.http_port is not None and not is_loopback(settings.http_host) and not settings.http_insecure:
         raise ExposedError(
             f"--http-host {settings.http_host} is reachable from other machines, and anyone could read the run's "
@@ -216,7 +203,11 @@ def _conclude(settings: TrainSettings, trainer: TrainingLoop, run: RunDirectory,
             save_file(trainer.selector.best_weights, written)
     title = f"{settings.env}, {settings.algorithm}, {settings.backend}, seed {settings.seed}"
     draw_curve(trainer.history, run.curve, title, settings.solved_return)
-    replace_text(run.history, json.dumps(trainer.history.to_json(), allow_nan=False) + "\n")
+    replace_text(run.history, json.dumps(vars(trainer.history), allow_nan=False) + "\n")
+    evaluation = None
+    if ending is not Ending.STOPPED and settings.evaluation_episodes:
+        with suppress(EvaluationStoppedError):
+            evaluation = EvaluationSummary.of(trainer.evaluate_best())
     report = TrainingReport(
         env=settings.env,
         algorithm=settings.algorithm,
@@ -227,7 +218,7 @@ def _conclude(settings: TrainSettings, trainer: TrainingLoop, run: RunDirectory,
         updates=trainer.learner.updates,
         training_s=trainer.training_s,
         best_validation=trainer.selector.best_mean,
-        evaluation=None if ending is Ending.STOPPED else _evaluation(settings, trainer),
+        evaluation=evaluation,
         run_dir=str(run.path),
         curve=str(run.curve),
         history=str(run.history),
@@ -236,15 +227,6 @@ def _conclude(settings: TrainSettings, trainer: TrainingLoop, run: RunDirectory,
     if ending is not Ending.STOPPED:
         trainer.drop_tables()
     return report
-
-
-def _evaluation(settings: TrainSettings, trainer: TrainingLoop) -> EvaluationSummary | None:
-    if not settings.evaluation_episodes:
-        return None
-    try:
-        return EvaluationSummary.of(trainer.evaluate_best())
-    except EvaluationStoppedError:
-        return None
 
 
 @contextmanager

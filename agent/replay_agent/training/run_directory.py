@@ -6,7 +6,6 @@ It may be moved while the run is stopped.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import re
 import secrets
@@ -14,10 +13,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from replay_agent.dqn.saved_agents import AGENT_FILE
-from replay_agent.settings.train_settings import SETTINGS_FILE, TrainSettings
+from replay_agent.settings.train_settings import SETTINGS_FILE, TrainSettings, saved_settings
 from replay_agent.settings.whole_files import replace_text
 
 RANDOM_SUFFIX_BYTES = 2
@@ -54,7 +52,8 @@ class RunDirectory:
     @property
     def name(self) -> str:
         """Name of the run, which is the original name of the directory."""
-        return str(self._stored_settings().get("name") or self.path.resolve().name)
+        saved = saved_settings(self.path) if self.settings.is_file() else {}
+        return str(saved.get("name") or self.path.resolve().name)
 
     @property
     def earlier_starts(self) -> int:
@@ -82,12 +81,6 @@ class RunDirectory:
         """Save the settings for later starts, and count this start."""
         settings.model_copy(update={"name": self.name}).save(self.settings)
         replace_text(self._starts, f"{self._count_starts() + 1}\n")
-
-    def _stored_settings(self) -> dict[str, Any]:
-        if not self.settings.is_file():
-            return {}
-        values: dict[str, Any] = json.loads(self.settings.read_text())
-        return values
 
     def _count_starts(self) -> int:
         return int(self._starts.read_text()) if self._starts.is_file() else 0

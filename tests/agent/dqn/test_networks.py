@@ -7,13 +7,12 @@ import torch
 from replay_agent.dqn.networks import (
     Bounds,
     ImageLayout,
-    NetworkKind,
     NetworkSpec,
     QNetwork,
     build_network,
     combine_dueling,
     image_layout,
-    network_kind,
+    is_image,
 )
 
 FLOAT32_MAX = torch.finfo(torch.float32).max
@@ -24,19 +23,19 @@ def spec(shape: tuple[int, ...], dtype: str = "float32", *, dueling: bool = Fals
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype", "kind"),
+    ("shape", "dtype", "expected"),
     [
-        ((4,), "float32", NetworkKind.MLP),
-        ((128,), "uint8", NetworkKind.MLP),
-        ((5, 5), "float32", NetworkKind.MLP),
-        ((), "float64", NetworkKind.MLP),
-        ((84, 84), "uint8", NetworkKind.CONV),
-        ((10, 10, 4), "bool", NetworkKind.CONV),
-        ((4, 84, 84), "uint8", NetworkKind.CONV),
+        ((4,), "float32", False),
+        ((128,), "uint8", False),
+        ((5, 5), "float32", False),
+        ((), "float64", False),
+        ((84, 84), "uint8", True),
+        ((10, 10, 4), "bool", True),
+        ((4, 84, 84), "uint8", True),
     ],
 )
-def test_the_observation_chooses_the_network(shape: tuple[int, ...], dtype: str, kind: NetworkKind) -> None:
-    assert network_kind(shape, dtype) is kind
+def test_images_are_told_from_vectors(shape: tuple[int, ...], dtype: str, expected: bool) -> None:
+    assert is_image(shape, dtype) is expected
 
 
 @pytest.mark.parametrize(
@@ -138,8 +137,3 @@ def test_dueling_values_do_not_change_when_all_advantages_rise_together() -> Non
 def test_a_network_without_hidden_layers_is_refused() -> None:
     with pytest.raises(ValueError, match="hidden_sizes needs at least one layer"):
         build_network(NetworkSpec((4,), "float32", 2, (), dueling=False))
-
-
-def test_an_image_of_another_rank_is_refused() -> None:
-    with pytest.raises(ValueError, match="2 or 3 axes"):
-        image_layout((2, 3, 4, 5))

@@ -108,15 +108,16 @@ def test_the_learner_keeps_to_the_replay_ratio_when_actors_insert(
     assert due - 1_000 < trainer.learner.updates <= due + 1
 
 
-class StopAtAnActorsEpisode(MetricsLog):
-    """Requests a stop once an actor other than the trainer has finished an episode."""
+class StopAtAnEpisode(MetricsLog):
+    """Requests a stop at the end of an episode, once an actor has joined."""
 
-    def __init__(self, stop: StopRequest) -> None:
+    def __init__(self, stop: StopRequest, has_joined: Callable[[], object]) -> None:
         super().__init__(None)
         self._stop = stop
+        self._has_joined = has_joined
 
     def episode(self, step: int, episode: FinishedEpisode) -> None:
-        if episode.actor_id:
+        if self._has_joined():
             self._stop.set()
 
 
@@ -130,7 +131,7 @@ def test_an_actor_joins_late_waits_while_the_run_is_stopped_and_leaves_when_it_i
 ) -> None:
     stop = StopRequest()
     values = {"name": "joined-late", "validate_interval": 10_000_000}
-    trainer = make_trainer(stop, StopAtAnActorsEpisode(stop), steps=10_000_000, **values)
+    trainer = make_trainer(stop, StopAtAnEpisode(stop, lambda: joined(trainer)), steps=10_000_000, **values)
     started: list[subprocess.Popen[str] | ForkedProcess] = []
     log = tmp_path / "actor.log"
 
@@ -165,7 +166,8 @@ def test_an_actor_goes_on_for_a_trainer_that_was_killed_and_resumes(
     killed.kill()
     killed.wait(PATIENCE_S)
     stop = StopRequest()
-    trainer = make_trainer(stop, StopAtAnActorsEpisode(stop), act=False, steps=10_000_000, resume=tmp_path / "again")
+    metrics = StopAtAnEpisode(stop, lambda: joined(trainer))
+    trainer = make_trainer(stop, metrics, act=False, steps=10_000_000, resume=tmp_path / "again")
     trainer.resume()
     assert trainer.train(ProgressView(), None) is Ending.STOPPED
     assert joined(trainer) == 1

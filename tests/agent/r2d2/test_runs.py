@@ -12,7 +12,6 @@ import torch
 from replay_agent.acting.actor import Actor, Step
 from replay_agent.acting.environments import inspect_environment, make_environment
 from replay_agent.acting.evaluation import evaluate
-from replay_agent.acting.seeds import ActorSeeds
 from replay_agent.algorithms import STATE, sequence_batch, sequence_columns
 from replay_agent.dqn.networks import ActingNetwork, NetworkSpec
 from replay_agent.processes.signals import StopRequest
@@ -62,8 +61,8 @@ def network_for(env_id: str) -> RecurrentQNetwork:
 
 
 def steps_of(network: RecurrentQNetwork, count: int) -> list[Step]:
-    actor = Actor(CORRIDOR_ID, ActorSeeds(1), network)
-    steps = [actor.step(0.7)[0].step for _ in range(count)]
+    actor = Actor(CORRIDOR_ID, 1, network)
+    steps = [actor.step(0.7)[0] for _ in range(count)]
     actor.close()
     assert {step.terminated for step in steps if step.is_last} == {True, False}
     return steps

@@ -7,7 +7,6 @@ import pytest
 import torch
 from replay_agent.acting.actor import Actor, Step
 from replay_agent.acting.environments import EnvironmentInfo, inspect_environment
-from replay_agent.acting.seeds import ActorSeeds
 from replay_agent.algorithms import step_columns, transition_batch
 from replay_agent.dqn.networks import NetworkSpec, build_network
 from replay_agent.replay.rows import make_recorders
@@ -28,8 +27,8 @@ COLUMNS = ("obs", "action", "reward", "discount", "next_obs")
 def steps_of(env: EnvironmentInfo, environments: int = 1) -> list[list[Step]]:
     """Steps of random play by environment, with episodes that terminate and episodes that are truncated."""
     network = build_network(NetworkSpec(env.observation_shape, env.observation_dtype, 2, (4,), dueling=False))
-    actor = Actor(env.env_id, ActorSeeds(1), network, environments=environments)
-    taken = [[each.step for each in actor.step(1.0)] for _ in range(STEPS)]
+    actor = Actor(env.env_id, 1, network, environments=environments)
+    taken = [actor.step(1.0) for _ in range(STEPS)]
     actor.close()
     by_environment = [list(steps) for steps in zip(*taken, strict=True)]
     for steps in by_environment:
@@ -46,12 +45,12 @@ def test_rows_have_the_priorities_that_the_actors_network_gives_them(
     item = Transitions(n_step=n_step, gamma=GAMMA)
     table = client.create_table("given", columns=step_columns(env), capacity=1_500, alpha=1.0, epsilon=1e-9, steps=item)
     network = build_network(NetworkSpec(env.observation_shape, env.observation_dtype, 2, (4,), dueling=False))
-    actor = Actor(env.env_id, ActorSeeds(1), network, environments=environments, estimates=True)
+    actor = Actor(env.env_id, 1, network, environments=environments, estimates=True)
     with table.writer(streams=environments) as writer:
         recorders = make_recorders(writer, n_step, GAMMA)
         for epsilon in [1.0] * STEPS + [0.0] * 40:
-            for recorder, each in zip(recorders, actor.step(epsilon), strict=True):
-                recorder.record(each.step)
+            for recorder, step in zip(recorders, actor.step(epsilon), strict=True):
+                recorder.record(step)
     actor.close()
     batch = table.sample(3_000, beta=0.0)
     learned = transition_batch(to_torch(batch))

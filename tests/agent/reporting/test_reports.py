@@ -21,7 +21,7 @@ def test_an_environment_whose_rewards_are_not_finite_ends_the_run(make_trainer: 
     trainer = make_trainer(env=BROKEN_ID)
     with pytest.raises(EnvironmentFailedError, match=r"Broken-v0 returned a reward that is not finite"):
         trainer.train(ProgressView(), None)
-    assert trainer.history.to_json()["episode_returns"] == []
+    assert trainer.history.episode_returns == []
 
 
 def test_greedy_episodes_of_such_an_environment_are_noticed_too(make_trainer: Callable[..., TrainingLoop]) -> None:

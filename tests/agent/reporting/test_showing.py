@@ -46,8 +46,8 @@ def test_a_history_survives_as_json() -> None:
     for step in range(50):
         history.add_episode(step * 10, float(step))
     history.add_validation(300, 25.0)
-    restored = History(**json.loads(json.dumps(history.to_json())))
-    assert restored.to_json() == history.to_json()
+    restored = History(**json.loads(json.dumps(vars(history))))
+    assert restored == history
     assert restored.recent_return == history.recent_return == np.mean(range(50 - RECENT_EPISODES, 50))
 
 

@@ -187,7 +187,7 @@ def test_a_stopped_run_is_resumed_where_it_was(
     second.resume()
     assert second.pacer.env_steps == stopped_at
     assert second.learner.updates == first.learner.updates
-    assert second.history.to_json() == first.history.to_json()
+    assert second.history == first.history
     assert second.selector.best_mean == first.selector.best_mean
     assert second.status().epsilon == first.status().epsilon
     for name, tensor in first.learner.online.state_dict().items():
@@ -259,7 +259,7 @@ def test_equal_seeds_give_equal_runs_in_lockstep(make_trainer: Callable[..., Tra
         trainer = make_trainer(lockstep=True, seed=seed, steps=400)
         trainer.train(ProgressView(), None)
         networks.append(torch.cat([tensor.flatten() for tensor in trainer.learner.online.state_dict().values()]))
-        histories.append(trainer.history.to_json())
+        histories.append(trainer.history)
     assert torch.equal(networks[0], networks[1])
     assert histories[0] == histories[1]
     assert not torch.equal(networks[0], networks[2])
