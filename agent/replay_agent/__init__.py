@@ -9,17 +9,32 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from replay_agent.acting.actor import EpsilonGreedyPolicy
-    from replay_agent.acting.environments import describe_environment, make_environment, make_environments
-    from replay_agent.acting.evaluation import EvaluationResult, evaluate
-    from replay_agent.algorithms import sequence_batch, sequence_columns, step_columns, transition_batch
-    from replay_agent.dqn.c51 import C51
-    from replay_agent.dqn.double_dqn import DoubleDQN, TransitionBatch
-    from replay_agent.dqn.learner import DoubleDQNConfig, LossResult, UpdateResult
-    from replay_agent.dqn.networks import NetworkSpec, QNetwork, build_network
-    from replay_agent.r2d2 import R2D2, R2D2Config, RecurrentQNetwork, SequenceBatch, build_recurrent_network
-    from replay_agent.trainer import Trainer
-    from replay_agent.training.schedules import LinearSchedule
+    from replay_agent.acting.actor import EpsilonGreedyPolicy as EpsilonGreedyPolicy
+    from replay_agent.acting.environments import describe_environment as describe_environment
+    from replay_agent.acting.environments import make_environment as make_environment
+    from replay_agent.acting.environments import make_environments as make_environments
+    from replay_agent.acting.evaluation import EvaluationResult as EvaluationResult
+    from replay_agent.acting.evaluation import evaluate as evaluate
+    from replay_agent.algorithms import sequence_batch as sequence_batch
+    from replay_agent.algorithms import sequence_columns as sequence_columns
+    from replay_agent.algorithms import step_columns as step_columns
+    from replay_agent.algorithms import transition_batch as transition_batch
+    from replay_agent.dqn.c51 import C51 as C51
+    from replay_agent.dqn.double_dqn import DoubleDQN as DoubleDQN
+    from replay_agent.dqn.double_dqn import TransitionBatch as TransitionBatch
+    from replay_agent.dqn.learner import DoubleDQNConfig as DoubleDQNConfig
+    from replay_agent.dqn.learner import LossResult as LossResult
+    from replay_agent.dqn.learner import UpdateResult as UpdateResult
+    from replay_agent.dqn.networks import NetworkSpec as NetworkSpec
+    from replay_agent.dqn.networks import QNetwork as QNetwork
+    from replay_agent.dqn.networks import build_network as build_network
+    from replay_agent.r2d2 import R2D2 as R2D2
+    from replay_agent.r2d2 import R2D2Config as R2D2Config
+    from replay_agent.r2d2 import RecurrentQNetwork as RecurrentQNetwork
+    from replay_agent.r2d2 import SequenceBatch as SequenceBatch
+    from replay_agent.r2d2 import build_recurrent_network as build_recurrent_network
+    from replay_agent.trainer import Trainer as Trainer
+    from replay_agent.training.schedules import LinearSchedule as LinearSchedule
 
 __version__ = version("replay-service")
 
@@ -38,34 +53,7 @@ _MODULES = {
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = [
-    "C51",
-    "R2D2",
-    "DoubleDQN",
-    "DoubleDQNConfig",
-    "EpsilonGreedyPolicy",
-    "EvaluationResult",
-    "LinearSchedule",
-    "LossResult",
-    "NetworkSpec",
-    "QNetwork",
-    "R2D2Config",
-    "RecurrentQNetwork",
-    "SequenceBatch",
-    "Trainer",
-    "TransitionBatch",
-    "UpdateResult",
-    "build_network",
-    "build_recurrent_network",
-    "describe_environment",
-    "evaluate",
-    "make_environment",
-    "make_environments",
-    "sequence_batch",
-    "sequence_columns",
-    "step_columns",
-    "transition_batch",
-]
+__all__ = [*_HOMES]
 
 
 def __getattr__(name: str) -> Any:

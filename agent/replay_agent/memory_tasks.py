@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import Any, Final
 
 import gymnasium
@@ -26,6 +25,8 @@ CORRIDOR: Final = 20
 TMAZE_STEPS: Final = 10 * CORRIDOR
 GOAL_REWARD: Final = 4.0
 MISTAKE_REWARD: Final = -0.1
+NORTH, EAST, SOUTH, WEST = range(4)
+"""Actions in a T-maze."""
 
 
 def make_masked_cartpole(**options: Any) -> gymnasium.Env[Any, Any]:
@@ -34,15 +35,6 @@ def make_masked_cartpole(**options: Any) -> gymnasium.Env[Any, Any]:
     assert isinstance(env.observation_space, spaces.Box)
     high = env.observation_space.high[POSITIONS]
     return TransformObservation(env, lambda obs: obs[POSITIONS], spaces.Box(-high, high))
-
-
-class Move(IntEnum):
-    """Actions in a T-maze."""
-
-    NORTH = 0
-    EAST = 1
-    SOUTH = 2
-    WEST = 3
 
 
 class TMaze(gymnasium.Env[NDArray[np.float32], np.int64]):
@@ -62,10 +54,10 @@ class TMaze(gymnasium.Env[NDArray[np.float32], np.int64]):
     def __init__(self, length: int = CORRIDOR) -> None:
         """Make a maze whose junction is ``length`` moves (1 or more) from the start."""
         self.observation_space = spaces.Box(0.0, 1.0, (3,), np.float32)
-        self.action_space = spaces.Discrete(len(Move))
+        self.action_space = spaces.Discrete(4)
         self._length = length
         self._place = 0
-        self._goal = Move.NORTH
+        self._goal = NORTH
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -73,22 +65,22 @@ class TMaze(gymnasium.Env[NDArray[np.float32], np.int64]):
         """Return to the start, with a goal on a random side."""
         super().reset(seed=seed)
         self._place = 0
-        self._goal = Move.NORTH if self.np_random.random() < 0.5 else Move.SOUTH
+        self._goal = NORTH if self.np_random.random() < 0.5 else SOUTH
         return self._observation(), {}
 
     def step(self, action: np.int64) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
         """Move one position in the direction of the action."""
-        if action in (Move.NORTH, Move.SOUTH):
+        if action in (NORTH, SOUTH):
             at_junction = self._place == self._length
             reward = GOAL_REWARD if at_junction and action == self._goal else MISTAKE_REWARD
             return self._observation(), reward, at_junction, False, {}
         before = self._place
-        self._place = min(max(before + (1 if action == Move.EAST else -1), 0), self._length)
+        self._place = min(max(before + (1 if action == EAST else -1), 0), self._length)
         return self._observation(), 0.0 if self._place != before else MISTAKE_REWARD, False, False, {}
 
     def _observation(self) -> NDArray[np.float32]:
         if self._place == 0:
-            return np.array((0, 1, 1) if self._goal is Move.NORTH else (1, 1, 0), np.float32)
+            return np.array((0, 1, 1) if self._goal is NORTH else (1, 1, 0), np.float32)
         return np.array((0, 1, 0) if self._place == self._length else (1, 0, 1), np.float32)
 
 

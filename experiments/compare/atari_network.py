@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from replay_agent.dqn.networks import ImageInput, NetworkSpec, image_layout
+from replay_agent.dqn.networks import NetworkSpec, PlainInput, image_layout
 from torch import nn
 
 
@@ -14,7 +14,7 @@ def small_network(spec: NetworkSpec) -> nn.Module:
     """
     layout = image_layout(spec.observation_shape)
     return nn.Sequential(
-        ImageInput(layout, spec.observation_dtype),
+        PlainInput(spec.observation_dtype, layout),
         nn.Conv2d(layout.channels, 32, kernel_size=5, stride=5), nn.ReLU(),
         nn.Conv2d(32, 64, kernel_size=5, stride=5), nn.ReLU(),
         nn.Flatten(),

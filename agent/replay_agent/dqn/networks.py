@@ -113,16 +113,26 @@ def image_layout(shape: Sequence[int]) -> ImageLayout:
     return ImageLayout(channels=first, height=middle, width=last, channels_last=False)
 
 
-class VectorInput(nn.Module):
-    """Flattens observations and scales uint8 to [0, 1]: any[batch, ...] to float32[batch, features]."""
+class PlainInput(nn.Module):
+    """Converts observations to float32, scales uint8 to [0, 1], and moves the channels of images to the front."""
 
-    def __init__(self, dtype: str) -> None:
+    def __init__(self, dtype: str, layout: ImageLayout | None = None) -> None:
         super().__init__()
-        self._scale = _input_scale(dtype)
+        self._is_scaled = np.dtype(dtype) == np.uint8
+        self._layout = layout
 
     def forward(self, observations: Tensor) -> Tensor:
-        """Return float32[batch, features]."""
-        return _scaled(observations, self._scale).reshape(len(observations), -1)
+        """Return float32[batch, features] or, with a layout, float32[batch, channels, height, width]."""
+        values, layout = observations.to(torch.float32), self._layout
+        if self._is_scaled:
+            # In place, which no caller can notice: `values` is a copy. A second array of this size would cost more
+            # than the rest of the conversion.
+            values.mul_(1.0 / UINT8_MAX)
+        if layout is None:
+            return values.reshape(len(values), -1)
+        if layout.channels_last:
+            return values.reshape(-1, layout.height, layout.width, layout.channels).permute(0, 3, 1, 2)
+        return values.reshape(-1, layout.channels, layout.height, layout.width)
 
 
 class BoundedInput(nn.Module):
@@ -146,23 +156,6 @@ class BoundedInput(nn.Module):
         """Return float32[batch, features]."""
         values = observations.to(torch.float32).reshape(len(observations), -1)
         return (values - self.center) / self.half_width
-
-
-class ImageInput(nn.Module):
-    """Scales uint8 to [0, 1] and moves channels to the front: any[batch, ...] to float32[batch, C, H, W]."""
-
-    def __init__(self, layout: ImageLayout, dtype: str) -> None:
-        super().__init__()
-        self._layout = layout
-        self._scale = _input_scale(dtype)
-
-    def forward(self, observations: Tensor) -> Tensor:
-        """Return float32[batch, channels, height, width]."""
-        images = _scaled(observations, self._scale)
-        layout = self._layout
-        if layout.channels_last:
-            return images.reshape(-1, layout.height, layout.width, layout.channels).permute(0, 3, 1, 2)
-        return images.reshape(-1, layout.channels, layout.height, layout.width)
 
 
 class DuelingHead(nn.Module):
@@ -343,14 +336,14 @@ def build_encoder(spec: NetworkSpec, hidden_sizes: Sequence[int]) -> Encoder:
         raise ValueError("hidden_sizes needs at least one layer, for instance 128,128")
     if not is_image(spec.observation_shape, spec.observation_dtype):
         dense, features = _hidden(int(np.prod(spec.observation_shape)), hidden_sizes, dense_of(spec))
-        inputs = BoundedInput(spec.bounds) if spec.bounds else VectorInput(spec.observation_dtype)
+        inputs = BoundedInput(spec.bounds) if spec.bounds else PlainInput(spec.observation_dtype)
         return Encoder(inputs, dense, features)
     layout = image_layout(spec.observation_shape)
     convolutions = _convolutions(layout)
     with torch.no_grad():
         features = convolutions(torch.zeros(1, layout.channels, layout.height, layout.width)).shape[1]
     dense, features = _hidden(features, hidden_sizes, dense_of(spec))
-    return Encoder(ImageInput(layout, spec.observation_dtype), nn.Sequential(convolutions, dense), features)
+    return Encoder(PlainInput(spec.observation_dtype, layout), nn.Sequential(convolutions, dense), features)
 
 
 def build_head(features: int, spec: NetworkSpec) -> nn.Module:
@@ -399,14 +392,3 @@ def _hidden(features: int, hidden_sizes: Sequence[int], dense: Dense) -> tuple[n
         layers += [dense(features, units), nn.ReLU()]
         features = units
     return nn.Sequential(*layers), features
-
-
-def _input_scale(dtype: str) -> float | None:
-    return 1.0 / UINT8_MAX if np.dtype(dtype) == np.uint8 else None
-
-
-def _scaled(observations: Tensor, scale: float | None) -> Tensor:
-    values = observations.to(torch.float32)
-    # In place, which no caller can notice: scaled observations are integers, so `values` is a copy. A second array of
-    # this size would cost more than the rest of the conversion.
-    return values if scale is None else values.mul_(scale)

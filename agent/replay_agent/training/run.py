@@ -15,7 +15,7 @@ from replay_proto.channels import host_and_port
 from rich.console import Console
 from safetensors.torch import save_file
 
-from replay_agent.acting.environments import UnsupportedEnvironmentError, inspect_environment
+from replay_agent.acting.environments import inspect_environment
 from replay_agent.acting.evaluation import EvaluationStoppedError
 from replay_agent.acting.step_guard import EnvironmentFailedError
 from replay_agent.distributed.run_tables import CALL_S
@@ -27,7 +27,7 @@ from replay_agent.processes.signals import StopRequest
 from replay_agent.replay.run_table import check_table
 from replay_agent.reporting.curve import draw_curve
 from replay_agent.reporting.metrics_port import MetricsPort
-from replay_agent.reporting.progress import ProgressView, make_progress
+from replay_agent.reporting.progress import make_progress
 from replay_agent.reporting.tensorboard import MetricsLog
 from replay_agent.reporting.training_report import EvaluationSummary, TrainingReport
 from replay_agent.settings.train_settings import TrainSettings
@@ -52,7 +52,6 @@ FAILURES = (
     OSError,
     ReplayError,
     RunDirectoryError,
-    UnsupportedEnvironmentError,
     ValueError,
 )
 """Errors of `train` that a user can resolve; the messages say how."""
@@ -163,25 +162,18 @@ def _train(
             progress = stack.enter_context(port)
             log.info("metrics at http://%s/metrics", host_and_port(settings.http_host, port.port))
         try:
-            return _train_and_save(trainer, run, progress, pool)
+            ending = trainer.train(progress, pool)
+            trainer.save()
         except DivergedError as error:
             error.add_note(_advice(settings, trainer, run))
             raise
+        except BaseException:
+            trainer.save()
+            log.info("progress is saved; to resume: replay-train --resume %s", run.path)
+            raise
         finally:
             trainer.end()
-
-
-def _train_and_save(trainer: TrainingLoop, run: RunDirectory, progress: ProgressView, pool: Pool | None) -> Ending:
-    try:
-        ending = trainer.train(progress, pool)
-    except DivergedError:
-        raise
-    except BaseException:
-        trainer.save()
-        log.info("progress is saved; to resume: replay-train --resume %s", run.path)
-        raise
-    trainer.save()
-    return ending
+        return ending
 
 
 def _advice(settings: TrainSettings, trainer: TrainingLoop, run: RunDirectory) -> str:

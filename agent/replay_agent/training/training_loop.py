@@ -213,6 +213,7 @@ class TrainingLoop:
         """Return the status of the run; waits for the device, and checks the figures of the gradient steps."""
         step, shown, figures = self.pacer.env_steps, self._shown, self.learner.figures.fetch()
         require_finite_figures(self.learner, figures)
+        rows = f"{self.pacer.table_count.size:,} of {self._settings.learning_starts:,} rows"
         return Status(
             env_steps=step,
             updates=self.learner.updates,
@@ -226,14 +227,8 @@ class TrainingLoop:
             steps_per_s=shown.step_rate.per_second(step),
             updates_per_s=shown.update_rate.per_second(self.learner.updates),
             batch_wait_s=shown.batch_wait_s,
-            note=shown.note or self._filling_note(),
+            note=shown.note or ("" if self.pacer.has_rows else f"filling the table: {rows}"),
         )
-
-    def _filling_note(self) -> str:
-        """Return a note on how full the table is, or an empty string if it has enough rows for gradient steps."""
-        if self.pacer.has_rows:
-            return ""
-        return f"filling the table: {self.pacer.table_count.size:,} of {self._settings.learning_starts:,} rows"
 
     def _ending(self) -> Ending | None:
         if self._stop.is_set():

@@ -6,10 +6,20 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
-from replay_agent.memory_tasks import CORRIDOR, GOAL_REWARD, MISTAKE_REWARD, TMAZE_STEPS, Move, TMaze
+from replay_agent.memory_tasks import (
+    CORRIDOR,
+    EAST,
+    GOAL_REWARD,
+    MISTAKE_REWARD,
+    NORTH,
+    SOUTH,
+    TMAZE_STEPS,
+    WEST,
+    TMaze,
+)
 
 MODULE = "replay_agent.memory_tasks"
-CUES = {(0, 1, 1): Move.NORTH, (1, 1, 0): Move.SOUTH}
+CUES = {(0, 1, 1): NORTH, (1, 1, 0): SOUTH}
 CORRIDOR_SIGHT, JUNCTION_SIGHT = (1, 0, 1), (0, 1, 0)
 
 
@@ -36,11 +46,11 @@ def test_only_the_turn_that_the_cue_named_pays(seed: int, remembers: bool) -> No
     maze = TMaze()
     cue, _ = maze.reset(seed=seed)
     for place in range(1, CORRIDOR + 1):
-        seen, reward, terminated, truncated, _ = maze.step(np.int64(Move.EAST))
+        seen, reward, terminated, truncated, _ = maze.step(np.int64(EAST))
         assert tuple(seen) == (JUNCTION_SIGHT if place == CORRIDOR else CORRIDOR_SIGHT)
         assert (reward, terminated, truncated) == (0.0, False, False)
     goal = CUES[tuple(cue)]
-    turn = goal if remembers else Move.NORTH + Move.SOUTH - goal
+    turn = goal if remembers else NORTH + SOUTH - goal
     _, reward, terminated, _, _ = maze.step(np.int64(turn))
     assert (reward, terminated) == (GOAL_REWARD if remembers else MISTAKE_REWARD, True)
 
@@ -53,20 +63,20 @@ def test_cues_are_random() -> None:
 def test_moves_against_a_wall_cost_and_leave_the_place() -> None:
     maze = TMaze(length=2)
     cue, _ = maze.reset(seed=0)
-    for move in (Move.WEST, Move.NORTH, Move.SOUTH):
+    for move in (WEST, NORTH, SOUTH):
         seen, reward, terminated, _, _ = maze.step(np.int64(move))
         assert (tuple(seen), reward, terminated) == (tuple(cue), MISTAKE_REWARD, False)
-    maze.step(np.int64(Move.EAST))
-    assert tuple(maze.step(np.int64(Move.WEST))[0]) == tuple(cue)
+    maze.step(np.int64(EAST))
+    assert tuple(maze.step(np.int64(WEST))[0]) == tuple(cue)
     for _ in range(2):
-        maze.step(np.int64(Move.EAST))
-    seen, reward, *_ = maze.step(np.int64(Move.EAST))
+        maze.step(np.int64(EAST))
+    seen, reward, *_ = maze.step(np.int64(EAST))
     assert (tuple(seen), reward) == (JUNCTION_SIGHT, MISTAKE_REWARD)
 
 
 def test_a_walk_without_end_is_truncated() -> None:
     env = gymnasium.make(f"{MODULE}:TMaze-v0")
     env.reset(seed=0)
-    ends = [env.step(np.int64(Move.WEST))[2:4] for _ in range(TMAZE_STEPS)]
+    ends = [env.step(np.int64(WEST))[2:4] for _ in range(TMAZE_STEPS)]
     assert ends[-1] == (False, True)
     assert set(ends[:-1]) == {(False, False)}
