@@ -132,7 +132,8 @@ def test_only_a_learner_that_computes_gets_batches_requested_in_advance(table: T
         def left_after_a_step(computing_s: float = 0.0) -> int:
             next(sampler)
             left = sampler.in_flight
-            time.sleep(computing_s)  # what the learner does, not a wait for anything
+            if computing_s:  # on some machines, even sleep(0) takes longer than a learner that only draws
+                time.sleep(computing_s)  # what the learner does, not a wait for anything
             return left
 
         deadline = time.monotonic() + PATIENCE_S
