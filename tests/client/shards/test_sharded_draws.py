@@ -133,7 +133,7 @@ def test_only_a_learner_that_computes_gets_batches_requested_in_advance(table: T
             next(sampler)
             left = sampler.in_flight
             if computing_s:  # on some machines, even sleep(0) takes longer than a learner that only draws
-                time.sleep(computing_s)  # what the learner does, not a wait for anything
+                time.sleep(computing_s)  # stands for the learner's work; the sampler sees only how long it takes
             return left
 
         deadline = time.monotonic() + PATIENCE_S

@@ -29,8 +29,7 @@ ROWS = 10_000
 CAPACITY = 100_000
 MOST_MS = 20.0
 """Limit on the wait of other callers."""
-NOISE = 4
-"""The longest call of a busy time is disturbed by other programs more often than that of an idle time."""
+MOST_ROUNDS = 20
 
 
 def rows_of(first: int, count: int) -> dict[str, Array]:
@@ -181,7 +180,10 @@ def _probe(address: str, names: list[str], pipe: Connection) -> None:
 def longest_calls_ms(
     server: ServerProcess, names: list[str], work: Callable[[], object]
 ) -> tuple[list[float], list[float]]:
-    """Longest call of another client to these tables, in each of five rounds without and with the work."""
+    """Longest call of another client to these tables, in rounds without and with the work.
+
+    There are rounds until one is within the limit: other programs lengthen calls in some, a server that blocks in all.
+    """
     context = loaded_processes()
     here, there = context.Pipe()
     probe = context.Process(target=_probe, args=(server.address, names, there))
@@ -194,8 +196,9 @@ def longest_calls_ms(
         here.send("end")
         return float(max(here.recv()))
 
-    idle, busy = [], []
-    for _ in range(5):
+    idle: list[float] = []
+    busy: list[float] = []
+    while len(busy) < MOST_ROUNDS and not (busy and min(busy) <= MOST_MS + min(idle)):
         idle.append(longest_ms(lambda: time.sleep(0.7)))
         busy.append(longest_ms(work))
     here.send("stop")
@@ -205,10 +208,7 @@ def longest_calls_ms(
 
 @pytest.mark.timed
 def test_nobody_waits_long_for_an_insert_of_200_mb(start_server: StartServer, tmp_path: Path) -> None:
-    """Compare the longest call in the best of five rounds, because other programs can only increase it.
-
-    The table has the highest cost per row: it has checksums and is stored on disk.
-    """
+    """The table has the highest cost per row: it has checksums and is stored on disk."""
     server = start_server("--data-dir", str(tmp_path / "data"), "--durability", "power")
     with ReplayClient(server.address) as client:
         table = client.create_table("large", columns=COLUMNS, capacity=CAPACITY)
@@ -217,7 +217,7 @@ def test_nobody_waits_long_for_an_insert_of_200_mb(start_server: StartServer, tm
         for each in (table, other):
             each.insert(rows_of(0, 500))
         idle, busy = longest_calls_ms(server, ["large", "other"], lambda: table.insert(rows))
-    assert min(busy) <= MOST_MS + NOISE * min(idle), f"idle {idle}, during inserts {busy}"
+    assert min(busy) <= MOST_MS + min(idle), f"idle {idle}, during inserts {busy}"
 
 
 @pytest.mark.timed
@@ -238,4 +238,4 @@ def test_nobody_waits_long_for_the_largest_request(start_server: StartServer) ->
                 stub.Insert(request)
 
         idle, busy = longest_calls_ms(server, ["large", "other"], insert)
-    assert min(busy) <= MOST_MS + NOISE * min(idle), f"idle {idle}, during inserts {busy}"
+    assert min(busy) <= MOST_MS + min(idle), f"idle {idle}, during inserts {busy}"
