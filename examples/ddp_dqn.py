@@ -23,8 +23,9 @@ import cyclopts
 import gymnasium
 import numpy as np
 import torch
-from replay_client import Column, Discount, Next, ReplayClient, Return, Table, Transitions
+from replay_client import ReplayClient, Table, Transitions
 from replay_client.gymnasium import RecordSteps
+from replay_client.spaces import transition_columns
 from torch import distributed, nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
@@ -39,14 +40,7 @@ def create_table(client: ReplayClient) -> Table:
     """Create the table, or empty an existing one."""
     return client.create_table(
         TABLE,
-        columns={
-            "obs": Column("float32", 4),
-            "action": Column("int64"),
-            "reward": Column("float32", sampled=False),
-            "next_obs": Next("obs"),
-            "n_return": Return("reward"),
-            "discount": Discount(),
-        },
+        columns=transition_columns(gymnasium.make("CartPole-v1")),
         capacity=50_000,
         steps=Transitions(n_step=3, gamma=0.99),
         if_exists="reset",

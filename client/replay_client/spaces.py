@@ -1,6 +1,7 @@
 """Converts Gymnasium spaces to columns, and values of these spaces to rows.
 
-    columns = {
+    columns = transition_columns(env)                           # for a table of steps
+    columns = {                                                 # for a table of rows
         **columns_from_space(env.observation_space, "obs"),
         **columns_from_space(env.action_space, "action"),
         "reward": Column("float32"),
@@ -16,13 +17,15 @@ A `Dict` space named ``obs`` becomes the columns ``obs/camera`` and ``obs/speed`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import gymnasium
 from gymnasium import spaces
+from gymnasium.vector import VectorEnv
 from replay_proto.errors import FieldError
 from replay_proto.schema import SEPARATOR, Column
+from replay_proto.steps import Derived, Discount, Next, Return
 
 from replay_client._rows.checks import flat_items, nested_items
 from replay_client.errors import InvalidArgumentError
@@ -58,6 +61,45 @@ def columns_from_space(space: gymnasium.Space[Any], name: str) -> dict[str, Colu
         return {name: Column(space.dtype, space.shape)}
     except FieldError as error:
         raise InvalidArgumentError.of_field(f"{name}.{error.field}", error.expected, error.got) from None
+
+
+def transition_columns(env: gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]) -> dict[str, Column | Derived]:
+    """Derive the columns of a table of steps from which `Transitions` of an environment are drawn.
+
+    Args:
+        env: its observations and actions have spaces as for `columns_from_space`.
+
+    Returns:
+        Columns by name: ``obs``, ``action`` and ``reward``, which `RecordSteps` writes, and those of
+        `derived_of_transitions`. The rewards of single steps are not sampled.
+
+    Raises:
+        InvalidArgumentError: as for `columns_from_space`.
+    """
+    if isinstance(env, VectorEnv):
+        obs, action = env.single_observation_space, env.single_action_space
+    else:
+        obs, action = env.observation_space, env.action_space
+    columns = columns_from_space(obs, "obs")
+    return {
+        **columns,
+        **columns_from_space(action, "action"),
+        "reward": Column("float32", sampled=False),
+        **derived_of_transitions(columns),
+    }
+
+
+def derived_of_transitions(columns: Iterable[str]) -> dict[str, Derived]:
+    """Return what a transition has besides the values of its first step.
+
+    Args:
+        columns: the names of columns, among them those of the observation: ``obs``, or nested below it.
+
+    Returns:
+        Columns by name: ``next_obs`` for each column of the observation, ``n_return`` and ``discount``.
+    """
+    next_obs = {f"next_{each}": Next(each) for each in columns if each.split(SEPARATOR)[0] == "obs"}
+    return {**next_obs, "n_return": Return("reward"), "discount": Discount()}
 
 
 def flatten_value(name: str, value: Any) -> dict[str, Any]:

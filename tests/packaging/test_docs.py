@@ -16,7 +16,7 @@ from scripts.try_docs import NO_NAMESPACE
 from tests.packaging.project import ROOT
 from tests.support.deadlines import PATIENCE_S
 
-SLOW = {"README.md", "integrations.md", "security.md", "trainer.md", "tutorial.md"}
+SLOW = {"README.md", "integrations.md", "many-actors.md", "security.md", "trainer.md", "tutorial.md"}
 """Pages that take long, because they train or load many libraries; `make try-docs` runs them."""
 RUNNING = "<!-- background: ready -->\n```bash\necho ready; sleep 60\n```\n"
 FAILING = "```bash\nreplay tables --server localhost:1\n```\n"

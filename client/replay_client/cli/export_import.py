@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 from cyclopts.types import PositiveInt
 from cyclopts.validators import Number
-from replay_proto.schema import SEPARATOR, Column
-from replay_proto.steps import Derived, Discount, Next, Return, Transitions
+from replay_proto.schema import Column
+from replay_proto.steps import Derived, Transitions
 
 from replay_client._extras import check_extra
 from replay_client._operations.reading import RowOrder
@@ -201,6 +201,7 @@ def _import_minari(
     import minari
 
     from replay_client.minari import columns_from_dataset, import_dataset, rows_in_dataset
+    from replay_client.spaces import derived_of_transitions
 
     data = path.resolve() / "data"
     try:
@@ -212,9 +213,8 @@ def _import_minari(
     if append:
         table = client.table(name)
     else:
-        columns: dict[str, Column | Derived] = {**columns_from_dataset(dataset)}
-        next_obs = {f"next_{each}": Next(each) for each in columns if each.split(SEPARATOR)[0] == "obs"}
-        columns |= {**next_obs, "n_return": Return("reward"), "discount": Discount()}
+        stored = columns_from_dataset(dataset)
+        columns: dict[str, Column | Derived] = {**stored, **derived_of_transitions(stored)}
         capacity = capacity or rows_in_dataset(dataset)
         table = client.create_table(name, columns=columns, capacity=capacity, steps=steps, if_exists="error")
     return name, import_dataset(table, dataset, progress=_is_watched()).rows
