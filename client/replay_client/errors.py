@@ -263,15 +263,13 @@ def from_status(status: status_pb2.Status) -> ReplayError:
 
 
 def _of_transport(code: grpc.StatusCode, detail: str, address: str) -> ReplayError:
-    """Convert a status from gRPC itself, and add gRPC's text to the metadata and as a note."""
+    """Convert a status from gRPC itself, and add its text to the metadata, or to the message if we have no words."""
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return _cut_off(detail)
-    saying = _SAYINGS.get(code, "failed with {code}").format(code=code.name)
-    error = _BY_CODE.get(code, ReplayError)(
+    saying = _SAYINGS.get(code, f"failed with {code.name}: {detail}")
+    return _BY_CODE.get(code, ReplayError)(
         f"the replay server at {address} {saying}", code=code, metadata={"detail": detail}
     )
-    error.add_note(f"gRPC: {detail}")
-    return error
 
 
 def _typed(code: grpc.StatusCode, message: str, info: error_details_pb2.ErrorInfo | None) -> ReplayError:

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
 from annotated_types import MinLen
-from cyclopts import App, ArgumentCollection, CycloptsError
+from cyclopts import App, ArgumentCollection, CycloptsError, Parameter
 from cyclopts.config import Dict
 from pydantic import Field, PositiveInt, TypeAdapter, model_validator
+from replay_proto.access.exposure import is_loopback
 from replay_proto.command_line import MAX_PORT, NONE, SPLIT, Address, Settings, given, group, read_settings
 from replay_proto.steps import MAX_WINDOW
 
@@ -307,6 +308,13 @@ class TrainSettings(Settings):
             not (self.lockstep and self.actors), "no actors with lockstep: the trainer acts alone", "lockstep actors"
         )
         require(self.ray is None or self.server is None, "ray or server, because ray starts servers", "ray server")
+        self._require_use(self.ray is not None, "ray", RAY)
+        self._require_use(is_recurrent, "algorithm r2d2", SEQUENCES)
+        require(
+            self.http_port is None or self.http_insecure or is_loopback(self.http_host),
+            "http_host on this machine or, on a trusted network, http_insecure, because anyone could read the metrics",
+            "http_host http_insecure",
+        )
         require(
             self.exploration != "ape-x" or self.explorers >= MIN_EXPLORERS,
             f"{MIN_EXPLORERS} or more actors with exploration ape-x, in ape_x_actors if they join from other machines",
@@ -351,6 +359,12 @@ class TrainSettings(Settings):
             "sequence_length + n_step below learning_starts, or learning waits for a first sequence",
             "sequence_length n_step learning_starts",
         )
+
+    def _require_use(self, holds: bool, needed: str, group: Parameter) -> None:
+        """Refuse settings of a group that have no effect, because another setting is missing."""
+        for name, field in type(self).model_fields.items():
+            if group in field.metadata and vars(self)[name] != field.default:
+                self._require(holds, f"{needed} with {name}, or it has no effect", f"{name} {needed.split()[0]}")
 
     def _require(self, holds: bool, expected: str, names: str) -> None:
         """Raise an error about the settings ``names``, separated by spaces, unless a condition holds."""

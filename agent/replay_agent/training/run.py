@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager, suppress
 
 from replay_client import LocalServer, LocalServerError, ReplayClient, ReplayError, Tls
 from replay_client.security import token_from_environment
-from replay_proto.access.exposure import ExposedError, is_loopback
 from replay_proto.channels import host_and_port
 from rich.console import Console
 from safetensors.torch import save_file
@@ -34,7 +33,7 @@ from replay_agent.settings.train_settings import TrainSettings
 from replay_agent.settings.whole_files import replace_text, replacing
 from replay_agent.training.checkpoint import CheckpointError
 from replay_agent.training.devices import choose_device, limit_threads
-from replay_agent.training.run_directory import RunDirectory, RunDirectoryError, open_run_directory
+from replay_agent.training.run_directory import RunDirectory, open_run_directory
 from replay_agent.training.training_loop import Ending, TrainingLoop
 
 log = logging.getLogger("replay_agent")
@@ -48,10 +47,8 @@ FAILURES = (
     CheckpointError,
     DivergedError,
     EnvironmentFailedError,
-    ExposedError,
     OSError,
     ReplayError,
-    RunDirectoryError,
     ValueError,
 )
 """Errors of `train` that a user can resolve; the messages say how."""
@@ -78,7 +75,6 @@ def train(
     Raises:
         Exception: one of `FAILURES`.
     """
-    _check_metrics_host(settings)
     env = inspect_environment(settings.env)
     check_table(settings, env)
     for_images = is_image(env.observation_shape, env.observation_dtype)
@@ -138,15 +134,6 @@ def train(
                 )
             ending = _train(settings, trainer, run, pool, console)
             return _conclude(settings, trainer, run, ending)
-
-
-def _check_metrics_host(settings: TrainSettings) -> None:
-    """Refuse to show the run's metrics to other machines, because the port has neither tokens nor TLS."""
-    if settings.http_port is not None and not is_loopback(settings.http_host) and not settings.http_insecure:
-        raise ExposedError(
-            f"--http-host {settings.http_host} is reachable from other machines, and anyone could read the run's "
-            "metrics; expected a loopback address or, on a trusted network, --http-insecure"
-        )
 
 
 def _train(

@@ -25,10 +25,6 @@ LOCK_LOOK_S = 0.05
 NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
-class RunDirectoryError(RuntimeError):
-    """The directory cannot be used."""
-
-
 class RunDirectory:
     """Paths in a run directory."""
 
@@ -68,7 +64,7 @@ class RunDirectory:
             A file descriptor; processes that inherit it share the lock.
 
         Raises:
-            RunDirectoryError: another process still had the lock after `IN_USE_TIMEOUT_S`.
+            BlockingIOError: another process still had the lock after `IN_USE_TIMEOUT_S`.
         """
         descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -92,7 +88,7 @@ class RunDirectory:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise RunDirectoryError(
+                    raise BlockingIOError(
                         f"{self.path} is in use by another replay-train, or by the server that it started; stop it"
                     ) from None
                 time.sleep(LOCK_LOOK_S)
@@ -104,20 +100,22 @@ def open_run_directory(settings: TrainSettings) -> RunDirectory:
     """Create the directory of a new run, or open the one to resume.
 
     Raises:
-        RunDirectoryError: a run with this name exists, or the resumed run has another name.
+        OSError: a run with this name exists, or its directory cannot be created; the message says what to do.
+        ValueError: the resumed run has another name.
     """
     if settings.resume is not None:
         run = RunDirectory(settings.resume)
         if settings.name not in (None, run.name):
-            raise RunDirectoryError(
-                f"the run in {run.path} is called {run.name}, not {settings.name}: leave --name out"
-            )
+            raise ValueError(f"the run in {run.path} is called {run.name}, not {settings.name}: leave --name out")
         return run
     path = settings.runs_dir / (settings.name or _unique_name(settings))
     try:
         path.mkdir(parents=True)
     except FileExistsError:
-        raise RunDirectoryError(f"{path} exists: resume it with --resume {path}, or choose another --name") from None
+        raise FileExistsError(f"{path} exists: resume it with --resume {path}, or choose another --name") from None
+    except OSError as error:
+        expected = f"--runs-dir: expected a directory in which this user can create {path.name}"
+        raise type(error)(f"{expected}, got {settings.runs_dir}: {error.strerror}") from None
     return RunDirectory(path)
 
 

@@ -123,6 +123,4 @@ class FirstContact:
 
 
 def _unreached(message: str, detail: str) -> ServerUnavailableError:
-    error = ServerUnavailableError(f"no replay server answers at {message}", metadata={"detail": detail})
-    error.add_note(f"gRPC: {detail}")
-    return error
+    return ServerUnavailableError(f"no replay server answers at {message}", metadata={"detail": detail})

@@ -77,7 +77,7 @@ def prepared(
     for table in tables:
         _check(table)
         if isinstance(table, ShardedTable):
-            table._check_whole()
+            table._roster.open_all()
     return [TableCopy(_part_with_rows(table), _created(table, destination), rows_at_once) for table in tables]
 
 

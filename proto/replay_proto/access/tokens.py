@@ -234,7 +234,8 @@ def read_entries(path: Path) -> tuple[TokenEntry, ...]:
     except UnicodeDecodeError:
         raise UnusableFileError(f"{path}: expected TOML in UTF-8, got invalid bytes") from None
     except OSError as error:
-        raise UnusableFileError(f"{path}: {_without_content(error)}") from None
+        expected = "expected a TOML file of tokens that this user can read"
+        raise UnusableFileError(f"{path}: {expected}, got: {error.strerror}; give the path of one") from None
     given = content.get("tokens", [])
     if content.keys() - {"tokens"} or not isinstance(given, list):
         raise UnusableFileError(f"{path}: expected only [[tokens]]")
@@ -281,7 +282,5 @@ def _digest(token: str) -> bytes:
 
 def _without_content(error: Exception) -> str:
     """Describe an error without quoting the file, which contains secrets."""
-    if isinstance(error, OSError):
-        return error.strerror or type(error).__name__
     place = re.search(r"\(at [^()]*\)$", str(error))
     return place[0].strip("()") if place else type(error).__name__

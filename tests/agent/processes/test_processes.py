@@ -31,7 +31,7 @@ from replay_agent.reporting.tensorboard import MetricsLog
 from replay_agent.settings.actor_settings import load_actor_settings
 from replay_agent.training import run_directory
 from replay_agent.training.checkpoint import checkpoints
-from replay_agent.training.run_directory import RunDirectory, RunDirectoryError
+from replay_agent.training.run_directory import RunDirectory
 from replay_agent.training.training_loop import Ending, TrainingLoop
 from replay_client import LocalServer, ReplayClient, ServerUnavailableError
 
@@ -284,7 +284,7 @@ def test_a_run_in_use_is_not_resumed_beside_itself(tmp_path: Path, monkeypatch: 
     run = RunDirectory(tmp_path)
     with (
         run.locked(),
-        pytest.raises(RunDirectoryError, match="in use by another replay-train"),
+        pytest.raises(BlockingIOError, match="in use by another replay-train"),
         RunDirectory(tmp_path).locked(),
     ):
         pass

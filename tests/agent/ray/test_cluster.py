@@ -207,7 +207,7 @@ def test_actors_that_fit_no_single_node_are_reported_and_given_up(
 
     with busy_nodes(3):  # one CPU of each node is free
         too_large = placed(2)
-        settings = TrainSettings(actors=1, actor_cpus=2.0).model_copy(update={"placement_timeout_s": 0.0})
+        settings = TrainSettings(ray="auto", actors=1, actor_cpus=2.0).model_copy(update={"placement_timeout_s": 0.0})
         pool = RayActorPool(settings, "none", tmp_path, tmp_path)
         assert ray.get(placed(1), timeout=PATIENCE_S)  # what fits is placed in the meantime
         assert not ray.wait([too_large], timeout=0)[0]

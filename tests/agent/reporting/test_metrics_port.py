@@ -18,7 +18,6 @@ from replay_agent.reporting.metrics_port import MetricsPort
 from replay_agent.reporting.progress import ProgressView, Status
 from replay_agent.settings.train_settings import TrainSettings
 from replay_agent.training.run import train
-from replay_proto.access.exposure import ExposedError
 from rich.console import Console
 
 from tests.agent.short_runs import Watcher
@@ -136,8 +135,3 @@ def test_a_run_shows_its_metrics(
     assert seen[-1]["replay_train_updates_total"] == 200
     assert seen[-1]["replay_train_batch_wait_seconds_total"] > 0
     assert "replay_train_best_return" in seen[-1]
-
-
-def test_other_machines_are_kept_out(settings_of: Callable[..., TrainSettings]) -> None:
-    with pytest.raises(ExposedError, match=r"--http-host 0\.0\.0\.0 is reachable from other machines"):
-        train(settings_of(http_port=0, http_host="0.0.0.0"), StopRequest(), Console(file=io.StringIO()))

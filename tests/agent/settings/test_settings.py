@@ -97,7 +97,7 @@ def test_the_network_scales_observations_where_the_settings_say_so() -> None:
 
 def test_only_r2d2_has_an_lstm() -> None:
     env = inspect_environment("CartPole-v1")
-    assert network_spec(load_train_settings(["--lstm-units", "7"]), env).lstm_units == 0
+    assert network_spec(load_train_settings([]), env).lstm_units == 0
     assert network_spec(load_train_settings(["--algorithm", "r2d2", "--lstm-units", "7"]), env).lstm_units == 7
 
 
@@ -285,6 +285,10 @@ def test_a_noisy_network_explores_alone_unless_it_is_told_otherwise() -> None:
         (["--preset", "rainbow", "--algorithm", "r2d2"], "with atoms or noisy; got algorithm r2d2"),
         (["--preset", "sunshine"], "rainbow"),
         (["--atoms", "51", "--actor-priorities"], "priorities are KL divergences"),
+        (["--http-port", "0", "--http-host", "0.0.0.0"], "anyone could read the metrics; got http_host 0.0.0.0"),
+        (["--server-config", "s.toml"], "expected ray with server_config, or .*; got server_config s.toml, ray None"),
+        (["--shards", "4"], "expected ray with shards, or it has no effect"),
+        (["--burn-in", "4"], "expected algorithm r2d2 with burn_in, .*; got burn_in 4, algorithm dqn"),
     ],
 )
 def test_parts_that_do_not_fit_together_are_refused(

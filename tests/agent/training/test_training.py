@@ -17,7 +17,6 @@ from replay_agent.processes.signals import StopRequest
 from replay_agent.reporting.progress import ProgressView
 from replay_agent.settings.train_settings import TrainSettings
 from replay_agent.training.run import train
-from replay_agent.training.run_directory import RunDirectoryError
 from replay_agent.training.training_loop import Ending, TrainingLoop
 from replay_client import Column, ReplayClient, TableExistsError, TableNotFoundError
 from rich.console import Console
@@ -288,8 +287,17 @@ def test_a_second_run_of_the_same_name_is_refused_with_advice(
 ) -> None:
     settings = settings_of(server=server.address, name="twice", steps=150)
     train(settings, StopRequest(), QUIET)
-    with pytest.raises(RunDirectoryError, match="resume it with --resume"):
+    with pytest.raises(FileExistsError, match="resume it with --resume"):
         train(settings, StopRequest(), QUIET)
+
+
+def test_a_file_in_place_of_the_directory_of_runs_is_refused_with_advice(
+    settings_of: Callable[..., TrainSettings], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    expected = "--runs-dir: expected a directory in which .* can create x, got .*file: Not a directory"
+    with pytest.raises(NotADirectoryError, match=expected):
+        train(settings_of(runs_dir=tmp_path / "file", name="x"), StopRequest(), QUIET)
 
 
 def test_a_checkpoint_names_the_replay_checkpoint_it_belongs_to(

@@ -218,6 +218,20 @@ def test_a_server_that_returns_at_another_address_is_followed(
     assert read.row_keys.tolist() == held.tolist()
 
 
+def test_a_move_is_followed_although_no_given_address_answers(
+    servers: list[ServerProcess], table: Table, reach: Reach, start_server: Callable[..., ServerProcess]
+) -> None:
+    """The client asks the other servers that it has found."""
+    followed = reach(servers[:1]).table("t")
+    with followed.sampler(64, beta=0.4) as sampler:
+        servers[0].kill()
+        wait_until(lambda: next(sampler) is not None and away(sampler) == [0], "it is away")
+        folder = servers[0].flags[servers[0].flags.index("--data-dir") + 1]
+        reach(servers[1:2]).shards.move(0, address=start_server("--data-dir", folder).address)
+        wait_until(lambda: next(sampler) is not None and away(sampler) == [], "it is back")
+    assert followed.read(np.arange(100)).row_keys.tolist() == list(range(100))
+
+
 def test_the_command_that_lists_tables_names_a_missing_server(servers: list[ServerProcess], table: Table) -> None:
     servers[1].kill()
     for options in ([], ["--json"]):

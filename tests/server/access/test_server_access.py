@@ -315,7 +315,8 @@ def test_a_server_listens_everywhere_if_it_is_told_to_or_protected(
         (["--tls-key", "k.pem"], "tls_cert and tls_key together"),
         (["--tls-client-ca", "ca.pem"], "with tls_client_ca"),
         (["--tls-cert", "absent.pem", "--tls-key", "absent.key"], "absent.pem"),
-        (["--tokens", "absent.toml"], "absent.toml: No such file"),
+        (["--tokens", "absent.toml"], "tokens that this user can read, got: No such file or directory; give the path"),
+        (["--tokens", "/"], "/: expected a TOML file of tokens that this user can read, got: Is a directory; give the"),
         (["--group", "no-such-group"], "expected a group of this machine, got 'no-such-group'"),
     ],
 )

@@ -26,7 +26,7 @@ from replay_client._operations.server import describe, get_shards, inspect_table
 from replay_client._rows.buffers import Blank, ColumnBuffers
 from replay_client._rows.checks import checked_keys, checked_priorities, checked_rows
 from replay_client._rows.columns import BatchOrKeys, chosen_columns
-from replay_client._shards.keys import global_keys, live_keys, local_keys, shard_ids
+from replay_client._shards.keys import global_keys, live_keys, local_keys
 from replay_client._shards.merged import merged_description, merged_inspection
 from replay_client._shards.rate_limits import joined_refusal
 from replay_client._shards.round import PartMemory
@@ -40,14 +40,12 @@ from replay_client.errors import (
     InvalidArgumentError,
     LimitedError,
     ReplayError,
-    ServerUnavailableError,
     TableNotFoundError,
     TableReplacedError,
 )
 from replay_client.results.copies import Loaded
 from replay_client.results.description import TableDescription
 from replay_client.results.inspection import Inspection
-from replay_client.results.shards import ShardMap
 from replay_client.results.stats import TableStats
 from replay_client.sync.row_loader import Insert, RowLoader
 from replay_client.sync.row_reader import RowReader
@@ -55,10 +53,10 @@ from replay_client.sync.sampler import Sampler
 from replay_client.sync.shards.drawing.shard_stream import ShardStream
 from replay_client.sync.shards.drawing.sharded_sampler import AWAY_AFTER_S, ShardedSampler
 from replay_client.sync.shards.servers.asking import ASK_S, AWAY, ask_all, ask_each
-from replay_client.sync.shards.servers.members import Member, described_by_each, update_rows
+from replay_client.sync.shards.servers.members import Member
 from replay_client.sync.shards.servers.removal import drop_all, reset_all
 from replay_client.sync.shards.servers.reports import report_of
-from replay_client.sync.shards.servers.roster import Roster
+from replay_client.sync.shards.servers.roster import Roster, update_rows
 from replay_client.sync.shards.servers.service import table_stats_of_all
 from replay_client.sync.shards.sharded_loader import ShardedLoader, keys_refused
 from replay_client.sync.shards.sharded_writer import ShardedWriter
@@ -116,10 +114,15 @@ class ShardedTable(Table):
         return partial(ShardedTable, created=self.created), (self._roster,)
 
     @property
+    def _followed(self) -> Roster:
+        """The roster, after it was told to look for a newer map."""
+        self._roster.poll(every_s=_POLL_S)
+        return self._roster
+
+    @property
     def _members(self) -> tuple[Member, ...]:
         """The shards at present."""
-        self._roster.poll(every_s=_POLL_S)
-        return self._roster.members
+        return self._followed.members
 
     def size(self) -> int:
         """Return the number of live rows in all shards; see `describe`."""
@@ -254,7 +257,7 @@ class ShardedTable(Table):
         values = checked_priorities(combined(batch_or_keys, priorities, self.steps), len(keys))
         updated, left = 0, len(keys)
         stale = 0
-        for member, places in self._split(keys):
+        for member, places in self._followed.owners(keys):
             result = member.table.update_priorities(local_keys(keys[places]), values[places])
             updated, stale, left = updated + result.updated, stale + result.stale, left - len(places)
         if len(values):
@@ -284,14 +287,14 @@ class ShardedTable(Table):
 
     def update(self, keys: ArrayLike, columns: Mapping[str, Any]) -> UpdateResult:
         """Write new values into mutable columns, in the shards of the rows; see `Table.update`."""
-        return update_rows(self._members, self.schema, keys, columns)
+        return update_rows(self._followed, self.schema, keys, columns)
 
     def read(self, batch_or_keys: BatchOrKeys, *, columns: Collection[str] | None = None) -> Rows:
         """Read live rows by key; see `Table.read`."""
         keys = checked_keys(batch_or_keys)
         parts: list[Rows] = []
         places: list[NDArray[np.intp]] = []
-        for member, mine in self._split(keys):
+        for member, mine in self._followed.owners(keys):
             rows = member.table.read(local_keys(keys[mine]), columns=columns)
             own = replace(rows, row_keys=global_keys(member.id, rows.row_keys))
             parts.append(own)
@@ -318,7 +321,7 @@ class ShardedTable(Table):
 
     def episode(self, key: int, *, columns: Collection[str] | None = None) -> Rows:
         """Read the whole episode of a row from the row's shard; see `Table.episode`."""
-        for member, _ in self._split(checked_keys([key])):
+        for member, _ in self._followed.owners(checked_keys([key])):
             rows = member.table.episode(int(local_keys(np.array([key]))[0]), columns=columns)
             return replace(rows, row_keys=global_keys(member.id, rows.row_keys))
         return self.read(np.empty(0, np.int64), columns=columns)
@@ -339,21 +342,11 @@ class ShardedTable(Table):
 
     def _live_keys(self) -> tuple[TableDescription, list[range]]:
         """Return the description of the whole table, and the keys of its live rows, shard by shard."""
-        self._check_whole()
+        self._roster.open_all()
         parts = self._current_parts()
         return merged_description(list(parts.values())), [
             live_keys(shard_id, table) for shard_id, table in parts.items()
         ]
-
-    def _check_whole(self) -> None:
-        """Check that no server is away, and that no shard is left out because its server was away.
-
-        Raises:
-            ServerUnavailableError: names the server.
-        """
-        for shard in described_by_each(self._roster.fleet, self._newest_map, self.name):
-            if shard.id not in self._uids:
-                raise ServerUnavailableError(f"shard {shard.id} at {shard.address} was away a moment ago; try again")
 
     def load_parquet(
         self,
@@ -453,7 +446,8 @@ class ShardedTable(Table):
     def describe(self) -> TableDescription:
         """Fetch the current description. Rows and capacities are sums; the uid is that of the first shard.
 
-        A shard whose server is away counts with its last known number of rows.
+        A shard whose server is away counts with its last known number of rows. It is left out if its server was already
+        away when the table was opened.
 
         Raises:
             TableNotFoundError: a server no longer has the table.
@@ -472,8 +466,7 @@ class ShardedTable(Table):
             TableNotFoundError: the table was dropped.
             ServerUnavailableError: no server is reachable.
         """
-        self._roster.poll(every_s=_POLL_S)
-        return table_stats_of_all(self._roster.fleet, self._roster.shards, self.name)
+        return table_stats_of_all(self._roster.fleet, self._followed.shards, self.name)
 
     def inspect(self, *, largest: int = 10) -> Inspection:
         """Fetch the distribution of the rows; see `Table.inspect`. Shards whose servers are away are left out.
@@ -499,7 +492,7 @@ class ShardedTable(Table):
             ServerUnavailableError: a server is away, or went away during the reset; the message names it, and says
                 whether rows were removed from the other shards.
         """
-        return reset_all(self._roster.fleet, self._newest_map, self.name, self._uids)
+        return reset_all(self._roster.fleet, self._roster.newest(), self.name, self._uids)
 
     def drop(self) -> None:
         """Drop the tables of all shards; see `Table.drop`. Servers that are away keep theirs.
@@ -508,20 +501,11 @@ class ShardedTable(Table):
             TableNotFoundError: no server has the table.
             ServerUnavailableError: a server is away; the message names it. The table was dropped on the others.
         """
-        drop_all(self._roster.fleet, self._newest_map, self.name, self._uids)
-
-    @property
-    def _newest_map(self) -> ShardMap:
-        return self._roster.fleet.current() or self._roster.shards
+        drop_all(self._roster.fleet, self._roster.newest(), self.name, self._uids)
 
     @property
     def _uids(self) -> dict[int, bytes]:
         return {member.id: member.table.uid for member in self._members}
-
-    def _split(self, keys: NDArray[np.int64]) -> list[tuple[Member, NDArray[np.intp]]]:
-        """Return the shards that own these keys, each with the positions of its keys."""
-        owners = shard_ids(keys)
-        return [(member, mine) for member in self._members if len(mine := np.flatnonzero(owners == member.id))]
 
     def _current_parts(self) -> dict[int, TableDescription]:
         """Fetch the descriptions of all shards' tables; return them by shard id. See `Table._checked_description`."""

@@ -45,8 +45,8 @@ from replay_client.sync.shards.drawing.away import AwayShard
 from replay_client.sync.shards.drawing.credit import Credit
 from replay_client.sync.shards.drawing.nothing_to_draw import nothing_to_draw, too_small
 from replay_client.sync.shards.drawing.shard_stream import ShardStream
-from replay_client.sync.shards.servers.members import Member, update_rows
-from replay_client.sync.shards.servers.roster import AWAY_POLL_S, Roster
+from replay_client.sync.shards.servers.members import Member
+from replay_client.sync.shards.servers.roster import AWAY_POLL_S, Roster, update_rows
 
 log = logging.getLogger(__name__)
 
@@ -223,6 +223,7 @@ class ShardedSampler(Sampler):
 
         Raises:
             InvalidArgumentError: the keys or the priorities are invalid.
+            ServerUnavailableError: keys belong to a server that is away, and was so when the table was opened.
         """
         with self._one_caller.turn():
             self._check_usable()
@@ -244,7 +245,7 @@ class ShardedSampler(Sampler):
         """See `update`."""
         with self._one_caller.turn():
             self._check_usable()
-            result = update_rows(self._members.values(), self._table.schema, keys, columns)
+            result = update_rows(self._roster, self._table.schema, keys, columns)
             self._counted[0] += result.updated
             self._counted[1] += result.stale
 
@@ -340,8 +341,16 @@ class ShardedSampler(Sampler):
         """Pass updates on to the streams of their shards, which send them with the next request.
 
         If the sampler is dropped without a flush, its streams still send them.
+
+        Raises:
+            ReplayError: keys belong to a shard that was never opened; see `Roster.open`.
         """
-        for shard_id, local, priorities in by_shard(keys, values):
+        parts = list(by_shard(keys, values))
+        unknown = [id for id, *_ in parts if id not in self._streams and id not in self._away]
+        if unknown:
+            self._roster.open(unknown)
+            self._follow()
+        for shard_id, local, priorities in parts:
             if shard_id in self._streams:
                 self._streams[shard_id].keep(local, priorities)
             elif shard_id in self._away:

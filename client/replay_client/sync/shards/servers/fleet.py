@@ -268,8 +268,9 @@ class Fleet:
     def _ask(self, addresses: Sequence[str] = (), *, at_once: bool = False) -> dict[str, ServerShards]:
         """Ask servers for their maps, and return the answers of the reachable ones by address.
 
-        The servers are those that the user gave, those at ``addresses``, and those in the newest map that is found.
-        ``at_once``: do not retry servers that refuse connections.
+        The servers are those that the user gave, those at ``addresses``, and those in the newest map that is found. If
+        none of them has a map, all servers known from earlier maps are asked, too: those that the user gave may be
+        gone. ``at_once``: do not retry servers that refuse connections.
         """
         found: dict[str, ServerShards] = {}
         to_ask, asked = [*self.seeds, *addresses], set[str]()
@@ -285,8 +286,9 @@ class Fleet:
             except AWAY as error:
                 failure = error
             newest = _newest(found)
-            if not to_ask and newest is not None:
-                to_ask = [shard.address for shard in newest.in_use if shard.address not in asked]
+            if not to_ask:
+                known = self.sessions if newest is None else [shard.address for shard in newest.in_use]
+                to_ask = [address for address in known if address not in asked]
         if failure is not None and _newest(found) is None:
             raise failure
         return found

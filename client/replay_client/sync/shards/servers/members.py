@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-from numpy.typing import ArrayLike
-from replay_proto.schema import Schema
 from replay_proto.v1 import replay_pb2
 
 from replay_client._operations import server as operations
-from replay_client._rows.checks import checked_update
 from replay_client._shards.divisible import check_divisible, check_table
-from replay_client._shards.keys import local_keys, shard_ids
 from replay_client._transport.call import Operation
 from replay_client._transport.session import Session
-from replay_client.batch import UpdateResult
 from replay_client.errors import (
     InvalidArgumentError,
     PermissionDeniedError,
@@ -83,18 +76,27 @@ def described(fleet: Fleet, shards: ShardMap, name: str) -> dict[int, TableDescr
     return ask_all(fleet.sessions_of(shards), lambda: _description(name))
 
 
-def described_by_each(fleet: Fleet, shards: ShardMap, name: str) -> dict[Shard, TableDescription]:
+def described_by_each(
+    fleet: Fleet, shards: ShardMap, name: str, needed: Sequence[Shard] | None = None
+) -> dict[Shard, TableDescription]:
     """Ask all servers for their tables of this name, and return the tables that exist.
 
+    Args:
+        fleet: the servers.
+        shards: their map.
+        name: name of the table.
+        needed: the shards whose servers must answer; None: all.
+
     Raises:
-        ServerUnavailableError: a server is away.
+        ServerUnavailableError: a server is away that must answer; the message names it.
     """
     answers = described(fleet, shards, name)
-    for shard in shards.in_use:
+    needed = shards.in_use if needed is None else needed
+    for shard in needed:
         if shard.id not in answers:
             with naming(shard):
                 answers[shard.id] = fleet.session(shard.address).connection.run(_description(name))
-    found = {shard: answers[shard.id] for shard in shards.in_use}
+    found = {shard: answers[shard.id] for shard in needed}
     return {shard: answer for shard, answer in found.items() if isinstance(answer, TableDescription)}
 
 
@@ -242,21 +244,3 @@ def _description(name: str) -> Operation[TableDescription | TableNotFoundError]:
         return (yield from operations.describe(name))
     except TableNotFoundError as error:
         return error
-
-
-def update_rows(members: Iterable[Member], schema: Schema, keys: ArrayLike, columns: Mapping[str, Any]) -> UpdateResult:
-    """Update rows in their shards; see `Table.update`. Keys of other shards are stale.
-
-    Raises:
-        InvalidArgumentError: as for `Table.update`.
-        ServerUnavailableError: the server of a shard is unreachable. Rows in other shards may have been updated.
-    """
-    checked, values = checked_update(schema, keys, columns)
-    owners = shard_ids(checked)
-    updated, stale, left = 0, 0, len(checked)
-    for member in members:
-        mine = np.flatnonzero(owners == member.id)
-        if len(mine):
-            result = member.table.update(local_keys(checked[mine]), {name: all_[mine] for name, all_ in values.items()})
-            updated, stale, left = updated + result.updated, stale + result.stale, left - len(mine)
-    return UpdateResult(updated, stale + left)

@@ -4,9 +4,10 @@
     roster.members                      # the shards of the newest known map
     roster.heard(version)               # a reply had this version: if it is newer, a thread opens the new shards
     roster.poll(every_s=0.5)            # the same at intervals, because a server is away
+    roster.owners(keys)                 # the shards of these keys; opens those that could not be opened before
 
-The table, its samplers and its writers share a roster. None of them waits for it: they poll whether `members` has
-changed.
+The table, its samplers and its writers share a roster. They poll whether `members` has changed, and wait only if they
+have keys of a shard that is not open.
 """
 
 from __future__ import annotations
@@ -14,19 +15,26 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Protocol
 from weakref import WeakSet
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from replay_proto.schema import Schema
+
 from replay_client._operations import server as operations
+from replay_client._rows.checks import checked_update
+from replay_client._shards.keys import local_keys, shard_ids
 from replay_client._shards.map_clashes import refuse_clash
-from replay_client.errors import InvalidArgumentError, ReplayError
-from replay_client.results.shards import ShardMap
+from replay_client.batch import UpdateResult
+from replay_client.errors import InvalidArgumentError, ReplayError, ServerUnavailableError
+from replay_client.results.shards import Shard, ShardMap
 from replay_client.results.stats import ShardReport
 from replay_client.sync.shards.servers.asking import ASK_S
 from replay_client.sync.shards.servers.fleet import Fleet
-from replay_client.sync.shards.servers.members import Member, opened
+from replay_client.sync.shards.servers.members import Member, described_by_each, opened
 
 
 class RowSource(Protocol):
@@ -119,6 +127,14 @@ class Roster:
         """The servers."""
         return self._fleet
 
+    def newest(self) -> ShardMap:
+        """Fetch the newest map. It does not change `members`.
+
+        Raises:
+            ServerUnavailableError: no server is reachable.
+        """
+        return self._fleet.current() or self._map
+
     def report(self, shard_id: int, report: ShardReport) -> None:
         """Report, in a thread, the last known state of a shard that is away, to be included in `Stats`."""
         threading.Thread(target=self.tell, args=({shard_id: report},), name="replay-report", daemon=True).start()
@@ -142,6 +158,56 @@ class Roster:
     def _is_incomplete(self) -> bool:
         """Whether a shard in the map could not be opened yet."""
         return len(self.members) < len(self._map.in_use)
+
+    def owners(self, keys: NDArray[np.int64]) -> list[tuple[Member, NDArray[np.intp]]]:
+        """Return the shards that own these keys, int64[n], each with the positions of its keys.
+
+        Keys that no shard owns are stale, because ids of shards are never reused.
+
+        Raises:
+            ReplayError: as for `open`.
+        """
+        ids = shard_ids(keys)
+        self.open(np.unique(ids).tolist())
+        return [(member, mine) for member in self.members if len(mine := np.flatnonzero(ids == member.id))]
+
+    def open(self, ids: Iterable[int]) -> None:
+        """Open those of these shards that are not open, as their servers were away or have just been added.
+
+        Ids of shards that were given up or never existed are ignored.
+
+        Raises:
+            ServerUnavailableError: the server of a shard is away; the message names it.
+            ReplayError: as for `opened`.
+        """
+        given_up = {shard.id for shard in self._map.shards} - {shard.id for shard in self._map.in_use}
+        known = given_up | {member.id for member in self.members}
+        missing = {id for id in ids if id >= 0 and id not in known}
+        if missing:
+            self._open(lambda shard: shard.id in missing)
+
+    def open_all(self) -> None:
+        """Open all shards that are not open, and check that no server is away.
+
+        Raises:
+            ReplayError: as for `open`.
+        """
+        self._open(lambda shard: True)
+
+    def _open(self, is_wanted: Callable[[Shard], bool]) -> None:
+        newest = self.newest()  # a shard may have been added since the last poll
+        wanted = list(filter(is_wanted, newest.in_use))
+        there = described_by_each(self._fleet, newest, self._name, wanted) if wanted else {}
+        if self._closed(there):
+            with self._looking:
+                self._renew()
+        for shard in self._closed(there):
+            raise ServerUnavailableError(f"shard {shard.id} at {shard.address} was away a moment ago; try again")
+
+    def _closed(self, shards: Iterable[Shard]) -> list[Shard]:
+        """Return those of these shards that are not open."""
+        known = {member.id for member in self.members}
+        return [shard for shard in shards if shard.id not in known]
 
     def heard(self, version: int) -> None:
         """Note that a server has this version of the map. Cheap if the version is not new."""
@@ -192,3 +258,18 @@ class Roster:
             log.info("table %r now has %s", self._name, ", ".join(map(str, members)))
             self.members = members
         self._map = shards
+
+
+def update_rows(roster: Roster, schema: Schema, keys: ArrayLike, columns: Mapping[str, Any]) -> UpdateResult:
+    """Update rows in their shards; see `Table.update`.
+
+    Raises:
+        InvalidArgumentError: as for `Table.update`.
+        ServerUnavailableError: the server of a shard is unreachable. Rows in other shards may have been updated.
+    """
+    checked, values = checked_update(schema, keys, columns)
+    updated, stale, left = 0, 0, len(checked)
+    for member, mine in roster.owners(checked):
+        result = member.table.update(local_keys(checked[mine]), {name: all_[mine] for name, all_ in values.items()})
+        updated, stale, left = updated + result.updated, stale + result.stale, left - len(mine)
+    return UpdateResult(updated, stale + left)
