@@ -308,11 +308,7 @@ class ServiceReplayBuffer(ReplayBufferManager):  # type: ignore[misc]  # Tiansho
     save_hdf5 = load_hdf5 = from_data = _unsupported
 
     def _streams_of(self, buffer_ids: NDArray[np.int64] | Sequence[int] | None) -> list[int]:
-        """Return the streams of environments.
-
-        Raises:
-            InvalidArgumentError: an environment is unknown, or given twice.
-        """
+        """Return the streams of environments, which must be known, and given only once."""
         if buffer_ids is None:
             return list(range(self.buffer_num))
         streams: list[int] = np.asarray(buffer_ids).tolist()
@@ -428,11 +424,7 @@ def _columns(rows: dict[str, NDArray[Any]]) -> dict[str, Column | Derived]:
 def _checked(
     schema: Schema, rows: dict[str, NDArray[Any]], row_count: int, *, is_partial: bool
 ) -> dict[str, NDArray[Any]]:
-    """Check rows, and cast them to the dtypes of the columns, so that they can be compared bit by bit.
-
-    Raises:
-        InvalidArgumentError: a column cannot hold a value, or there is another number of rows.
-    """
+    """Check rows, and cast them to the dtypes of the columns, so that they can be compared bit by bit."""
     checked, found = checked_rows(schema, rows, is_partial=is_partial)
     if found != row_count:
         raise InvalidArgumentError.of_field("columns", f"{row_count} rows, one for each environment", str(found))

@@ -68,9 +68,7 @@ def message_with_rows(head: Message, size: int, write: Callable[[NDArray[np.uint
 def joined_message(head: Message, parts: Sequence[memoryview]) -> bytes:
     """Serialize a message whose rows already exist in parts. Faster than `message_with_rows`, but holds the GIL.
 
-    Args:
-        head: the message without ``rows``.
-        parts: contiguous bytes, which become ``rows`` in this order.
+    ``head`` is the message without ``rows``, which are the contiguous ``parts`` in this order.
     """
     return b"".join((message_start(head, sum(part.nbytes for part in parts)), *parts))
 

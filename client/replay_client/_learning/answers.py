@@ -162,11 +162,7 @@ class ColumnReader:
         self._carried = Carried(columns)
 
     def received(self, rows: memoryview, row_count: int) -> dict[str, Array]:
-        """Copy received columns.
-
-        Raises:
-            InternalServerError: the reply's size does not match the columns and the number of rows.
-        """
+        """Copy received columns; raise `InternalServerError` if there are not as many bytes as rows need."""
         _check_size(rows, row_count, self._carried.size(row_count))
         columns = self.blank(row_count)
         for name, view in column_views(self._carried.columns, rows, row_count).items():
@@ -204,11 +200,7 @@ class _WindowReader:
         return self._carried.size(rows, windows)
 
     def received(self, message: replay_pb2.Batch, rows: memoryview) -> dict[str, Array]:
-        """Build the columns from rows in the reply.
-
-        Raises:
-            InternalServerError: the reply does not match the table.
-        """
+        """Build the columns from rows in the reply; raise `InternalServerError` if it does not match the table."""
         row_count = len(message.window_keys) // _KEY_BYTES
         _check_size(rows, row_count, self.row_bytes(message))
         windows = Windows(message, np.arange(row_count), self._shape, starts_apart=True)

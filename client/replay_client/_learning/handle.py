@@ -27,12 +27,7 @@ if TYPE_CHECKING:
 
 
 def check_device(device: Device | None) -> None:
-    """Check that torch is installed and can use a device. With None, check nothing, because torch is not needed.
-
-    Raises:
-        MissingExtraError: torch is not installed.
-        InvalidArgumentError: the device is unknown, or not available here.
-    """
+    """Check that torch is installed and can use a device. With None, check nothing, because torch is not needed."""
     if device is None:
         return
     check_extra("agent", "torch")
@@ -113,11 +108,7 @@ class SamplerHandle:
         return self._learning.stale
 
     def _keys_of(self, batch_or_keys: BatchOrKeys) -> NDArray[np.int64]:
-        """Check and copy the keys of a batch, int64[n].
-
-        Raises:
-            InvalidArgumentError: they have another dtype or shape.
-        """
+        """Check and copy the keys of a batch, int64[n]."""
         return checked_keys(batch_or_keys).copy()
 
     def _combined(self, batch_or_keys: object, priorities: ArrayLike) -> ArrayLike:

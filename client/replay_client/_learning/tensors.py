@@ -20,11 +20,7 @@ Device = torch.device | str
 
 
 def check_usable(device: Device) -> None:
-    """Check that torch can use a device.
-
-    Raises:
-        InvalidArgumentError: the device is unknown, or not available here.
-    """
+    """Check that torch can use a device."""
     try:
         torch.empty(0, device=device)
     except (RuntimeError, TypeError, AssertionError) as error:  # AssertionError: torch without CUDA
@@ -77,15 +73,10 @@ def to_torch(batch: Batch | TensorBatch, device: Device = ...) -> TensorBatch: .
 
 
 def to_torch(batch: Batch | TensorBatch, device: Device = "cpu") -> TensorBatch:
-    """Copy a batch to a device.
+    """Copy a batch of arrays or tensors to a device.
 
-    Args:
-        batch: a batch of arrays, or of tensors.
-        device: the device.
-
-    Returns:
-        Tensors. On the CPU, they share the memory of the batch. On other devices, the copy may still be running in the
-        current stream.
+    On the CPU, the tensors share the memory of the batch. On other devices, the copy may still be running in the
+    current stream.
     """
     target = torch.device(device)
     moved: dict[str, Any] = {
@@ -165,11 +156,7 @@ class DeviceCopies:
         return tensors
 
     def taken(self, priorities: ArrayLike, row_count: int) -> NDArray[np.float64] | Computed:
-        """Copy priorities, float64[row_count]. Check them as well, unless a device may still be computing them.
-
-        Raises:
-            InvalidArgumentError: the priorities are invalid.
-        """
+        """Copy priorities, float64[row_count]. Check them as well, unless a device may still be computing them."""
         if not isinstance(priorities, torch.Tensor) or priorities.device.type == "cpu":
             return checked_priorities(priorities, row_count).copy()
         if self._stream is None or priorities.device != self._stream.device:

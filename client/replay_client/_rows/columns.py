@@ -104,9 +104,6 @@ def chosen_columns(
         available: names of all columns.
         given: names of columns, or of nested observations, which stand for all of their parts.
         masks: the masks of optional columns, which are chosen with their columns; see `Schema.masks`.
-
-    Raises:
-        InvalidArgumentError: a name is unknown, or `given` is not a collection of names.
     """
     if given is None:
         return None

@@ -74,9 +74,6 @@ class PublishedState:
         Args:
             values: a mapping of names to arrays, tensors, numbers or further mappings; or an object with a
                 ``state_dict`` method, such as a ``torch.nn.Module``.
-
-        Raises:
-            InvalidArgumentError: a value is something else, or there are no values.
         """
         arrays = dict(_leaves(values))
         if not any(leaf.dtype for leaf in arrays):

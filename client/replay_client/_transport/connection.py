@@ -125,11 +125,7 @@ class SessionOptions:
     def checked(
         cls, address: str, *, timeout_s: float, wait_for_server_s: float | None, tls: Tls | None, same_host: bool
     ) -> SessionOptions:
-        """Check the arguments of `ReplayClient`.
-
-        Raises:
-            InvalidArgumentError: the address or a time limit is invalid.
-        """
+        """Check the arguments of `ReplayClient`."""
         own_s = time_limit("timeout_s", timeout_s, 0.0)
         if not own_s:
             raise InvalidArgumentError.of_field("timeout_s", "a positive number of seconds", repr(timeout_s))
@@ -157,12 +153,7 @@ class MessageStream:
         self._replies: SimpleQueue[bytes | BaseException] | None = None  # filled by the thread
 
     def receive(self, timeout_s: float = math.inf) -> bytes:
-        """Wait for the next reply, for at most ``timeout_s`` seconds; `math.inf` means no limit.
-
-        Raises:
-            DeadlineExceededError: timed out. The reply still comes, and the next call waits for it.
-            ReplayError: the stream ended. If it ended unexpectedly, this is a `ServerUnavailableError`.
-        """
+        """See `replay_client._transport.answered_stream.Stream`."""
         if self._replies is None:
             if timeout_s == math.inf and threading.current_thread() is not threading.main_thread():
                 return self._received()
@@ -199,11 +190,7 @@ class MessageStream:
 
 
 def _taken(replies: SimpleQueue[T], deadline: float) -> T:
-    """Wait for the next element.
-
-    Raises:
-        DeadlineExceededError: timed out.
-    """
+    """Wait for the next element; raise `DeadlineExceededError` at the deadline."""
     while True:
         left = left_s(deadline)
         try:
@@ -304,22 +291,13 @@ class Connection(ConnectionBase):
         self._methods: tuple[grpc.Channel, dict[str, grpc.UnaryUnaryMultiCallable[bytes, bytes]]] = (self._channel, {})
 
     def run(self, operation: Operation[T]) -> T:
-        """Run an operation.
-
-        Raises:
-            ReplayError: from the operation or its calls.
-        """
+        """Run an operation."""
         return run(operation, self.call)
 
     def ask(self, operation: Operation[T], *, timeout_s: float) -> T:
         """Run an operation whose answer is optional, without retries and without waiting for the first contact.
 
-        Args:
-            operation: makes the calls.
-            timeout_s: time limit of each call in seconds. The calls' own limits do not apply.
-
-        Raises:
-            ReplayError: from the operation or its calls. If the server refuses connections, it is raised at once.
+        ``timeout_s`` is the time limit of each call in seconds, instead of its own.
         """
 
         def call_once(call: Call) -> bytes:
@@ -357,11 +335,7 @@ class Connection(ConnectionBase):
             return None
 
     def call(self, call: Call) -> bytes:
-        """Make a call and wait for the reply.
-
-        Raises:
-            ReplayError: the time limit is invalid, or the call failed.
-        """
+        """Make a call and wait for the reply."""
         with LongWait(f"the call {call.method} to {self.address}", partial(self.explain, call)):
             return self._call(call)
 

@@ -95,14 +95,9 @@ class FrameStream:
                 left[-1] = left[-1][sent:]
 
     def receive(self, timeout_s: float = math.inf) -> Content:
-        """Wait for the next reply, for at most ``timeout_s`` seconds; `math.inf` means no limit.
+        """See `replay_client._transport.answered_stream.Stream`.
 
         A late reply alone is no error, because a request may have to wait for rows on the server.
-
-        Raises:
-            ServerUnavailableError: the connection has ended, or the server answers on no connection at all.
-            DeadlineExceededError: timed out. The reply still comes, and the next call waits for it.
-            ReplayError: the request was refused.
         """
         deadline = time.monotonic() + timeout_s
         try:

@@ -215,11 +215,7 @@ class Episodes:
         return list(map(self._priorities.of_window, completing, anchors))
 
     def check_steps_ago(self, streams: Sequence[int], steps_ago: int) -> None:
-        """Check that each stream has a step so many steps before its next one, in a window that is not complete.
-
-        Raises:
-            InvalidArgumentError: a stream has none.
-        """
+        """Check that each stream has a step so many steps before its next one, in a window that is not complete."""
         most = min([self.streams.forward, *(self.streams.next_steps[stream] for stream in streams)])
         if isinstance(steps_ago, bool) or not isinstance(steps_ago, int) or not 0 <= steps_ago <= most:
             expected = f"0 to {most}: a step of this episode whose window is open"
@@ -327,11 +323,7 @@ class Episodes:
         return True
 
     def _due_at_end(self, stream: int, priorities: ArrayLike | None) -> list[float | None]:
-        """Return the priorities of the windows that the closing row completes; ``priorities`` are of the last steps.
-
-        Raises:
-            InvalidArgumentError: there are more priorities than steps.
-        """
+        """Return the priorities of the windows that the closing row completes; ``priorities`` are of the last steps."""
         assert self._priorities is not None
         end = self.streams.next_steps[stream]
         before: dict[int, float | None] = {}
@@ -359,11 +351,7 @@ def _needed_at_end(steps: Steps) -> frozenset[str]:
 
 
 def check_not_terminated(terminated: bool) -> None:
-    """Check an end of an episode in a table without steps.
-
-    Raises:
-        InvalidArgumentError: ``terminated`` is True, but nothing would remember it.
-    """
+    """Refuse to end an episode as terminated in a table without steps, because nothing would remember it."""
     if terminated:
         expected = "False, because a table without steps does not store how episodes end; use a column"
         raise InvalidArgumentError.of_field("terminated", expected, "True")

@@ -179,11 +179,7 @@ class StepOrder:
         self._last: dict[int, tuple[int, int]] = {}  # episode and step of each stream's last row
 
     def check(self, rows: Rows) -> None:
-        """Check the next rows of a table of steps.
-
-        Raises:
-            InvalidArgumentError: a row belongs before an earlier one; the message names it.
-        """
+        """Check that no row of a table of steps belongs before an earlier one; the error names it."""
         assert rows.steps is not None
         order = np.argsort(rows.streams, kind="stable")
         streams, episodes, steps = rows.streams[order], rows.episodes[order], rows.steps[order]

@@ -94,12 +94,7 @@ class Delivery:
             await self.wait_until(self._outbox.hand_over, deadline)
 
     async def wait_for_all(self, deadline: float) -> None:
-        """Wait until all blocks sent so far are acknowledged.
-
-        Raises:
-            DeadlineExceededError: timed out.
-            ReplayError: rows could not be sent.
-        """
+        """Wait until all blocks sent so far are acknowledged; see `replay_client._writing.delivery`."""
         last = self._outbox.last_sequence
         if not self._outbox.has_acknowledged(last):
             await self.wait_until(lambda: self._outbox.has_acknowledged(last), deadline)

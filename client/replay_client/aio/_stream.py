@@ -66,11 +66,6 @@ class AnsweredStream(Generic[R]):
         """Wait for the reply to the oldest request. If there is no request yet, first wait for one.
 
         Only one task may call this. If it is canceled, the stream breaks, and the next call reconnects.
-
-        Raises:
-            ServerUnavailableError: the server was unreachable for `reconnect_timeout_s`. Calling again retries.
-            ClosedError: the stream was closed.
-            ReplayError: the oldest request was refused.
         """
         while True:
             stream = await self._opened()

@@ -27,12 +27,7 @@ class MixedSampler(MixedHandle[Sampler]):
         return self
 
     async def __anext__(self) -> MixedBatch:
-        """Send updates and requests for another batch, and return the oldest batch in flight.
-
-        Raises:
-            ConcurrentUseError: another task waits for this call.
-            ReplayError: as for `replay_client.MixedSampler`.
-        """
+        """Return the oldest batch in flight, and request another one; see `replay_client.MixedSampler`."""
         with self._one_caller.turn():
             undrawn = self._undrawn()
             for sampler in undrawn:

@@ -74,12 +74,7 @@ class Sampler(SamplerHandle):
         return self
 
     async def __anext__(self) -> Batch:
-        """Send updates and a request for another batch, and return the oldest batch in flight.
-
-        Raises:
-            ConcurrentUseError: another task waits for this call.
-            ReplayError: as for `replay_client.Sampler`.
-        """
+        """Return the oldest batch in flight, and request another one; see `replay_client.Sampler`."""
         with self._one_caller.turn():
             await self.request()
             batches, began_s = self._learning.batches, time.perf_counter()

@@ -117,11 +117,7 @@ def import_table(
 
 @contextmanager
 def _created(directory: Path) -> Iterator[None]:
-    """Create a directory. After an error in the block, remove the directories that were created and are still empty.
-
-    Raises:
-        InvalidArgumentError: it cannot be created.
-    """
+    """Create a directory. After an error in the block, remove the directories that were created and are still empty."""
     new = [each for each in (directory, *directory.parents) if not each.exists()]
     try:
         _make(directory)
@@ -142,11 +138,7 @@ def _make(directory: Path) -> None:
 
 
 def _check_unused(reason: str, **options: object) -> None:
-    """Refuse options that have no effect.
-
-    Raises:
-        InvalidArgumentError: names an option that was given.
-    """
+    """Refuse options that have no effect; the error names one that was given."""
     for name, value in options.items():
         if value is not None:
             raise InvalidArgumentError.of_field(name, f"no such option with {reason}", str(value))

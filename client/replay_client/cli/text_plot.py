@@ -25,12 +25,9 @@ _LEAST_SPAN = 1.0
 
 
 def bar_chart(named: Sequence[tuple[str, float]], width: int, styles: tuple[str, str]) -> Table:
-    """Draw horizontal bars, scaled to the longest.
+    """Draw horizontal bars of these names and values, scaled to the longest; at least one value is above 0.
 
-    Args:
-        named: names and values of the bars; at least one value is above 0.
-        width: width in characters, including names and values.
-        styles: style of the bars, and style of the values.
+    ``width`` includes names and values. ``styles`` are those of the bars and of the values.
     """
     counts = [count_text(round(value)) for _, value in named]
     room = max(_LEAST_BAR, width - max(len(name) for name, _ in named) - max(map(len, counts)) - 2)

@@ -388,11 +388,7 @@ def _column(name: str, column: Column, array: pa.Array) -> Array:
 
 
 def _values(name: str, array: pa.Array) -> Array:
-    """Convert an array, whose elements may be lists or tensors, to ``dtype[n, *shape]``.
-
-    Raises:
-        InvalidArgumentError: it has nulls, or lists of different lengths.
-    """
+    """Convert an array, whose elements may be lists or tensors, to ``dtype[n, *shape]``."""
     if isinstance(array.type, pa.FixedShapeTensorType) and array.type.permutation is None:
         shape = tuple(array.type.shape)
         return _values(name, array.storage).reshape(-1, *shape)

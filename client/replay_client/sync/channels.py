@@ -109,11 +109,7 @@ class Channels:
 
 
 def _opened(client: ReplayClient, name: str, state: PublishedState | None) -> Table:
-    """Open the table of a name. If there is none, create it for a state.
-
-    Raises:
-        TableNotFoundError: there is neither a table nor a state.
-    """
+    """Open the table of a name. If there is none, create it for a state."""
     try:
         return client.table(name)
     except TableNotFoundError:

@@ -627,12 +627,7 @@ class Table(TableHandle):
         return self._run(describe(self.name))
 
     def _checked_description(self) -> TableDescription:
-        """Fetch the current description, like `describe`, but raise if another table has this name.
-
-        Raises:
-            TableNotFoundError: the table was dropped.
-            TableReplacedError: the table was dropped, and another one has its name.
-        """
+        """Fetch the current description, like `describe`, but raise if another table has this name."""
         return self._run(self._operations.describe())
 
     def stats(self) -> TableStats:

@@ -216,11 +216,7 @@ class Writer:
             raise
 
     def _append_checked(self, rows: VectorRows) -> None:
-        """Append those of the rows that were not appended yet; internal.
-
-        Raises:
-            ReplayError: an earlier row could not be sent; ``rows`` counts those that were appended.
-        """
+        """Append those of the rows that were not appended yet, and count them in ``rows``; internal."""
         self._connection.check_not_forked()
         with self._lock:
             self._outbox.check()

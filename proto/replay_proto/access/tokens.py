@@ -202,13 +202,7 @@ class Tokens:
 
 
 def bearer_token(headers: Sequence[str]) -> str | None:
-    """Return the token in the ``authorization`` headers of a call.
-
-    Args:
-        headers: the values of these headers, such as ``Bearer 8Yp0J...``.
-
-    Returns:
-        The token, or None if there is no such header.
+    """Return the token in the ``authorization`` headers of a call, such as ``Bearer 8Yp0J...``; None: no header.
 
     Raises:
         ValueError: there are several headers, or the header has no bearer token.

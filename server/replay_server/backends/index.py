@@ -174,11 +174,7 @@ T = TypeVar("T")
 
 
 def read_parameters(kind: type[T], name: str, given: Mapping[str, Any]) -> T:
-    """Create the parameters of backend ``name``, with defaults for missing ones.
-
-    Raises:
-        FieldError: a parameter is unknown or out of range.
-    """
+    """Create the parameters of backend ``name``, with defaults for missing ones."""
     accepted = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     for field in given:
         if field not in accepted:

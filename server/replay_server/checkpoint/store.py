@@ -338,11 +338,7 @@ def _is_name(name: str) -> bool:
 
 
 def _check_name(series: str, number: int) -> None:
-    """Check the whole name of a checkpoint.
-
-    Raises:
-        FieldError: it does not follow the rules for names of tables.
-    """
+    """Check the whole name of a checkpoint."""
     if not is_table_name(_name(series, number)):
         raise FieldError(
             "series",

@@ -114,11 +114,7 @@ class View:
         """``starting`` until the kernels are loaded and the tables are open; ``stopping`` during shutdown."""
 
     async def of_server(self, caller: Caller) -> ServerView:
-        """Read the server's figures, and those of all tables that the caller may read.
-
-        Raises:
-            RequestError: PERMISSION_DENIED if the caller may not read any table.
-        """
+        """Read the server's figures, and those of all tables that the caller may read."""
         caller.check(Right.READ)
         tables = [self.of_table(table) async for table in self.catalog.in_turns() if caller.may(Right.READ, table.name)]
         return ServerView(

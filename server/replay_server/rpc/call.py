@@ -125,11 +125,7 @@ class OpenStreams:
 
     @contextmanager
     def one_more(self, connection: str, caller: str) -> Iterator[None]:
-        """Count a stream as open inside the block.
-
-        Raises:
-            RequestError: TOO_LARGE if a limit is reached.
-        """
+        """Count a stream as open inside the block; refuse it if there are too many."""
         if self._open[connection] >= self._most:
             setting = "max_streams_per_connection of the server"
             raise errors.too_large("streams of one connection", self._most, self._open[connection] + 1, setting)

@@ -63,17 +63,9 @@ class Endpoint(Generic[M]):
         self._handler = handler
 
     async def answer(self, data: Content, call: Call) -> bytes:
-        """Answer one request.
+        """Answer one serialized request; `as_refusal` converts any exception.
 
-        Args:
-            data: the serialized request.
-            call: its context.
-
-        Returns:
-            The serialized reply. Once it has been sent, or could not be sent, the transport must call `call.sent`.
-
-        Raises:
-            Exception: of any type; `as_refusal` converts it.
+        Once the reply has been sent, or could not be sent, the transport must call `call.sent`.
         """
         began = time.perf_counter()
         self.figures.received += 1

@@ -91,11 +91,7 @@ class ShardMap(NamedTuple):
 
     @classmethod
     def from_proto(cls, message: replay_pb2.ShardMap) -> ShardMap:
-        """Read and check a map that a client sent.
-
-        Raises:
-            FieldError: names the invalid field.
-        """
+        """Read and check a map that a client sent."""
         names = {state: name for name, state in _STATES.items()}
         shards = tuple(
             Shard(each.id, each.address, names.get(each.state, ""), tuple(map(_lost_from_proto, each.lost_rows)))
@@ -174,11 +170,7 @@ class ShardMap(NamedTuple):
             raise FieldError("map.ancestors", expected, f"map {self.version} ({self.id.hex()}), made from others")
 
     def checked(self) -> ShardMap:
-        """Return this map if it is valid.
-
-        Raises:
-            FieldError: names the invalid field.
-        """
+        """Return this map if it is valid."""
         if len(self.uid) != UID_BYTES:
             raise FieldError("map.uid", f"{UID_BYTES} bytes", f"{len(self.uid)} bytes")
         MAP_VERSIONS.check("map.version", self.version)

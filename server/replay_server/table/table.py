@@ -222,28 +222,19 @@ class Table:
         return self._index.priority_limit
 
     def check_uid(self, uid: bytes) -> None:
-        """Check that a caller means this table, and not an earlier one with the same name.
-
-        Raises:
-            RequestError: TABLE_REPLACED.
-        """
+        """Check that a caller means this table, and not an earlier one with the same name."""
         if uid != self.uid:
             raise errors.table_replaced(self.name)
 
     def is_repeat(self, stamp: WriterStamp | None) -> bool:
-        """Whether an insert is a retry of one that was already applied.
-
-        Raises:
-            RequestError: SEQUENCE_GAP, SEQUENCE_TOO_OLD or WRITER_UNKNOWN.
-        """
+        """Whether an insert is a retry of one that was already applied; raises as `WriterRecords.find` does."""
         return stamp is not None and self.directory.writers.find(stamp.writer_id, stamp.sequence) is not None
 
     def insert(self, rows: NewRows, stamp: WriterStamp | None) -> range:
         """Insert rows synchronously. `replay_server.flow.admission` inserts many rows without blocking other calls.
 
-        Args:
-            rows: the rows, at most `TableConfig.rows_at_once`.
-            stamp: the writer and sequence number. If None, retries are not detected and insert the rows again.
+        There may be at most `TableConfig.rows_at_once`. Without a ``stamp`` (writer and sequence number), retries are
+        not detected and insert the rows again.
 
         Returns:
             The keys of the rows. For a retry, these are the keys from the original insert.
@@ -260,11 +251,7 @@ class Table:
         return self.commit(rows, stamp)
 
     def check_rows_at_once(self, count: int) -> None:
-        """Refuse an insert of more rows than can become live at once.
-
-        Raises:
-            RequestError: TOO_LARGE.
-        """
+        """Refuse an insert of more rows than can become live at once."""
         if count > self.config.rows_at_once:
             raise errors.too_large(
                 "rows of one insert",
@@ -274,12 +261,7 @@ class Table:
             )
 
     def find_repeat(self, rows: NewRows, stamp: WriterStamp | None) -> range | None:
-        """If an insert was already applied, return its keys; otherwise, check its runs and return None.
-
-        Raises:
-            RequestError: SEQUENCE_GAP, SEQUENCE_TOO_OLD or WRITER_UNKNOWN.
-            FieldError: new rows of a table of steps do not continue their episodes.
-        """
+        """If an insert was already applied, return its keys; otherwise, check its runs and return None."""
         repeated = None if stamp is None else self.directory.writers.find(stamp.writer_id, stamp.sequence)
         if repeated is not None:
             self.figures.counts.repeated_inserts += 1
@@ -410,8 +392,7 @@ class Table:
     def update(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> tuple[int, int]:
         """Set the priorities, float64[n], of the rows with these keys, int64[n]. For a repeated key, the last counts.
 
-        Returns:
-            Number of distinct rows updated, and number of stale keys.
+        Return the number of distinct rows updated, and of stale keys.
         """
         resolved = resolve_update(keys, priorities, self.oldest, self.inserted, self.directory.priorities)
         self._index.write(resolved.keys, resolved.priorities)
@@ -457,10 +438,9 @@ class Table:
         return int(keys.min()) + self.config.slots < self._header.write_horizon
 
     def reset(self) -> int:
-        """Remove all rows synchronously; keys continue. `replay_server.flow.resetting` does it beside other calls.
+        """Remove all rows synchronously, and return the number of live ones; keys continue.
 
-        Returns:
-            Number of removed live rows.
+        `replay_server.flow.resetting` does it beside other calls.
 
         Raises:
             RequestError: NO_SPACE; nothing has changed.
@@ -486,10 +466,8 @@ class Table:
     def begin_anew(self, blank: Contents) -> Contents:
         """Remove all rows in time that does not depend on their number; nothing here can fail. Keys continue.
 
-        The caller must `forget` the removed rows before the next insert.
-
-        Returns:
-            What the table had in memory. Releasing it takes long if there were many rows.
+        The caller must `forget` the removed rows before the next insert. Return what the table had in memory; releasing
+        it takes long if there were many rows.
         """
         self._header.reset()
         self.resets += 1

@@ -84,12 +84,7 @@ class StatsHandler:
 
 
 def table_stats(table: Table, waits: Iterable[Wait]) -> replay_pb2.TableStats:
-    """Return the statistics of a table, without quantiles, which cost more than everything else.
-
-    Args:
-        table: the table.
-        waits: the calls that wait for it.
-    """
+    """Return the statistics of a table, without quantiles, which cost more than everything else."""
     figures = table.figures.now()
     return replay_pb2.TableStats(
         table=describe(table),

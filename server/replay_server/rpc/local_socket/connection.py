@@ -39,9 +39,6 @@ def start(work: Coroutine[Any, Any, T]) -> T | asyncio.Task[T]:
 
     Returns:
         The coroutine's result or, if it has to wait, a task that runs the rest.
-
-    Raises:
-        Exception: whatever the coroutine raises.
     """
     try:
         awaited = work.send(None)

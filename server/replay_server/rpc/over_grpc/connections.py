@@ -54,13 +54,7 @@ class Connections:
     """The connections of a server that have made calls."""
 
     def __init__(self, most: int, lanes: int, ticks: Callable[[], float] = time.monotonic) -> None:
-        """Count nothing yet.
-
-        Args:
-            most: maximum number of connections per lane.
-            lanes: number of lanes.
-            ticks: monotonic clock, in seconds.
-        """
+        """Count nothing yet. ``most`` is the maximum number of connections per lane."""
         self.port = 0
         """The port of the server, once it is bound."""
         self.refused = 0

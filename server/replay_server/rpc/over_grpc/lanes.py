@@ -53,18 +53,9 @@ class Lanes:
             server.add_generic_rpc_handlers(handlers)
 
     def bind(self, host: str, port: int, credentials: Credentials | None) -> int:
-        """Bind the port. Clients can connect, but their calls wait until `start`.
+        """Bind the port, and return it; 0: any free one. Clients can connect, but their calls wait until `start`.
 
-        Args:
-            host: the address to listen on.
-            port: the port; 0: any free one.
-            credentials: creates TLS credentials for one lane; None: connections are not encrypted.
-
-        Returns:
-            The port.
-
-        Raises:
-            FatalError: if the server cannot listen on the address.
+        ``credentials`` creates TLS credentials for one lane; None: connections are not encrypted.
         """
         first, *others = self._servers
         try:

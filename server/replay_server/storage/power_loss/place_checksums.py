@@ -105,12 +105,7 @@ class PlaceChecksums:
         """Make an intact version of each row current. The stored version may be older or newer than the values.
 
         The other place becomes invalid: it may have values of an update that is lost now, whose version comes again.
-
-        Args:
-            keys: int64[n], of rows whose own checksums match.
-
-        Returns:
-            bool[n]: whether each row has an intact version.
+        ``keys``, int64[n], are of rows whose own checksums match. Return bool[n]: whether each has an intact version.
         """
         stored = self._versions.of(keys % self._slots)
         found = np.full(len(keys), _NONE)

@@ -98,16 +98,14 @@ class Items(ABC):
     def leave(self, first: int, end: int) -> NDArray[np.int64]:
         """Remove evicted rows: the keys from ``first``, the oldest live one, up to but excluding ``end``.
 
-        Returns:
-            int64[n]: keys of the items that can no longer be drawn.
+        Return int64[n]: keys of the items that can no longer be drawn.
         """
 
     @abstractmethod
     def rows_of_open_windows(self, oldest: int) -> int:
         """Return how many rows a whole window of each unfinished episode takes; 0 if items are single rows.
 
-        Args:
-            oldest: key of the oldest live row. Episodes without a live row do not count.
+        Episodes without a live row, from the key ``oldest`` on, do not count.
         """
 
     @abstractmethod
