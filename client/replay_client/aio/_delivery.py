@@ -71,10 +71,6 @@ class Delivery:
         """Connect if necessary, and check for errors, before rows are added.
 
         If a block was begun or sent since the last call, let other tasks run first.
-
-        Raises:
-            ReplayError: an earlier row could not be sent.
-            ClosedError: the client is being closed.
         """
         await self.connected()
         if self._is_finishing:

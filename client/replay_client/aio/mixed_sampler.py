@@ -14,17 +14,15 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
+from replay_client._learning.handle import LoopSampler
 from replay_client._learning.mixed import MixedHandle, MixedKeys
 from replay_client._rows.columns import Columns
 from replay_client.aio.sampler import Sampler
 from replay_client.batch import MixedBatch
 
 
-class MixedSampler(MixedHandle[Sampler]):
+class MixedSampler(MixedHandle[Sampler], LoopSampler):
     """An endless iterator over batches; see `replay_client.MixedSampler`. For use in one task at a time."""
-
-    def __aiter__(self) -> MixedSampler:
-        return self
 
     async def __anext__(self) -> MixedBatch:
         """Return the oldest batch in flight, and request another one; see `replay_client.MixedSampler`."""
@@ -59,16 +57,6 @@ class MixedSampler(MixedHandle[Sampler]):
         """Close without a flush: unacknowledged updates may be lost."""
         for sampler in self.samplers.values():
             sampler.cancel()
-
-    async def __aenter__(self) -> MixedSampler:
-        return self
-
-    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Flush and close. After an error in the block, only close, because the updates may be incomplete."""
-        if error is None:
-            await self.close()
-        else:
-            self.cancel()
 
 
 async def _close(sampler: Sampler, deadline: float) -> None:
