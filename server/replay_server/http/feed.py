@@ -115,12 +115,8 @@ class Feed:
         self._began = time.monotonic()
         self._process = psutil.Process()
         self._random = np.random.default_rng()
-        self._next: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
-
-    @property
-    def next_frame(self) -> asyncio.Future[Frame]:
-        """Future of the next frame."""
-        return self._next
+        self.next_frame: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        """The next frame."""
 
     @contextmanager
     def one_more(self) -> Iterator[None]:
@@ -156,8 +152,8 @@ class Feed:
         self._list_checkpoints()
         tables, spent_s = await self._tables()
         began = time.thread_time()
-        self._next.set_result(Frame(self._server(), tables, self._checkpoints))
-        self._next = asyncio.get_running_loop().create_future()
+        self.next_frame.set_result(Frame(self._server(), tables, self._checkpoints))
+        self.next_frame = asyncio.get_running_loop().create_future()
         return spent_s + time.thread_time() - began
 
     async def _tables(self) -> tuple[dict[str, str], float]:
