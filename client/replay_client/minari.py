@@ -199,13 +199,7 @@ def _made(env: str | EnvSpec) -> gymnasium.Env[Any, Any]:
 def columns_from_dataset(
     dataset: minari.MinariDataset, *, obs: str = "obs", action: str = "action", reward: str = "reward"
 ) -> dict[str, Column]:
-    """Derive the stored columns for the steps of a dataset; rewards are float32.
-
-    Args:
-        dataset: the dataset.
-        obs: column of observations, or the outer name of nested ones.
-        action: column of actions, or the outer name of nested ones.
-        reward: column of rewards.
+    """Derive the stored columns for the steps of a dataset; rewards are float32. Names are as for `import_dataset`.
 
     Raises:
         InvalidArgumentError: values of a space have no fixed dtype and shape, as in `Text`.

@@ -231,14 +231,9 @@ class ServiceReplayBuffer(ReplayBufferManager):  # type: ignore[misc]  # Tiansho
         return np.array([], np.int64)
 
     def update_weight(self, index: ArrayLike, new_weight: Any) -> None:
-        """Update priorities of the last batch.
+        """Update priorities of the last batch, for indices int64[n] from `sample`.
 
-        Args:
-            index: int64[n], indices from `sample`.
-            new_weight: TD errors float[n], an array or a tensor; their absolute values are the priorities.
-
-        Raises:
-            InvalidArgumentError: the TD errors are invalid.
+        The weights are TD errors float[n], an array or a tensor; their absolute values are the priorities.
         """
         keys = self._last_drawn().row_keys[np.asarray(index)]
         self._opened().update_priorities(keys, abs(as_array(new_weight)))

@@ -48,7 +48,7 @@ def mixed_quantiles(parts: Sequence[Part]) -> dict[float, float]:
     return mixed
 
 
-Counts = TypeVar("Counts", replay_pb2.StepStats, replay_pb2.LimiterStats)
+Counts = TypeVar("Counts", replay_pb2.StepStats, replay_pb2.LimiterStats, replay_pb2.Rates)
 
 _SUMMED: Final = (
     *("bytes", "evicted", "sampled", "updated", "stale", "unsynced", "failed_syncs", "repeated_inserts"),
@@ -177,13 +177,11 @@ def _merged_description(parts: Sequence[replay_pb2.TableDescription]) -> replay_
     return whole
 
 
-def _merged_rates(parts: Sequence[replay_pb2.Rates]) -> replay_pb2.Rates:
-    return replay_pb2.Rates(
-        window_s=max(part.window_s for part in parts),
-        inserted_per_s=sum(part.inserted_per_s for part in parts),
-        sampled_per_s=sum(part.sampled_per_s for part in parts),
-        updated_per_s=sum(part.updated_per_s for part in parts),
-    )
+def _merged_rates(parts: Sequence[replay_pb2.Rates]) -> replay_pb2.Rates | None:
+    rates = _added(parts)
+    if rates is not None:
+        rates.window_s = max(part.window_s for part in parts)
+    return rates
 
 
 def _merged_waits(waits: Iterable[replay_pb2.WaitStats]) -> list[replay_pb2.WaitStats]:

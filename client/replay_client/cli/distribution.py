@@ -102,7 +102,7 @@ class Distributions:
             priorities=bars(inspection.priorities, rows, count),
             weights=() if is_queue else bars(weights, rows, count),
             ages_s=bars(ages, np.full(len(ages), inspection.table.size / max(1, len(ages))), count),
-            times_sampled=[_times_bar(bar) for bar in times_sampled],
+            times_sampled=[Bar(float(bar.at_least), float(bar.at_most), float(bar.rows)) for bar in times_sampled],
             mean_weight=float((drawn * weights).sum() / drawn.sum()) if len(drawn) else 0.0,
             by_rank=None
             if inspection.table.backend != RANK
@@ -195,7 +195,3 @@ def merged(drawn: Sequence[TimesSampled], most: int) -> Sequence[TimesSampled]:
         pairs = [drawn[place : place + 2] for place in range(0, len(drawn), 2)]
         drawn = [replace(pair[0], at_most=pair[-1].at_most, rows=sum(bar.rows for bar in pair)) for pair in pairs]
     return drawn
-
-
-def _times_bar(bar: TimesSampled) -> Bar:
-    return Bar(float(bar.at_least), float(bar.at_most), float(bar.rows))
