@@ -320,12 +320,7 @@ class Steps:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any], schema: Schema) -> Steps:
-        """Read the result of `to_json`.
-
-        Raises:
-            InvalidArgumentError: names the invalid field.
-            KeyError, TypeError: a field is missing or unknown.
-        """
+        """Read the result of `to_json`; a `KeyError` or `TypeError` means a missing or unknown field."""
         derived = {name: _of_kind(column, get_args(Derived)) for name, column in stored["derived"].items()}
         return cls(_of_kind(stored["item"], get_args(Item)), derived, schema)
 

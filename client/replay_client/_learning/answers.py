@@ -97,6 +97,9 @@ class BatchReader:
             columns = self._plain.received(rows, len(keys)) if mapped is None else self._plain.copied(keys, mapped)
         if columns is None:
             return None
+        info = None
+        if message.times_sampled:
+            info = RowInfo(_own(message.times_sampled, "<u4"), _own(message.ages_s, "<f4"))
         return Batch(
             row_keys=keys,
             columns=columns,
@@ -108,7 +111,7 @@ class BatchReader:
             total_mass=message.total_mass,
             smallest_probability=message.smallest_probability,
             inserted=message.inserted,
-            row_info=_row_info(message) if message.times_sampled else None,
+            row_info=info,
             _positions=None if self._windows is None else WindowPositions(message, self._windows.item),
         )
 
@@ -270,10 +273,6 @@ def _check_known(draw: replay_pb2.Draw, message: replay_pb2.Batch) -> None:
         raise InvalidArgumentError.of_field(
             "row_info", "a server that knows it", "a server of an older version than the client; upgrade it"
         )
-
-
-def _row_info(message: replay_pb2.Batch) -> RowInfo:
-    return RowInfo(times_sampled=_own(message.times_sampled, "<u4"), ages_s=_own(message.ages_s, "<f4"))
 
 
 def _check_size(rows: memoryview, row_count: int, due_bytes: int) -> None:

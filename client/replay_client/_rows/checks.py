@@ -52,18 +52,10 @@ kind of bfloat16 is V."""
 
 
 def checked_rows(schema: Schema, given: Mapping[str, Any], *, is_partial: bool = False) -> tuple[dict[str, Array], int]:
-    """Check rows given as columns.
+    """Check rows given as columns, ``[n, *shape]``, at least one row; observations may be nested.
 
-    Args:
-        schema: the table's schema.
-        given: values by column, ``[n, *shape]``; observations may be nested.
-        is_partial: whether columns may be missing.
-
-    Returns:
-        Arrays in the order of the schema, which can be cast to the columns' dtypes, and the number of rows.
-
-    Raises:
-        InvalidArgumentError: a column is missing or unknown, a dtype, shape or length is wrong, or there are no rows.
+    If ``is_partial``, columns may be missing. Return arrays in the order of the schema, which can be cast to the
+    columns' dtypes, and the number of rows.
     """
     flat = flattened(schema, given, is_partial=is_partial)
     columns: dict[str, Array] = {}
@@ -246,15 +238,10 @@ def checked_keys(batch_or_keys: BatchOrKeys, *, field: str = "keys") -> NDArray[
 def checked_update(
     schema: Schema, keys: ArrayLike, given: Mapping[str, Any]
 ) -> tuple[NDArray[np.int64], dict[str, Array]]:
-    """Check new values of mutable columns.
+    """Check new values of mutable columns, ``[*keys.shape, *shape]``; observations may be nested.
 
-    Args:
-        schema: the table's schema.
-        keys: int64 of any shape, such as `Batch.position_keys`; -1 for a position without a row.
-        given: values by column, ``[*keys.shape, *shape]``; observations may be nested.
-
-    Returns:
-        The keys of positions with a row, int64[n], and their values in the order of the schema, ``[n, *shape]``.
+    The keys are int64 of any shape, such as `Batch.position_keys`; -1 for a position without a row. Return the keys of
+    positions with a row, int64[n], and their values in the order of the schema, ``[n, *shape]``.
     """
     found = checked_array("keys", _KEY, keys)
     places = np.flatnonzero(found != NO_ROW)
@@ -321,14 +308,8 @@ def _with_masks(
 ) -> dict[str, Array]:
     """Add missing optional columns and masks, and set values to zero where a mask is False.
 
-    Args:
-        schema: the table's schema.
-        columns: checked values by column, ``[*rows, *shape]``.
-        rows: ``(n,)`` for n rows; ``()`` for one.
-        is_partial: whether missing columns stay missing.
-
-    Raises:
-        InvalidArgumentError: a mask is True, but its column is missing.
+    ``columns`` are checked values ``[*rows, *shape]``; ``rows`` is ``(n,)`` for n rows, and ``()`` for one. If
+    ``is_partial``, missing columns stay missing. A column must not be missing if its mask is True anywhere.
     """
     complete = dict(columns)
     for name, mask in schema.masks.items():

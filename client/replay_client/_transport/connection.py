@@ -227,7 +227,8 @@ class ConnectionBase:
         """Objects that must live as long as this connection."""
         self._options = options
         self._forks = _Process.forks
-        self._closed = False
+        self.is_closed = False
+        """Whether `close` was called."""
         self._was_reached = False
 
     @property
@@ -243,7 +244,7 @@ class ConnectionBase:
     def check_usable(self) -> None:
         """Raise `ForkedError` like `check_not_forked`, and `ClosedError` after `close`."""
         self.check_not_forked()
-        if self._closed:
+        if self.is_closed:
             raise ClosedError("this client is closed")
 
     def deadline(self, field: str, limit_s: float | None) -> float:
@@ -252,7 +253,7 @@ class ConnectionBase:
 
     def failure(self, error: grpc.RpcError) -> ReplayError:
         """Convert the error of a failed call."""
-        if self._closed:
+        if self.is_closed:
             return ClosedError("this client was closed during the call")
         return self.access.explained(from_rpc_error(error, self.address))
 
@@ -312,7 +313,7 @@ class Connection(ConnectionBase):
 
         ``lasted_s`` is how long it has lasted.
         """
-        if not may_be_cut(error, lasted_s) or self._closed:
+        if not may_be_cut(error, lasted_s) or self.is_closed:
             return False
         check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(HEALTH_CHECK)
         for _ in range(CHECKS):
@@ -371,7 +372,6 @@ class Connection(ConnectionBase):
 
         Raises:
             ServerUnavailableError: no server answers; the message says what to do.
-            ReplayError: as for `check_usable`.
         """
         self.check_usable()
         if self._was_reached:
@@ -393,7 +393,7 @@ class Connection(ConnectionBase):
 
     def close(self) -> None:
         """Close the channel, which ends running calls and streams. Does nothing in a forked child."""
-        was_closed, self._closed = self._closed, True  # first, so that running calls know why they end
+        was_closed, self.is_closed = self.is_closed, True  # first, so that running calls know why they end
         if not was_closed and not self.is_forked:
             for channel in (*self._earlier, self._channel):
                 channel.close()

@@ -73,13 +73,7 @@ class FrameStream:
             pass
 
     def send_whole(self, parts: Sequence[Content]) -> None:
-        """Send a message, given in parts, and wait until the socket has accepted it.
-
-        The receiving thread must not call this method.
-
-        Raises:
-            OSError: the connection has ended.
-        """
+        """Send a message, given in parts, and wait until the socket has accepted it, or raise `OSError`."""
         self._sent += 1
         left = [memoryview(frame_head(sum(map(len, parts)))), *(memoryview(part) for part in parts)]
         left.reverse()

@@ -154,17 +154,11 @@ class Episodes:
     def append_all(
         self, columns: Mapping[str, Array], which: NDArray[np.intp], priorities: Array | None, steps_ago: int = 0
     ) -> int:
-        """Append the rows of some streams; see `Writer.append_all`.
+        """Append the rows of some streams; see `Writer.append_all`. ``columns`` have a row for every stream.
 
-        Args:
-            columns: the result of `checked_rows`, with a row for every stream.
-            which: int64[n]: the streams whose rows are appended.
-            priorities: float64[streams], NaN where it is not known; or None.
-            steps_ago: which steps the priorities belong to.
-
-        Returns:
-            The number of rows that were appended, which are those of the first streams in ``which``. It is at most
-            the capacity of a block, and 0 if too many blocks are in flight.
+        Rows are appended for the streams ``which``, int64[n]. The priorities, float64[streams], are NaN where they are
+        not known. Return the number of rows that were appended, which are those of the first streams. It is at most the
+        capacity of a block, and 0 if too many blocks are in flight.
         """
         outbox, streams = self._outbox, self.streams
         if outbox.is_changing or outbox.was_torn:
@@ -224,11 +218,8 @@ class Episodes:
     def _give(self, streams: Sequence[int], priorities: Sequence[float], steps_ago: int) -> list[float | None]:
         """Give priorities to steps of streams' current episodes, counted back from the next ones.
 
-        Returns:
-            The earlier priorities of these steps, if the table is a table of steps.
-
-        Raises:
-            InvalidArgumentError: see `check_steps_ago`; then nothing has changed.
+        Return the earlier priorities of these steps, if the table is a table of steps. If `check_steps_ago` refuses,
+        nothing has changed.
         """
         self.check_steps_ago(streams, steps_ago)
         if self._priorities is None:

@@ -109,10 +109,8 @@ class StepLinks:
     def __init__(self, window: WindowShape, *, keep_streams: bool = False) -> None:
         """Compute links for windows of this shape.
 
-        Args:
-            window: the shape.
-            keep_streams: streams keep their numbers, and what follows missing rows gets the same number at each
-                repetition. Only for a table that has no rows of other origin.
+        With ``keep_streams``, streams keep their numbers, and what follows missing rows gets the same number at each
+        repetition. Only for a table that has no rows of other origin.
         """
         self._window = window
         self._keep_streams = keep_streams

@@ -87,11 +87,6 @@ class Connection(ConnectionBase):
         self.streams: weakref.WeakSet[MessageStream | FrameStream] = weakref.WeakSet()
         """Open streams, which `close` cancels."""
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closed
-
     async def run(self, operation: Operation[T]) -> T:
         """Run an operation."""
         await self._turns.take()
@@ -109,7 +104,7 @@ class Connection(ConnectionBase):
 
     async def is_cut(self, error: Exception, lasted_s: float) -> bool:
         """Whether a call or stream was cut off; see `replay_client._transport.connection.Connection.is_cut`."""
-        if not may_be_cut(error, lasted_s) or self._closed:
+        if not may_be_cut(error, lasted_s) or self.is_closed:
             return False
         check: aio.UnaryUnaryMultiCallable[bytes, bytes] = self._opened().unary_unary(HEALTH_CHECK)
         for _ in range(CHECKS):
@@ -204,7 +199,7 @@ class Connection(ConnectionBase):
         for work in list(self.works):
             if not work.is_done:
                 await work.finish(deadline)
-        self._closed = True
+        self.is_closed = True
         for stream in list(self.streams):
             stream.cancel()
         for channel in (*self._earlier, *([] if self._channel is None else [self._channel])):

@@ -50,15 +50,10 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def log_log_plot(x: Floats, y: Floats, line: Floats | None, width: int, height: int, styles: tuple[str, str]) -> Text:
-    """Plot a curve on top of a reference line, on logarithmic axes.
+    """Plot a curve on top of a reference line, if there is one, on logarithmic axes.
 
-    Args:
-        x: float64[n], ascending, above 0; n at least 1.
-        y: float64[n], above 0.
-        line: float64[n], values of the line; None: no line.
-        width: width in characters, including labels.
-        height: height in lines, including labels.
-        styles: colors of the curve and of the line.
+    The points ``x``, float64[n], ascend; all values are above 0. Width in characters and height in lines include
+    labels. ``styles`` are the colors of the curve and of the line.
     """
     import plotext  # takes 0.2 s to import
 

@@ -167,9 +167,6 @@ class Sampler(SamplerHandle, ThreadSampler):
     def close(self, *, timeout_s: float | None = None) -> None:
         """Flush and close. Idempotent; does nothing in a forked child. If another thread is in a call, that call ends.
 
-        Args:
-            timeout_s: as for `flush`.
-
         Raises:
             ConcurrentUseError: another thread is in a call, and updates are unacknowledged.
             ReplayError: as for `flush`; the sampler is closed in any case.

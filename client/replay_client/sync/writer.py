@@ -248,10 +248,7 @@ class Writer(WriterHandle[WriterStream]):
             self._delivery.wait_for_all(deadline)
 
     def close(self, *, timeout_s: float | None = None) -> None:
-        """Flush and close. Idempotent; does nothing in a forked child.
-
-        Args:
-            timeout_s: as for `flush`.
+        """Flush and close, with the time limit of `flush`. Idempotent; does nothing in a forked child.
 
         Raises:
             ReplayError: as for `flush`; the writer is closed anyway.

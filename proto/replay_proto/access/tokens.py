@@ -141,13 +141,7 @@ class Tokens:
     def __init__(
         self, path: Path, clock: Callable[[], float] = time.time, ticks: Callable[[], float] = time.monotonic
     ) -> None:
-        """Read the file.
-
-        Args:
-            path: the file.
-            clock: seconds since 1970, for expiry.
-            ticks: monotonic clock in seconds, for checking the file periodically.
-        """
+        """Read the file. ``clock`` returns seconds since 1970, for expiry; ``ticks`` is a monotonic clock."""
         self._path = path
         self._clock = clock
         self._ticks = ticks
