@@ -72,11 +72,6 @@ THIS_HOST: Final = "this host"
 _NETWORK_BITS: Final = 64
 
 
-def of_token(name: str) -> str:
-    """Identity of the holders of a token."""
-    return f"token {name}"
-
-
 def of_peer(peer: str) -> str:
     """Identity of a peer with an address in gRPC's format.
 
@@ -173,7 +168,7 @@ class TokenHolder(Caller):
         self._digest = digest
         self._revocations = revocations
         self._check_right: Callable[[], None] | None = None
-        super().__init__(of_token(self.token().name))
+        super().__init__(f"token {self.token().name}")
 
     def token(self) -> TokenEntry:
         """Return the entry of the token."""

@@ -30,13 +30,9 @@ class Budget:
     """Counts what each caller holds."""
 
     def __init__(self, bound: str, setting: str, most: int, share: float) -> None:
-        """Create a budget.
+        """Create a budget of ``most`` for all callers together, and of this share of it for each.
 
-        Args:
-            bound: what the budget counts, in words for refusals.
-            setting: where ``most`` comes from, in words for refusals.
-            most: maximum amount that all callers may hold together.
-            share: fraction of ``most`` that one caller may hold.
+        ``bound`` and ``setting`` say in refusals what it counts, and where ``most`` comes from.
         """
         self._bound = bound
         self._setting = setting

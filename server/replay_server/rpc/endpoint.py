@@ -41,15 +41,9 @@ class Endpoint(Generic[M]):
     def __init__(
         self, request: type[M], demand: Demand, handler: Handler[M], bounds: Bounds, *, is_stream: bool = False
     ) -> None:
-        """Define an RPC.
+        """Define an RPC: the type of its requests, the right that each requires, and what answers one.
 
-        Args:
-            request: type of its requests.
-            demand: the right that each request requires.
-            handler: answers one request.
-            bounds: limits on requests.
-            is_stream: whether requests arrive on a stream and are answered in order. If False, each request is a unary
-                call.
+        If ``is_stream``, requests arrive on a stream and are answered in order. If not, each request is a unary call.
         """
         self.name = request.DESCRIPTOR.name.removesuffix("Request")
         """Name of the method."""

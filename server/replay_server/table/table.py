@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from replay_proto.framing import Array
 from replay_proto.layout import HEADER_FILE, MOST_ROWS_AT_ONCE
+from replay_proto.v1 import replay_pb2
 
 from replay_server import errors
 from replay_server.backends import LiveRows, index_bytes, make_index
@@ -90,17 +90,6 @@ class Contents:
     times_sampled: TimesSampled
 
 
-class ShardReport(NamedTuple):
-    """State of another shard of a distributed table, as reported by a client."""
-
-    inserted: int
-    """Rows ever inserted."""
-    size: int
-    """Live rows."""
-    total_mass: float
-    """Mass of its rows; 0 if unknown."""
-
-
 class Table:
     """A ring of rows that are drawn by priority."""
 
@@ -139,7 +128,7 @@ class Table:
         """Number of resets since the server started."""
         self.others_largest_priority: float
         """Largest priority in the other shards of a distributed table, according to the latest update by a learner."""
-        self.reports: dict[int, ShardReport]
+        self.reports: dict[int, replay_pb2.ShardReport]
         """Clients' reports on shards whose servers they could not reach, by shard id."""
         self._forget_others()
 
@@ -326,12 +315,9 @@ class Table:
     def draw_at(self, draw: Draw, points: Points) -> list[DrawnBatch]:
         """Draw batches at these points of the current mass. The `gate` must already have granted their rows.
 
-        If inserts overwrite drawn rows before these are copied, the caller draws again at the same points. This keeps
-        seeded draws reproducible. New points would also bias draws against old rows, which are overwritten first.
-
-        Args:
-            draw: parameters of each batch.
-            points: the points of all batches, from ``self.draws.choose_points``.
+        The points of all batches are from ``self.draws.choose_points``. If inserts overwrite drawn rows before these
+        are copied, the caller draws again at the same points. This keeps seeded draws reproducible. New points would
+        also bias draws against old rows, which are overwritten first.
 
         Raises:
             RequestError: TABLE_EMPTY; LIMITED if a draw needs more rows.
@@ -400,14 +386,10 @@ class Table:
         return len(resolved.keys), resolved.stale
 
     def update_rows(self, keys: NDArray[np.int64], columns: Mapping[str, Array]) -> tuple[int, int]:
-        """Write mutable columns of the rows with these keys again. For a repeated key, the last values count.
+        """Write mutable columns of rows with these keys, int64[n], again. For a repeated key, the last values count.
 
-        Args:
-            keys: int64[n], any numbers.
-            columns: some mutable columns by name, ``dtype[n, *shape]``.
-
-        Returns:
-            Number of distinct rows updated, and number of stale keys.
+        ``columns`` are some of them by name, ``dtype[n, *shape]``. Return the number of distinct rows updated, and of
+        stale keys.
         """
         places = last_of_each(keys, self.oldest, self.inserted)
         stale = len(keys) - len(self.live_keys(keys))
@@ -451,11 +433,7 @@ class Table:
         return removed.size
 
     def blank(self) -> Contents:
-        """Return what a table of this config has in memory when it is empty. May run in any thread.
-
-        Raises:
-            RequestError: NO_SPACE; nothing has changed.
-        """
+        """Return what an empty table of this config has in memory; refuse with NO_SPACE. May run in any thread."""
         try:
             if self._memory is not None:
                 self._memory.check(memory_bytes(self.config))

@@ -65,12 +65,7 @@ def reply_bytes(rows: int, carried: Carried | None, batches: int = 1) -> int:
 async def hold_reply(call: Call, catalog: Catalog, size: int, rows: int) -> bool:
     """Wait until a reply may be built on the event loop, and charge its bytes to the budget until it is sent.
 
-    Returns:
-        Whether the call had to wait.
-
-    Raises:
-        RequestError: TOO_LARGE if too many calls wait; UNAUTHENTICATED if the caller's token became invalid during the
-            wait.
+    Return whether the call had to wait. After the wait, the caller's token must still be valid.
     """
     caller = call.caller.identity
     waits = not catalog.outgoing.take_now(caller, size)

@@ -139,11 +139,7 @@ def lane_of(address: bytes, lanes: int) -> int:
 
 
 def peers_of(port: int) -> Iterator[_Peer]:
-    """Yield the peers of the established connections to a local port.
-
-    Raises:
-        OSError: the system does not tell.
-    """
+    """Yield the peers of the established connections to a local port."""
     for family in (socket.AF_INET, socket.AF_INET6):
         with closing(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG)) as kernel:
             query = _QUERY.pack(

@@ -35,12 +35,10 @@ class Lanes:
     """gRPC servers with the same handlers at the same address."""
 
     def __init__(self, connections: int, options: Callable[..., _Options]) -> None:
-        """Create the servers; nothing listens yet.
+        """Create the servers, each with ``connections`` at the most; nothing listens yet.
 
-        Args:
-            connections: maximum number of connections per lane. If there are too few file descriptors for `MOST_LANES`
-                such lanes, fewer are created.
-            options: creates the options of a gRPC server; takes the keyword argument ``shares_port``.
+        If there are too few file descriptors for `MOST_LANES` such lanes, fewer are created. ``options`` creates the
+        options of a gRPC server; takes the keyword argument ``shares_port``.
         """
         self.count = max(1, min(MOST_LANES, connections_that_fit() // connections))
         """Number of lanes."""

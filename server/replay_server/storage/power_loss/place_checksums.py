@@ -92,10 +92,7 @@ class PlaceChecksums:
         """Invalidate the values before the updates of a period, whose values are on disk now, and sync that.
 
         Otherwise, a row whose newest values are overwritten by those of a later row would get its older ones.
-
-        Args:
-            period: as `Periods.begin_sync` returned it.
-            inserted: number of rows ever inserted; the space of slots without rows is not reserved.
+        ``inserted`` is the number of rows ever inserted; the space of slots without rows is not reserved.
         """
         slots = self.periods.updated_until(period, min(inserted, self._slots))
         self._words[self._versions.current(slots) ^ 1] = 0

@@ -85,13 +85,9 @@ class Items(ABC):
 
     @abstractmethod
     def arrive(self, first: int, row_count: int, runs: Runs | None, oldest: int) -> NewItems:
-        """Add rows that become live, and return the items that they complete.
+        """Add rows that become live, from the key ``first`` on, and return the items that they complete.
 
-        Args:
-            first: key of the first row.
-            row_count: number of rows.
-            runs: streams, episodes and steps of the rows.
-            oldest: key of the oldest live row.
+        ``oldest`` is the key of the oldest live row.
         """
 
     @abstractmethod
@@ -118,13 +114,8 @@ class Items(ABC):
     ) -> NDArray[np.bool_] | None:
         """Find the items among the live rows of a stored table, when the table is opened.
 
-        Args:
-            live: the live rows.
-            links: uint64[size, words]: the links of these rows, oldest first; see `Runs.links`.
-            is_dead: bool[size]: which of these rows have no priority.
-
-        Returns:
-            bool[size]: which live rows have a drawable item, oldest first; None if all have one.
+        ``links``, uint64[size, words], are those of these rows, oldest first; see `Runs.links`. ``is_dead`` is
+        bool[size]: which have no priority. Return bool[size]: which live rows have a drawable item; None if all have.
         """
 
     @abstractmethod

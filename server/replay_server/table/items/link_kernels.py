@@ -68,21 +68,12 @@ def arrive(
     keys: Integers,
     places: Integers,
 ) -> int:
-    """Link the rows of new runs, and mark the anchors whose windows they complete.
+    """Link the rows of new runs, and mark the anchors whose windows they complete; return the number of these.
 
-    Args:
-        links: the links.
-        runs: the runs of the new rows.
-        first: key of the first row.
-        oldest: key of the oldest live row.
-        forward: see `WindowShape`.
-        backward: see `WindowShape`.
-        period: see `WindowShape`.
-        keys: int64[n], output: keys of the anchors that became drawable, run by run, in the order of steps.
-        places: int64[n], output: index of each anchor's priority among the insert's priorities.
-
-    Returns:
-        Number of anchors in the output.
+    The rows have keys from ``first`` on; ``oldest`` is the key of the oldest live row. See `WindowShape` for
+    ``forward``, ``backward`` and ``period``. The output is ``keys``, int64[n]: keys of the anchors that became
+    drawable, run by run, in the order of steps; and ``places``, int64[n]: index of each anchor's priority among the
+    insert's.
     """
     found = 0
     for run in range(len(runs.row_counts)):
