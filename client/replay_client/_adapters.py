@@ -42,14 +42,7 @@ def columns_from_example(example: Mapping[str, Any]) -> dict[str, Column]:
 
 
 def columns_of(rows: Mapping[str, NDArray[Any]]) -> dict[str, Column]:
-    """Derive columns from rows.
-
-    Args:
-        rows: values by column name, ``[n, *shape]``.
-
-    Raises:
-        InvalidArgumentError: a table cannot store values of this dtype or shape, or a column of this name.
-    """
+    """Derive columns from rows: values by column name, ``[n, *shape]``."""
     columns = {}
     for name, values in rows.items():
         try:
@@ -60,11 +53,7 @@ def columns_of(rows: Mapping[str, NDArray[Any]]) -> dict[str, Column]:
 
 
 def check_same_columns(schema: Schema, rows: Mapping[str, NDArray[Any]]) -> None:
-    """Check that rows have exactly the columns of a table, with its dtypes and shapes.
-
-    Raises:
-        InvalidArgumentError: names the column that differs.
-    """
+    """Check that rows have exactly the columns of a table, with its dtypes and shapes."""
     for name in (*schema, *rows):
         if name not in rows:
             raise InvalidArgumentError.of_field(f"columns.{name}", f"{schema[name]}, as in the table", "no such value")

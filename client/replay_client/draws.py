@@ -66,9 +66,6 @@ def draw_of(
     """Build the message for a draw; see `Table.sample` for the arguments.
 
     ``columns`` are the names of the stored columns that replies must carry; None stands for the server's default.
-
-    Raises:
-        InvalidArgumentError: a name is unknown, or a value is not a number or is out of range.
     """
     if not isinstance(row_info, bool):
         raise InvalidArgumentError.of_field("row_info", "True or False", repr(row_info))
@@ -84,11 +81,7 @@ def draw_of(
 
 
 def checked_count(field: str, number: int, *, least: int = 1, most: int = _LARGEST, example: str = "") -> int:
-    """Check that a number is an integer from ``least`` to ``most``, and not a bool.
-
-    Raises:
-        InvalidArgumentError: it is not; the message shows the ``example``, if given.
-    """
+    """Check that a number is an integer from ``least`` to ``most``, and not a bool; ``example`` is for the error."""
     try:
         count = operator.index(number)
         if not isinstance(number, bool) and least <= count <= most:
@@ -101,21 +94,13 @@ def checked_count(field: str, number: int, *, least: int = 1, most: int = _LARGE
 
 
 def checked_capacity(capacity: float) -> int:
-    """Check that a table's capacity is a whole number of at least 1, which may be a float such as 1e6.
-
-    Raises:
-        InvalidArgumentError: it is not.
-    """
+    """Check that a table's capacity is a whole number of at least 1, which may be a float such as 1e6."""
     is_whole = isinstance(capacity, float) and capacity.is_integer()
     return checked_count("capacity", int(capacity) if is_whole else capacity, example="1_000_000")  # type: ignore[arg-type]
 
 
 def checked_beta(beta: float) -> float:
-    """Check the exponent of the weights.
-
-    Raises:
-        InvalidArgumentError: it is not a finite number of at least 0.
-    """
+    """Check the exponent of the weights."""
     if type(beta) is float and 0.0 <= beta < math.inf:  # usually
         return beta
     try:
@@ -127,11 +112,7 @@ def checked_beta(beta: float) -> float:
 
 
 def with_beta(draw: replay_pb2.Draw, beta: float) -> replay_pb2.Draw:
-    """Return a copy of a draw with another exponent. The original is unchanged, because batches in flight refer to it.
-
-    Raises:
-        InvalidArgumentError: as for `checked_beta`.
-    """
+    """Return a copy of a draw with another exponent. Batches in flight refer to the original, which is unchanged."""
     copied = replay_pb2.Draw()
     copied.CopyFrom(draw)
     copied.beta = checked_beta(beta)

@@ -237,12 +237,7 @@ _CODES: Final[Mapping[int, grpc.StatusCode]] = {code.value[0]: code for code in 
 
 
 def from_rpc_error(error: grpc.RpcError, address: str) -> ReplayError:
-    """Convert the error of a failed call.
-
-    Args:
-        error: raised by gRPC's synchronous API, where the error is also the call object.
-        address: the server's address.
-    """
+    """Convert the error of a failed call to a server; in gRPC's synchronous API, it is also the call object."""
     try:
         status = rpc_status.from_call(error)
     except ValueError:  # The details do not match the status: an intermediary changed them.

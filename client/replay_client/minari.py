@@ -97,11 +97,7 @@ class _Names:
     reward: str
 
     def check(self, table: Table) -> None:
-        """Check that a table is a table of steps with these columns.
-
-        Raises:
-            InvalidArgumentError: the table has no steps, or lacks a column.
-        """
+        """Check that a table is a table of steps with these columns."""
         if table.steps is None:
             raise InvalidArgumentError.of_field("table", "a table with steps", f"table {table.name!r}, without steps")
         for field, name in vars(self).items():
@@ -203,13 +199,7 @@ def _made(env: str | EnvSpec) -> gymnasium.Env[Any, Any]:
 def columns_from_dataset(
     dataset: minari.MinariDataset, *, obs: str = "obs", action: str = "action", reward: str = "reward"
 ) -> dict[str, Column]:
-    """Derive the stored columns for the steps of a dataset; rewards are float32.
-
-    Args:
-        dataset: the dataset.
-        obs: column of observations, or the outer name of nested ones.
-        action: column of actions, or the outer name of nested ones.
-        reward: column of rewards.
+    """Derive the stored columns for the steps of a dataset; rewards are float32. Names are as for `import_dataset`.
 
     Raises:
         InvalidArgumentError: values of a space have no fixed dtype and shape, as in `Text`.
@@ -308,11 +298,7 @@ class _WholeEpisodes:
 
 
 def _unused_path(dataset_id: str) -> Path:
-    """Return the directory of a new dataset.
-
-    Raises:
-        InvalidArgumentError: the ID is malformed or taken.
-    """
+    """Return the directory of a new dataset, whose ID must be well-formed and free."""
     try:
         parse_dataset_id(dataset_id)
     except (TypeError, ValueError):  # TypeError: it has no version
@@ -335,9 +321,6 @@ def _checked_space(field: str, schema: Schema, name: str, space: gymnasium.Space
     """Check that columns and a space can hold each other's values, and return the space.
 
     If there is no space, derive it from the columns.
-
-    Raises:
-        InvalidArgumentError: names the column that differs.
     """
     columns = _below(schema, name)
     if space is None:
@@ -378,11 +361,7 @@ def _below(columns: Mapping[str, Column], name: str) -> dict[str, Column]:
 
 
 def _values_in(space: gymnasium.Space[Any], name: str, rows: Rows) -> Any:
-    """Convert columns of rows to values of a space: arrays ``dtype[n, *shape]``, nested like the space.
-
-    Raises:
-        InvalidArgumentError: the space's dtype cannot hold a value; the message names the column.
-    """
+    """Convert columns of rows to values of a space: arrays ``dtype[n, *shape]``, nested like the space."""
     values = {
         each: np.asarray(checked_array(f"columns.{each}", column, rows[each]), column.dtype)
         for each, column in columns_from_space(space, name).items()
@@ -429,11 +408,7 @@ def _rows_of(episode: minari.EpisodeData, names: _Names, others: Iterable[str]) 
 
 
 def _of_length(name: str, values: Any, length: int) -> Array:
-    """Convert values to an array of this length.
-
-    Raises:
-        InvalidArgumentError: the values have another length.
-    """
+    """Convert values to an array of this length."""
     array: Array = np.asarray(values)
     if len(array) != length:
         raise InvalidArgumentError.of_field(f"columns.{name}", f"{length} values in this episode", str(len(array)))

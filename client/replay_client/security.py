@@ -160,11 +160,7 @@ class Access:
             self.metadata()
 
     def metadata(self) -> Metadata:
-        """Return the metadata that authenticates a call.
-
-        Raises:
-            InvalidArgumentError: the token is malformed; the message does not show it.
-        """
+        """Return the metadata that authenticates a call."""
         return token_metadata(self._current_token())
 
     def authorization(self) -> str:

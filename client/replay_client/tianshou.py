@@ -231,14 +231,9 @@ class ServiceReplayBuffer(ReplayBufferManager):  # type: ignore[misc]  # Tiansho
         return np.array([], np.int64)
 
     def update_weight(self, index: ArrayLike, new_weight: Any) -> None:
-        """Update priorities of the last batch.
+        """Update priorities of the last batch, for indices int64[n] from `sample`.
 
-        Args:
-            index: int64[n], indices from `sample`.
-            new_weight: TD errors float[n], an array or a tensor; their absolute values are the priorities.
-
-        Raises:
-            InvalidArgumentError: the TD errors are invalid.
+        The weights are TD errors float[n], an array or a tensor; their absolute values are the priorities.
         """
         keys = self._last_drawn().row_keys[np.asarray(index)]
         self._opened().update_priorities(keys, abs(as_array(new_weight)))
@@ -308,11 +303,7 @@ class ServiceReplayBuffer(ReplayBufferManager):  # type: ignore[misc]  # Tiansho
     save_hdf5 = load_hdf5 = from_data = _unsupported
 
     def _streams_of(self, buffer_ids: NDArray[np.int64] | Sequence[int] | None) -> list[int]:
-        """Return the streams of environments.
-
-        Raises:
-            InvalidArgumentError: an environment is unknown, or given twice.
-        """
+        """Return the streams of environments, which must be known, and given only once."""
         if buffer_ids is None:
             return list(range(self.buffer_num))
         streams: list[int] = np.asarray(buffer_ids).tolist()
@@ -428,11 +419,7 @@ def _columns(rows: dict[str, NDArray[Any]]) -> dict[str, Column | Derived]:
 def _checked(
     schema: Schema, rows: dict[str, NDArray[Any]], row_count: int, *, is_partial: bool
 ) -> dict[str, NDArray[Any]]:
-    """Check rows, and cast them to the dtypes of the columns, so that they can be compared bit by bit.
-
-    Raises:
-        InvalidArgumentError: a column cannot hold a value, or there is another number of rows.
-    """
+    """Check rows, and cast them to the dtypes of the columns, so that they can be compared bit by bit."""
     checked, found = checked_rows(schema, rows, is_partial=is_partial)
     if found != row_count:
         raise InvalidArgumentError.of_field("columns", f"{row_count} rows, one for each environment", str(found))

@@ -73,24 +73,10 @@ class TableDataset(IterableDataset[TensorBatch]):
         row_info: bool = False,
         device: Device | None = None,
     ) -> None:
-        """Use a table.
+        """Use a table; arguments are as for `Table.sampler`, and are checked when iteration begins, except `beta`.
 
-        Args:
-            table: the table.
-            batch_size: rows in a batch, at least 1.
-            beta: exponent of the weights, as for `Table.sample`; can be changed later.
-            weight_norm: as for `Table.sample`.
-            draw_mode: as for `Table.sample`.
-            prefetch: batches in flight, in each worker, as for `Table.sampler`.
-            timeout_s: seconds to wait for a batch, as for `Table.sampler`.
-            reconnect_timeout_s: seconds to retry an unreachable server, as for `Table.sampler`.
-            columns: names of the columns to draw, as for `Table.sample`.
-            row_info: as for `Table.sample`.
-            device: device to which batches are prefetched, as for `Table.sampler`; None: the CPU. Workers always return
-                batches on the CPU; use `to_torch` to copy them to a device.
-
-        Raises:
-            InvalidArgumentError: for an invalid `beta`. Other arguments are checked when iteration begins.
+        Each worker has ``prefetch`` batches in flight. Without a device, batches are on the CPU. Workers always return
+        batches on the CPU; use `to_torch` to copy them to a device.
         """
         super().__init__()
         self._table = table
@@ -122,11 +108,7 @@ class TableDataset(IterableDataset[TensorBatch]):
         self._beta.fill_(checked_beta(beta))
 
     def __iter__(self) -> Iterator[TensorBatch]:
-        """Draw batches, over a stream that ends with the iterator.
-
-        Raises:
-            ReplayError: as for `Table.sampler` and its iteration.
-        """
+        """Draw batches, over a stream that ends with the iterator."""
         if get_worker_info() is None:
             table, device = self._table, self._device or "cpu"
         else:  # a forked worker needs another connection, and CUDA another process

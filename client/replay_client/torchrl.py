@@ -243,11 +243,7 @@ class ServiceReplayBuffer:
 
 
 def _name_of(key: Key) -> str:
-    """Return the name of the column for a key.
-
-    Raises:
-        InvalidArgumentError: the key contains the separator of nested names.
-    """
+    """Return the name of the column for a key, which must not contain the separator of nested names."""
     parts = (key,) if isinstance(key, str) else key
     for part in parts:
         if SEPARATOR in part:

@@ -112,11 +112,7 @@ class Settings(BaseModel):
 
 
 def check_address(address: str) -> str:
-    """Return an address if it is HOST:PORT.
-
-    Raises:
-        ValueError: it is not.
-    """
+    """Return an address if it is HOST:PORT; raise `ValueError` if it is not."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) <= MAX_PORT:
         raise ValueError(f"expected HOST:PORT, such as localhost:50051, got {address!r}")

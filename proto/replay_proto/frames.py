@@ -97,12 +97,7 @@ class FrameParser:
             self._end += count
 
     def take(self) -> tuple[FrameKind, Content] | None:
-        """Remove and return the next frame, or return None if it is incomplete.
-
-        Raises:
-            FrameTooLongError: the frame exceeds the limit.
-            FrameError: the data is not a frame.
-        """
+        """Remove and return the next frame, or None if it is incomplete; a long one raises `FrameTooLongError`."""
         taken = self._take_short() if self._long is None else self._take_long()
         if taken is None:
             self._make_room()

@@ -50,13 +50,7 @@ class Framed(NamedTuple, Generic[M]):
 
 
 def message_with_rows(head: Message, size: int, write: Callable[[NDArray[np.uint8]], None]) -> bytes:
-    """Serialize a message, writing the rows directly into it.
-
-    Args:
-        head: the message without ``rows``.
-        size: length of ``rows`` in bytes.
-        write: writes the rows, into uint8[size].
-    """
+    """Serialize a message, writing the rows directly into it: ``write`` gets uint8[size]. ``head`` has no ``rows``."""
     start = message_start(head, size)
     # gRPC only accepts bytes, which BytesIO can fill in place: `getvalue` makes no copy once all views are released.
     message = io.BytesIO(bytes(len(start) + size))
@@ -68,9 +62,7 @@ def message_with_rows(head: Message, size: int, write: Callable[[NDArray[np.uint
 def joined_message(head: Message, parts: Sequence[memoryview]) -> bytes:
     """Serialize a message whose rows already exist in parts. Faster than `message_with_rows`, but holds the GIL.
 
-    Args:
-        head: the message without ``rows``.
-        parts: contiguous bytes, which become ``rows`` in this order.
+    ``head`` is the message without ``rows``, which are the contiguous ``parts`` in this order.
     """
     return b"".join((message_start(head, sum(part.nbytes for part in parts)), *parts))
 
@@ -155,16 +147,10 @@ def fields_of(view: memoryview, most: int | None = None) -> Iterator[tuple[int, 
 def column_views(
     columns: Mapping[str, Column], rows: memoryview | Array, row_count: int, windows: int | None = None
 ) -> dict[str, Array]:
-    """Split ``rows``, of exactly the right number of bytes, into columns.
+    """Split ``rows``, of exactly the right number of bytes, into columns: views by name, ``dtype[n, *shape]``.
 
-    Args:
-        columns: dtype and shape of each column, by name.
-        rows: the bytes.
-        row_count: number of rows.
-        windows: number of drawn windows. Columns with ``at="start"`` have one value per window; None: one per row.
-
-    Returns:
-        Views by column name, ``dtype[n, *shape]``, writable if ``rows`` is.
+    They are writable if ``rows`` is. Of drawn windows, columns with ``at="start"`` have one value per window; None: one
+    per row.
     """
     views: dict[str, Array] = {}
     position = 0

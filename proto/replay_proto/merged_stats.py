@@ -48,7 +48,7 @@ def mixed_quantiles(parts: Sequence[Part]) -> dict[float, float]:
     return mixed
 
 
-Counts = TypeVar("Counts", replay_pb2.StepStats, replay_pb2.LimiterStats)
+Counts = TypeVar("Counts", replay_pb2.StepStats, replay_pb2.LimiterStats, replay_pb2.Rates)
 
 _SUMMED: Final = (
     *("bytes", "evicted", "sampled", "updated", "stale", "unsynced", "failed_syncs", "repeated_inserts"),
@@ -93,12 +93,7 @@ def shards_in_use(shards: replay_pb2.ShardMap) -> list[replay_pb2.Shard]:
 def merged_table_stats(
     found: Mapping[int, replay_pb2.TableStats], shards: replay_pb2.ShardMap
 ) -> replay_pb2.TableStats:
-    """Join the statistics of a table's shards. Of the reports about each shard, the newest is kept.
-
-    Args:
-        found: statistics of each shard by id, at least one.
-        shards: all servers.
-    """
+    """Join the statistics of a table's shards, by id, at least one. Of reports about a shard, the newest is kept."""
     parts = list(found.values())
     reports = newest_reports((report.shard_id, report) for part in parts for report in part.reports)
     drawable = [part for part in parts if part.priorities]
@@ -124,11 +119,7 @@ def merged_table_stats(
 
 
 def newest_reports(reports: Iterable[tuple[int, R]]) -> dict[int, R]:
-    """Return the newest report about each shard by id: the one with the most inserts.
-
-    Args:
-        reports: ids of shards, each with a report.
-    """
+    """Return the newest of these reports about each shard by id: the one with the most inserts."""
     newest: dict[int, R] = {}
     for shard_id, report in reports:
         if shard_id not in newest or report.inserted > newest[shard_id].inserted:
@@ -141,12 +132,8 @@ def known_lost_rows(
 ) -> int:
     """Count the rows of a table that were lost with a shard; 0 unless it is lost.
 
-    They are known from the shard map or a client's report, whichever has seen more inserts.
-
-    Args:
-        shard: the shard.
-        parts: statistics of the table's other shards.
-        report: the newest report about the shard.
+    They are known from the shard map or a client's report, whichever has seen more inserts. ``parts`` are the
+    statistics of the table's other shards.
     """
     if shard.state != replay_pb2.SHARD_STATE_LOST:
         return 0
@@ -190,13 +177,11 @@ def _merged_description(parts: Sequence[replay_pb2.TableDescription]) -> replay_
     return whole
 
 
-def _merged_rates(parts: Sequence[replay_pb2.Rates]) -> replay_pb2.Rates:
-    return replay_pb2.Rates(
-        window_s=max(part.window_s for part in parts),
-        inserted_per_s=sum(part.inserted_per_s for part in parts),
-        sampled_per_s=sum(part.sampled_per_s for part in parts),
-        updated_per_s=sum(part.updated_per_s for part in parts),
-    )
+def _merged_rates(parts: Sequence[replay_pb2.Rates]) -> replay_pb2.Rates | None:
+    rates = _added(parts)
+    if rates is not None:
+        rates.window_s = max(part.window_s for part in parts)
+    return rates
 
 
 def _merged_waits(waits: Iterable[replay_pb2.WaitStats]) -> list[replay_pb2.WaitStats]:

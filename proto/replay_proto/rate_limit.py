@@ -35,11 +35,7 @@ class RateLimit:
     """Maximum of the difference. Inserts that would exceed it wait."""
 
     def __post_init__(self) -> None:
-        """Validate as Reverb does.
-
-        Raises:
-            FieldError: a value is invalid, or would block draws or inserts forever.
-        """
+        """Validate as Reverb does, and refuse what would block draws or inserts forever."""
         if not 1 <= self.min_size <= LARGEST_MIN_SIZE:
             raise FieldError("min_size", f"1 to {LARGEST_MIN_SIZE}", str(self.min_size))
         ratio = self.samples_per_insert
@@ -129,11 +125,7 @@ class RateLimit:
 
     @classmethod
     def from_proto(cls, message: replay_pb2.RateLimiter) -> RateLimit:
-        """Convert from the protobuf message.
-
-        Raises:
-            FieldError: names the invalid field.
-        """
+        """Convert from the protobuf message."""
         if not (message.samples_per_insert or message.min_diff or message.max_diff):
             return cls(message.min_size)
         return cls(message.min_size, message.samples_per_insert or None, message.min_diff, message.max_diff)
@@ -164,11 +156,7 @@ def joined(limits: Sequence[RateLimit]) -> RateLimit:
 
 
 def _finite(field: str, value: float) -> float:
-    """Convert a number to a float; Python ints can be too large.
-
-    Raises:
-        FieldError: it is not a finite number.
-    """
+    """Convert a number to a finite float; Python ints can be too large."""
     try:
         is_finite = math.isfinite(value)
     except (TypeError, OverflowError):

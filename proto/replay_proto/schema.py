@@ -194,11 +194,7 @@ class Schema(Mapping[str, Column]):
 
     @classmethod
     def from_proto(cls, columns: Iterable[replay_pb2.Column], *, of_steps: bool = False) -> Schema:
-        """Read stored columns from messages; ``of_steps`` for a table of steps.
-
-        Raises:
-            InvalidArgumentError: a column violates the protocol.
-        """
+        """Read and check stored columns from messages; ``of_steps`` for a table of steps."""
         source = "step" if of_steps else "stored"
         sent: dict[str, replay_pb2.Column] = {}
         for column in columns:
@@ -256,11 +252,7 @@ def _from_proto(where: str, column: replay_pb2.Column, *, optional: bool) -> Col
 
 
 def _with_masks(columns: Mapping[str, Column]) -> dict[str, Column]:
-    """Add the masks of optional columns that are missing.
-
-    Raises:
-        InvalidArgumentError: another column has the name of a mask.
-    """
+    """Add the masks of optional columns that are missing; refuse another column with the name of a mask."""
     complete: dict[str, Column] = {}
     for name, column in columns.items():
         complete[name] = column

@@ -25,12 +25,7 @@ class Variables:
     """Reads settings from environment variables: ``max_tables`` from PREFIX_MAX_TABLES. An empty variable is unset."""
 
     def __init__(self, prefix: str, names: Iterable[str]) -> None:
-        """Find out which variables are of no use.
-
-        Args:
-            prefix: prefix of the variables.
-            names: the names of all settings.
-        """
+        """Find out which variables with this prefix are of no use, because no setting has such a name."""
         self.remarks: list[str] = []
         """Warnings about variables that have no effect."""
         known = [f"{prefix}{name.upper()}" for name in names]

@@ -54,12 +54,7 @@ _OWN: Final = "replay_"
 
 @contextmanager
 def needs_extras(command: str, extras: str) -> Iterator[None]:
-    """If a library is missing, print how to install it, and exit with 1.
-
-    Args:
-        command: name of the command.
-        extras: the extras that it needs, in pip's syntax: ``server`` or ``server,agent``.
-    """
+    """If a library is missing, print how to install a command's extras, such as ``server,agent``, and exit with 1."""
     try:
         yield
     except ModuleNotFoundError as error:

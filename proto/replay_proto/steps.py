@@ -89,11 +89,7 @@ class Transitions:
     """Discount factor, 0 to 1."""
 
     def __post_init__(self) -> None:
-        """Check the numbers.
-
-        Raises:
-            InvalidArgumentError: names the number that is out of range.
-        """
+        """Check the numbers."""
         _check_numbers(self)
 
 
@@ -125,11 +121,7 @@ class Sequences:
     """Whether all sequences of a batch have the same number of positions. False: only on one server."""
 
     def __post_init__(self) -> None:
-        """Check the numbers.
-
-        Raises:
-            InvalidArgumentError: names the number that is out of range.
-        """
+        """Check the numbers."""
         _check_numbers(self)
         if not _is_fraction(self.eta):
             raise FieldError("steps.eta", "a number from 0 to 1", repr(self.eta))
@@ -177,11 +169,7 @@ class Steps:
     """The stored columns."""
 
     def __post_init__(self) -> None:
-        """Check that the item, the stored columns and the derived columns are valid together.
-
-        Raises:
-            InvalidArgumentError: names the invalid field.
-        """
+        """Check that the item, the stored columns and the derived columns are valid together."""
         if not isinstance(self.item, get_args(Item)):
             raise FieldError("steps", "Transitions or Sequences", repr(self.item))
         for name, column in self.derived.items():
@@ -287,11 +275,7 @@ class Steps:
 
     @classmethod
     def of(cls, columns: Mapping[str, Column | Derived], item: Item) -> Steps:
-        """Separate stored from derived columns.
-
-        Raises:
-            InvalidArgumentError: names the invalid field.
-        """
+        """Separate stored from derived columns, and check both."""
         derived = {name: column for name, column in columns.items() if isinstance(column, get_args(Derived))}
         stored = {name: column for name, column in columns.items() if name not in derived}
         return cls(item, derived, Schema(stored))  # type: ignore[arg-type]  # Schema refuses anything else
@@ -316,11 +300,7 @@ class Steps:
 
     @classmethod
     def from_proto(cls, steps: replay_pb2.Steps, columns: Iterable[replay_pb2.Column]) -> Steps:
-        """Read what a table draws, and its columns.
-
-        Raises:
-            InvalidArgumentError: names the invalid field.
-        """
+        """Read and check what a table draws, and its columns."""
         stored, derived = [], {}
         for column in columns:
             if column.WhichOneof("source") != "derived":
@@ -340,12 +320,7 @@ class Steps:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any], schema: Schema) -> Steps:
-        """Read the result of `to_json`.
-
-        Raises:
-            InvalidArgumentError: names the invalid field.
-            KeyError, TypeError: a field is missing or unknown.
-        """
+        """Read the result of `to_json`; a `KeyError` or `TypeError` means a missing or unknown field."""
         derived = {name: _of_kind(column, get_args(Derived)) for name, column in stored["derived"].items()}
         return cls(_of_kind(stored["item"], get_args(Item)), derived, schema)
 

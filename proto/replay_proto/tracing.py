@@ -24,10 +24,8 @@ def is_tracing() -> bool:
 def span(name: str, metadata: Iterable[tuple[str, str | bytes]] | None = None) -> AbstractContextManager[object]:
     """Return a context manager that records its block as a span, including the error if the block raises one.
 
-    Args:
-        name: name of the span.
-        metadata: metadata of the call that the span handles, which may contain the client's span as the parent. None:
-            the parent is the current span, if any.
+    ``metadata`` of the call that the span handles may contain the client's span as the parent. None: the parent is the
+    current span, if any.
     """
     if not is_tracing():
         return _NOTHING

@@ -72,11 +72,6 @@ THIS_HOST: Final = "this host"
 _NETWORK_BITS: Final = 64
 
 
-def of_token(name: str) -> str:
-    """Identity of the holders of a token."""
-    return f"token {name}"
-
-
 def of_peer(peer: str) -> str:
     """Identity of a peer with an address in gRPC's format.
 
@@ -136,11 +131,7 @@ class Caller:
         return entry is None or entry.allows(one_of, table)
 
     def check(self, one_of: Right, table: str | None = None) -> None:
-        """Require one of these rights on ``table`` or, if that is None, on at least one table.
-
-        Raises:
-            RequestError: PERMISSION_DENIED.
-        """
+        """Require one of these rights on ``table`` or, if that is None, on at least one table."""
         entry = self.token()
         if entry is not None and not entry.allows(one_of, table):
             on = "any table" if table is None else f"table {table!r}"
@@ -152,21 +143,13 @@ class Caller:
         return entry is None or entry.allows_on_all(one_of)
 
     def check_on_all(self, one_of: Right, what: str = "all tables") -> None:
-        """Require one of these rights on all tables, including future ones. A refusal mentions ``what``.
-
-        Raises:
-            RequestError: PERMISSION_DENIED.
-        """
+        """Require one of these rights on all tables, including future ones. A refusal mentions ``what``."""
         entry = self.token()
         if entry is not None and not entry.allows_on_all(one_of):
             raise errors.permission_denied(entry.name, one_of.words(), what)
 
     def check_each(self, one_of: Right, tables: Iterable[str], what: str) -> None:
-        """Require one of these rights on each of these tables; refusals name ``what`` instead of the tables.
-
-        Raises:
-            RequestError: PERMISSION_DENIED.
-        """
+        """Require one of these rights on each of these tables; refusals name ``what`` instead of the tables."""
         entry = self.token()
         if entry is not None and not all(entry.allows(one_of, table) for table in tables):
             raise errors.permission_denied(entry.name, one_of.words(), what)
@@ -180,16 +163,12 @@ class TokenHolder(Caller):
     """A caller with a known token."""
 
     def __init__(self, tokens: Tokens, digest: bytes, revocations: Revocations) -> None:
-        """Remember the token's digest, but not the token.
-
-        Raises:
-            RequestError: UNAUTHENTICATED if the token expired or was removed.
-        """
+        """Remember the token's digest, but not the token; UNAUTHENTICATED if it expired or was removed."""
         self._tokens = tokens
         self._digest = digest
         self._revocations = revocations
         self._check_right: Callable[[], None] | None = None
-        super().__init__(of_token(self.token().name))
+        super().__init__(f"token {self.token().name}")
 
     def token(self) -> TokenEntry:
         """Return the entry of the token."""
@@ -225,14 +204,7 @@ class Authenticator:
     """Identifies callers."""
 
     def __init__(self, tokens: Path | None = None) -> None:
-        """Read the tokens.
-
-        Args:
-            tokens: the tokens file, see `replay_proto.access.tokens`. If None, every caller has all rights.
-
-        Raises:
-            UnusableFileError: the file is invalid.
-        """
+        """Read the tokens file; see `replay_proto.access.tokens`. If it is None, every caller has all rights."""
         self._tokens = None if tokens is None else Tokens(tokens)
         self._revocations = Revocations()
 
@@ -255,11 +227,7 @@ class Authenticator:
         return TokenHolder(self._tokens, digest, self._revocations)
 
     def token_of(self, metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
-        """Return the token in ``metadata``; None if there is none, or no token is required.
-
-        Raises:
-            RequestError: UNAUTHENTICATED if the token has another format.
-        """
+        """Return the token in ``metadata``; None if there is none, or no token is required."""
         if self._tokens is None:
             return None
         try:

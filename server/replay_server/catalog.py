@@ -51,11 +51,8 @@ class Catalog:
     ) -> None:
         """Start without tables. Call `open_tables` to open the tables that are stored in ``root``.
 
-        Args:
-            root: directory of the tables.
-            bounds: limits on requests.
-            checked: whether all tables get checksums, which detect rows torn by a power loss.
-            memory: limits the memory of the tables; None: the limit of this process's cgroup.
+        ``checked`` says whether all tables get checksums, which detect rows torn by a power loss. ``memory`` limits the
+        memory of the tables; None: the limit of this process's cgroup.
         """
         self._root = root
         self.memory = memory or MemoryLimit()
@@ -98,11 +95,7 @@ class Catalog:
             self.owner.check()
 
     async def check_folder(self) -> None:
-        """Look whether the directory of the tables is still this server's.
-
-        Raises:
-            RequestError: STORAGE_LOST.
-        """
+        """Look whether the directory of the tables is still this server's; if not, refuse with STORAGE_LOST."""
         await asyncio.to_thread(self.owner.look)
         self.owner.check()
 
@@ -193,10 +186,7 @@ class Catalog:
     ) -> tuple[Table, bool]:
         """Create a table within its creator's quota, or find the existing one with this name and config.
 
-        Args:
-            config: the table's config.
-            creator: name and rights of the token that will own the table. If None, nobody owns it.
-            client: identity of the caller, for the log.
+        The creator's token owns the table; if it is None, nobody does. ``client`` is the caller's identity for the log.
 
         Returns:
             The table, and whether this call created it.
@@ -238,11 +228,7 @@ class Catalog:
         return table, True
 
     async def drop(self, name: str, uid: bytes, *, client: str = "") -> None:
-        """Drop a table, and refuse calls that wait for it; ``client`` is the caller's identity, for the log.
-
-        Raises:
-            RequestError: TABLE_NOT_FOUND, TABLE_REPLACED or STORAGE_LOST.
-        """
+        """Drop a table, and refuse calls that wait for it; ``client`` is the caller's identity, for the log."""
         await self._changing.do(client, lambda: self._drop(name, uid, client))
 
     async def _drop(self, name: str, uid: bytes, client: str) -> None:
@@ -253,10 +239,9 @@ class Catalog:
         log.info("table %s dropped", name, extra=_fields(name, began, client))
 
     async def _hide(self, name: str, uid: bytes) -> tuple[Path, list[Table]]:
-        """Remove a table from the catalog, and its directory from view.
+        """Remove a table from the catalog, and its directory from view. Return the directory's new path.
 
-        Returns:
-            The directory, and a list with the table, so that the caller can let go of it in another thread.
+        Also return a list with the table, so that the caller can let go of it in another thread.
         """
         admission = self._find(name, uid)
         table = admission.table
@@ -276,15 +261,9 @@ class Catalog:
         return errors.table_not_found(name) if name not in self._tables else errors.table_replaced(name)
 
     async def reset(self, lease: Lease, caller: Caller) -> int:
-        """Remove all rows of a table, and refuse calls that wait for it.
+        """Remove all rows of a table, and refuse calls that wait for it. Return the number of live rows.
 
         Inserts that began earlier end first, and later ones wait.
-
-        Returns:
-            The number of live rows that were removed.
-
-        Raises:
-            RequestError: TABLE_NOT_FOUND if the table was dropped meanwhile, NO_SPACE, or STORAGE_LOST.
         """
         began = time.monotonic()
         self.check_stores()

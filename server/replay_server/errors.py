@@ -236,13 +236,9 @@ def unauthenticated(problem: str) -> RequestError:
 
 
 def permission_denied(caller: str, one_of: Sequence[str], on: str, table: str = "") -> RequestError:
-    """The caller lacks a right. The refusal does not reveal whether the table exists.
+    """The caller, a token, lacks a right: one of these. The refusal does not reveal whether the table exists.
 
-    Args:
-        caller: name of the caller's token.
-        one_of: rights, one of which is required.
-        on: what the right must apply to, in words.
-        table: name of the table, if the caller named one.
+    ``on`` says in words what the right must apply to. ``table`` is the name of the table, if the caller named one.
     """
     right = " or ".join(one_of)
     message = f"the token {caller!r} lacks the right {right} on {on}; add it to the server's tokens file"

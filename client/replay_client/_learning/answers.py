@@ -97,6 +97,9 @@ class BatchReader:
             columns = self._plain.received(rows, len(keys)) if mapped is None else self._plain.copied(keys, mapped)
         if columns is None:
             return None
+        info = None
+        if message.times_sampled:
+            info = RowInfo(_own(message.times_sampled, "<u4"), _own(message.ages_s, "<f4"))
         return Batch(
             row_keys=keys,
             columns=columns,
@@ -108,7 +111,7 @@ class BatchReader:
             total_mass=message.total_mass,
             smallest_probability=message.smallest_probability,
             inserted=message.inserted,
-            row_info=_row_info(message) if message.times_sampled else None,
+            row_info=info,
             _positions=None if self._windows is None else WindowPositions(message, self._windows.item),
         )
 
@@ -162,11 +165,7 @@ class ColumnReader:
         self._carried = Carried(columns)
 
     def received(self, rows: memoryview, row_count: int) -> dict[str, Array]:
-        """Copy received columns.
-
-        Raises:
-            InternalServerError: the reply's size does not match the columns and the number of rows.
-        """
+        """Copy received columns; raise `InternalServerError` if there are not as many bytes as rows need."""
         _check_size(rows, row_count, self._carried.size(row_count))
         columns = self.blank(row_count)
         for name, view in column_views(self._carried.columns, rows, row_count).items():
@@ -204,11 +203,7 @@ class _WindowReader:
         return self._carried.size(rows, windows)
 
     def received(self, message: replay_pb2.Batch, rows: memoryview) -> dict[str, Array]:
-        """Build the columns from rows in the reply.
-
-        Raises:
-            InternalServerError: the reply does not match the table.
-        """
+        """Build the columns from rows in the reply; raise `InternalServerError` if it does not match the table."""
         row_count = len(message.window_keys) // _KEY_BYTES
         _check_size(rows, row_count, self.row_bytes(message))
         windows = Windows(message, np.arange(row_count), self._shape, starts_apart=True)
@@ -278,10 +273,6 @@ def _check_known(draw: replay_pb2.Draw, message: replay_pb2.Batch) -> None:
         raise InvalidArgumentError.of_field(
             "row_info", "a server that knows it", "a server of an older version than the client; upgrade it"
         )
-
-
-def _row_info(message: replay_pb2.Batch) -> RowInfo:
-    return RowInfo(times_sampled=_own(message.times_sampled, "<u4"), ages_s=_own(message.ages_s, "<f4"))
 
 
 def _check_size(rows: memoryview, row_count: int, due_bytes: int) -> None:

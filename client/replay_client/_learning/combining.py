@@ -14,17 +14,11 @@ from replay_client.sequences import sequence_priorities
 
 
 def combined(batch_or_keys: object, priorities: ArrayLike, steps: Steps | None) -> ArrayLike:
-    """Return the priorities of items, float64[batch].
+    """Return the priorities of items, float64[batch], for an array or a tensor of those of items, or of steps.
 
-    Args:
-        batch_or_keys: what is updated.
-        priorities: those of items, or of steps: of the first n positions from the anchor on, ``[batch, n]``, or of all
-            positions, ``[batch, burn_in + length]``; an array or a tensor. Positions without a step, and the burn-in,
-            do not count. Of sequences without padding, those of all positions, ``[total]``.
-        steps: of the table.
-
-    Raises:
-        InvalidArgumentError: priorities of steps without a batch of sequences, or of another shape.
+    Those of steps are of the first n positions from the anchor on, ``[batch, n]``, or of all positions, ``[batch,
+    burn_in + length]``. Positions without a step, and the burn-in, do not count. Of sequences without padding, they are
+    those of all positions, ``[total]``. Only a batch of sequences has steps; other shapes are refused.
     """
     positions = getattr(batch_or_keys, "_positions", None)
     given: Any = priorities if positions is None else _padded(positions, priorities)

@@ -1,9 +1,10 @@
-"""The base class of all samplers, without I/O, and the check of the device that they copy tensors to."""
+"""The base classes of all samplers, without I/O, and the check of the device that they copy tensors to."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,12 +28,7 @@ if TYPE_CHECKING:
 
 
 def check_device(device: Device | None) -> None:
-    """Check that torch is installed and can use a device. With None, check nothing, because torch is not needed.
-
-    Raises:
-        MissingExtraError: torch is not installed.
-        InvalidArgumentError: the device is unknown, or not available here.
-    """
+    """Check that torch is installed and can use a device. With None, check nothing, because torch is not needed."""
     if device is None:
         return
     check_extra("agent", "torch")
@@ -41,8 +37,58 @@ def check_device(device: Device | None) -> None:
     check_usable(device)
 
 
+class ThreadSampler(ABC):
+    """Base class of all samplers for threads: how ``for`` and ``with`` use them."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Flush and close."""
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Close without a flush."""
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Flush and close. After an error in the block, only close, because the updates may be incomplete."""
+        if error is None:
+            self.close()
+        else:
+            self.cancel()
+
+
+class LoopSampler(ABC):
+    """Base class of all samplers for event loops: how ``async for`` and ``async with`` use them."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Flush and close."""
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Close without a flush."""
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Flush and close. After an error in the block, only close, because the updates may be incomplete."""
+        if error is None:
+            await self.close()
+        else:
+            self.cancel()
+
+
 class SamplerHandle:
-    """Base class of samplers, with their properties."""
+    """Base class of the samplers of one table, with their properties."""
 
     _connection: ConnectionBase
 
@@ -113,11 +159,7 @@ class SamplerHandle:
         return self._learning.stale
 
     def _keys_of(self, batch_or_keys: BatchOrKeys) -> NDArray[np.int64]:
-        """Check and copy the keys of a batch, int64[n].
-
-        Raises:
-            InvalidArgumentError: they have another dtype or shape.
-        """
+        """Check and copy the keys of a batch, int64[n]."""
         return checked_keys(batch_or_keys).copy()
 
     def _combined(self, batch_or_keys: object, priorities: ArrayLike) -> ArrayLike:

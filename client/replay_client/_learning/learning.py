@@ -217,11 +217,7 @@ class Learning:
         return np.frombuffer(keys, "<i8"), np.frombuffer(priorities, "<f8")
 
     def update(self, batch_or_keys: BatchOrKeys, priorities: ArrayLike) -> None:
-        """Keep updates for the next request. If there are too many, add requests for them.
-
-        Raises:
-            InvalidArgumentError: the keys or the priorities are invalid.
-        """
+        """Keep updates for the next request. If there are too many, add requests for them."""
         checked = checked_keys(batch_or_keys)
         values = combined(batch_or_keys, priorities, self._table.steps)
         self.keep(checked, checked_priorities(values, len(checked)))

@@ -114,11 +114,7 @@ class MixedHandle(Generic[S]):
         raise TypeError("a sampler cannot be pickled or copied; send the client and create a sampler there")
 
     def _keys_of(self, batch: Columns[Any] | MixedKeys) -> MixedKeys:
-        """Check and copy the keys of a batch.
-
-        Raises:
-            InvalidArgumentError: it is not a batch of this sampler, or the keys are invalid.
-        """
+        """Check and copy the keys of a batch."""
         names = list(self.samplers)
         if not isinstance(batch, MixedKeys | MixedRows) or list(getattr(batch, "parts", None) or names) != names:
             expected = f"a batch of this sampler, of the tables {', '.join(names)}, or MixedKeys"
@@ -147,11 +143,7 @@ class MixedHandle(Generic[S]):
     def _updates(
         self, batch: Columns[Any] | MixedKeys, priorities: ArrayLike
     ) -> Iterator[tuple[S, NDArray[np.int64], NDArray[np.float64]]]:
-        """Yield each table's share of the updates: its sampler, keys int64[n], and priorities float64[n].
-
-        Raises:
-            InvalidArgumentError: the batch or the priorities are invalid.
-        """
+        """Yield each table's share of the updates: its sampler, keys int64[n], and priorities float64[n]."""
         rows = self._keys_of(batch)
         values = checked_priorities(priorities, len(rows))
         for number, sampler in enumerate(self.samplers.values()):

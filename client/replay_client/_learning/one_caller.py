@@ -29,13 +29,10 @@ class OneCaller:
         return self._lock.locked()
 
     def turn(self) -> AbstractContextManager[object]:
-        """Begin a call; use the result in a ``with`` statement.
+        """Begin a call, in a ``with`` statement; raise `ConcurrentUseError` if another call is running.
 
         The result is the lock itself: Ctrl-C in the methods of a context manager in Python would leave it locked. Two
         threads that begin within a microsecond may both pass, and then take turns.
-
-        Raises:
-            ConcurrentUseError: another call is running.
         """
         if self._lock.locked():
             raise ConcurrentUseError(

@@ -47,11 +47,7 @@ class FixedPrefetch:
 
 
 def prefetching(prefetch: Prefetch, most: int = MOST) -> FixedPrefetch | PrefetchTuner:
-    """Return an object that chooses the number of batches in flight. With "auto", it never exceeds ``most``.
-
-    Raises:
-        InvalidArgumentError: ``prefetch`` is neither a positive integer nor "auto".
-    """
+    """Return an object that chooses the number of batches in flight. With "auto", it never exceeds ``most``."""
     return PrefetchTuner(most) if prefetch == "auto" else FixedPrefetch(prefetch)
 
 

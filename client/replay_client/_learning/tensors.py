@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections import deque
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any, Final, overload
+from typing import Any, Final, Generic, NoReturn, TypeVar, overload
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from replay_proto.framing import Array
 
+from replay_client._learning.handle import SamplerHandle
+from replay_client._learning.mixed import MixedHandle, MixedKeys
+from replay_client._learning.one_caller import OneCaller
 from replay_client._rows.checks import as_array, checked_priorities
-from replay_client._rows.columns import MixedRows
+from replay_client._rows.columns import BatchOrKeys, MixedRows
 from replay_client.batch import Batch, Drawn, MixedBatch
-from replay_client.errors import InvalidArgumentError
+from replay_client.draws import Prefetch
+from replay_client.errors import ClosedError, InvalidArgumentError
+
+T = TypeVar("T")
 
 Device = torch.device | str
 """A device, or its name."""
+LOST: Final = "%d messages of updates may be lost: nobody closed the %s"
+"""Logged when an unclosed sampler ends."""
 
 
 def check_usable(device: Device) -> None:
-    """Check that torch can use a device.
-
-    Raises:
-        InvalidArgumentError: the device is unknown, or not available here.
-    """
+    """Check that torch can use a device."""
     try:
         torch.empty(0, device=device)
     except (RuntimeError, TypeError, AssertionError) as error:  # AssertionError: torch without CUDA
@@ -77,15 +83,10 @@ def to_torch(batch: Batch | TensorBatch, device: Device = ...) -> TensorBatch: .
 
 
 def to_torch(batch: Batch | TensorBatch, device: Device = "cpu") -> TensorBatch:
-    """Copy a batch to a device.
+    """Copy a batch of arrays or tensors to a device.
 
-    Args:
-        batch: a batch of arrays, or of tensors.
-        device: the device.
-
-    Returns:
-        Tensors. On the CPU, they share the memory of the batch. On other devices, the copy may still be running in the
-        current stream.
+    On the CPU, the tensors share the memory of the batch. On other devices, the copy may still be running in the
+    current stream.
     """
     target = torch.device(device)
     moved: dict[str, Any] = {
@@ -165,11 +166,7 @@ class DeviceCopies:
         return tensors
 
     def taken(self, priorities: ArrayLike, row_count: int) -> NDArray[np.float64] | Computed:
-        """Copy priorities, float64[row_count]. Check them as well, unless a device may still be computing them.
-
-        Raises:
-            InvalidArgumentError: the priorities are invalid.
-        """
+        """Copy priorities, float64[row_count]. Check them as well, unless a device may still be computing them."""
         if not isinstance(priorities, torch.Tensor) or priorities.device.type == "cpu":
             return checked_priorities(priorities, row_count).copy()
         if self._stream is None or priorities.device != self._stream.device:
@@ -187,3 +184,91 @@ class DeviceCopies:
         self._stream.wait_event(priorities.done)
         with torch.cuda.stream(self._stream):  # wait only for this stream
             return as_array(priorities.values)
+
+
+class AheadBase(Generic[T]):
+    """Base class of what fetches batches ahead of a learner: the updates that are handed over meanwhile."""
+
+    def __init__(self, sampler: SamplerHandle | MixedHandle[Any], copies: DeviceCopies) -> None:
+        self._copies = copies
+        self._sampler = sampler
+        self._updates: deque[Callable[[], T]] = deque()
+        self.is_closed = False
+        """Whether the sampler was closed."""
+
+    @property
+    def title(self) -> str:
+        """See `Work`."""
+        return f"sampler for device {self._copies.device}: {self._sampler!r}"
+
+    @property
+    def unacknowledged(self) -> int:
+        """Number of messages with unacknowledged updates; each update that was not handed over counts, too."""
+        return len(self._updates) + self._sampler.unacknowledged
+
+    def check(self) -> None:
+        """Raise `ClosedError` if the sampler was closed."""
+        if self.is_closed:
+            raise ClosedError("this sampler is closed")
+
+
+class TensorHandle:
+    """Base class of samplers that prefetch batches to a device: their properties, and checks of updates."""
+
+    def __init__(self, sampler: SamplerHandle | MixedHandle[Any], device: Device) -> None:
+        self._copies = DeviceCopies(device)
+        self.device = self._copies.device
+        """Device of the batches."""
+        self._sampler = sampler
+        self._one_caller = OneCaller("sampler")
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of each batch; for another number, create another sampler."""
+        return self._sampler.batch_size
+
+    @property
+    def beta(self) -> float:
+        """Exponent of the weights for future requests."""
+        return self._sampler.beta
+
+    @beta.setter
+    def beta(self, beta: float) -> None:
+        self._sampler.beta = beta
+
+    @property
+    def prefetch(self) -> int:
+        """Number of batches in flight while the next one is fetched, at least 1. May be set to "auto"."""
+        return self._sampler.prefetch
+
+    @prefetch.setter
+    def prefetch(self, prefetch: Prefetch) -> None:
+        self._sampler.prefetch = prefetch
+
+    @property
+    def updated(self) -> int:
+        """Number of rows updated so far, according to the server's replies."""
+        return self._sampler.updated
+
+    @property
+    def stale(self) -> int:
+        """Number of stale keys so far, according to the server's replies."""
+        return self._sampler.stale
+
+    def __reduce__(self) -> NoReturn:
+        self._sampler.__reduce__()
+
+    def _taken(
+        self, batch_or_keys: BatchOrKeys | MixedKeys, priorities: ArrayLike
+    ) -> tuple[Any, NDArray[np.float64] | Computed]:
+        """Check and copy the keys of an update, and its priorities, which a device may still be computing."""
+        keys = self._sampler._keys_of(batch_or_keys)  # type: ignore[arg-type]  # it refuses keys of the other kind
+        return keys, self._copies.taken(self._sampler._combined(batch_or_keys, priorities), len(keys))
+
+    def _checked_update(
+        self, keys: ArrayLike, columns: Mapping[str, Any]
+    ) -> tuple[NDArray[np.int64], dict[str, Array]]:
+        """Check and copy new values of mutable columns; only a sampler of one table can update them."""
+        if isinstance(self._sampler, MixedHandle):
+            raise InvalidArgumentError.of_field("update", "a sampler of one table, or Table.update", repr(self))
+        return self._sampler._checked_update(keys, columns)

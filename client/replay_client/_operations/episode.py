@@ -23,9 +23,7 @@ ReadRows = Callable[[NDArray[np.int64]], Operation[Rows]]
 def keys_of_episode(read: ReadRows, key: NDArray[np.int64]) -> Operation[NDArray[np.int64]]:
     """Return the keys of the live rows of an episode, int64[n], ascending.
 
-    Args:
-        read: reads rows.
-        key: int64[1], key of any row of the episode; if it is not live, there are no keys.
+    ``key``, int64[1], is that of any row of the episode; if it is not live, there are no keys.
     """
     row = yield from read(key)
     if not row.batch_size:

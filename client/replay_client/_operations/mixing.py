@@ -17,11 +17,7 @@ from replay_client.results.description import FIFO
 
 
 def checked_sizes(batch_sizes: Mapping[str, int]) -> dict[str, int]:
-    """Check the number of rows from each table.
-
-    Raises:
-        InvalidArgumentError: it is not a mapping, is empty, or has an invalid number.
-    """
+    """Check the number of rows from each table."""
     if not isinstance(batch_sizes, Mapping) or not batch_sizes:
         expected = "the number of rows from each table, such as {'online': 128, 'demo': 128}"
         raise InvalidArgumentError.of_field("batch_sizes", expected, repr(batch_sizes))
@@ -34,11 +30,7 @@ class Mixture:
     def __init__(
         self, tables: Mapping[str, TableHandle], sizes: Mapping[str, int], columns: Collection[str] | None
     ) -> None:
-        """Plan batches of ``sizes[name]`` rows from each table; see `ReplayClient.mixed_sampler`.
-
-        Raises:
-            InvalidArgumentError: a name is unknown, or a column is not the same in all tables.
-        """
+        """Plan batches of ``sizes[name]`` rows from each table; see `ReplayClient.mixed_sampler`."""
         for name, table in tables.items():
             if table.steps is not None and table.steps.is_ragged:
                 raise InvalidArgumentError.of_field("steps.padded", "True in mixed batches", f"False in table {name!r}")
@@ -59,11 +51,7 @@ class Mixture:
 def _common_columns(
     available: Mapping[str, Mapping[str, Column]], tables: Mapping[str, TableHandle], columns: Collection[str] | None
 ) -> dict[str, Column]:
-    """Return the columns of batches, in the order of the first table.
-
-    Raises:
-        InvalidArgumentError: a name is unknown, or a column is not the same in all tables.
-    """
+    """Return the columns of batches, in the order of the first table. Each must be the same in all tables."""
     everywhere = {name: column for of_table in available.values() for name, column in of_table.items()}
     of_sequences = {name for table in tables.values() if table.steps is not None for name in table.steps.masks}
     masks = {name: mask for table in tables.values() for name, mask in table.schema.masks.items()}

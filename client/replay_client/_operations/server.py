@@ -44,11 +44,7 @@ def table_config(
     error_buffer: float | tuple[float, float] | None,
     **parameters: float | None,
 ) -> replay_pb2.TableConfig:
-    """Check and build the config of a new table; ``parameters`` are those of the backend, None is the default.
-
-    Raises:
-        InvalidArgumentError: the config is invalid.
-    """
+    """Check and build the config of a new table; ``parameters`` are those of the backend, None is the default."""
     try:
         limit = RateLimit.of(min_size, samples_per_insert, error_buffer)
         by_name = _by_name(columns)
@@ -231,22 +227,14 @@ def verify_checkpoint(name: str, *, timeout_s: float | None) -> Operation[Checkp
 
 
 def checked_names(field: str, names: Iterable[str]) -> list[str]:
-    """Check that ``names`` is a list or another iterable of strings, and not a single string.
-
-    Raises:
-        InvalidArgumentError: it is not.
-    """
+    """Check that ``names`` is a list or another iterable of strings, and not a single string."""
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise InvalidArgumentError.of_field(field, "a list of names", repr(names))
     return [checked_text(field, name) for name in names]
 
 
 def checked_text(field: str, value: str) -> str:
-    """Check that a value is a string that UTF-8 can encode.
-
-    Raises:
-        InvalidArgumentError: it is not.
-    """
+    """Check that a value is a string that UTF-8 can encode."""
     if not isinstance(value, str) or any("\ud800" <= character <= "\udfff" for character in value):
         raise InvalidArgumentError.of_field(field, "a string without surrogates", ascii(value))
     return value
@@ -287,11 +275,7 @@ def _number(name: str, value: float) -> float:
 
 
 def _stored_only(columns: Mapping[str, Column | Derived]) -> list[replay_pb2.Column]:
-    """Convert the columns of a table without steps to messages.
-
-    Raises:
-        InvalidArgumentError: a column needs `steps`, or is invalid.
-    """
+    """Convert the columns of a table without steps to messages; refuse columns that need `steps`."""
     needed = "steps=Transitions(...) or steps=Sequences(...)"
     for name, column in columns.items():
         if isinstance(column, get_args(Derived)):

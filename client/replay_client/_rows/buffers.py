@@ -118,11 +118,7 @@ class Buffers:
         self._lock = threading.Lock()
 
     def lend(self, size: int) -> NDArray[np.uint8]:
-        """Lend memory, which returns to the pool when the array and all its views are freed.
-
-        Returns:
-            uint8[size, rounded up to whole pages].
-        """
+        """Lend memory, uint8[size rounded up to whole pages]. It returns when the array and all its views are freed."""
         size = _padded(size, _PAGE_BYTES)
         with self._lock:
             self._take_back()

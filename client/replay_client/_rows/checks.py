@@ -52,18 +52,10 @@ kind of bfloat16 is V."""
 
 
 def checked_rows(schema: Schema, given: Mapping[str, Any], *, is_partial: bool = False) -> tuple[dict[str, Array], int]:
-    """Check rows given as columns.
+    """Check rows given as columns, ``[n, *shape]``, at least one row; observations may be nested.
 
-    Args:
-        schema: the table's schema.
-        given: values by column, ``[n, *shape]``; observations may be nested.
-        is_partial: whether columns may be missing.
-
-    Returns:
-        Arrays in the order of the schema, which can be cast to the columns' dtypes, and the number of rows.
-
-    Raises:
-        InvalidArgumentError: a column is missing or unknown, a dtype, shape or length is wrong, or there are no rows.
+    If ``is_partial``, columns may be missing. Return arrays in the order of the schema, which can be cast to the
+    columns' dtypes, and the number of rows.
     """
     flat = flattened(schema, given, is_partial=is_partial)
     columns: dict[str, Array] = {}
@@ -86,25 +78,14 @@ def checked_rows(schema: Schema, given: Mapping[str, Any], *, is_partial: bool =
 
 
 def checked_row(schema: Schema, given: Mapping[str, Any], *, is_partial: bool = False) -> dict[str, Array]:
-    """Check one row; see `checked_rows`.
-
-    Returns:
-        Values by column, ``[*shape]``, which can be cast to the columns' dtypes.
-
-    Raises:
-        InvalidArgumentError: a column is missing or unknown, or a dtype or shape is wrong.
-    """
+    """Check one row; see `checked_rows`. Return values by column, ``[*shape]``, which can be cast to their dtypes."""
     flat = flattened(schema, given, is_partial=is_partial)
     row = {name: checked_value(name, schema[name], value) for name, value in flat.items()}
     return _with_masks(schema, row, (), is_partial=is_partial) if schema.masks else row
 
 
 def checked_value(name: str, column: Column, value: Any) -> Array:
-    """Check one row's value in one column; return it as an array ``[*shape]`` that can be cast to the column's dtype.
-
-    Raises:
-        InvalidArgumentError: for a wrong dtype or shape.
-    """
+    """Check one row's value in one column; return it as an array ``[*shape]`` that can be cast to its dtype."""
     array = checked_array(f"columns.{name}", column, value)
     if array.shape != column.shape:
         raise InvalidArgumentError.of_field(f"columns.{name}", str(column), described(array))
@@ -183,11 +164,7 @@ def flattened(schema: Schema, given: Mapping[str, Any], *, is_partial: bool = Fa
 
 
 def merged(row: Mapping[str, Any] | None, columns: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return values that a caller gives in a mapping, as keyword arguments, or both.
-
-    Raises:
-        InvalidArgumentError: the row is not a mapping.
-    """
+    """Return values that a caller gives in a mapping, as keyword arguments, or both."""
     if row is None:
         return columns
     try:
@@ -215,11 +192,7 @@ def flat_items(name: str, value: Any) -> list[tuple[str, Any]]:
 
 
 def checked_priorities(priorities: ArrayLike, row_count: int) -> NDArray[np.float64]:
-    """Convert priorities to a contiguous ``float64[row_count]``.
-
-    Raises:
-        InvalidArgumentError: their number is wrong, or one is negative or not finite.
-    """
+    """Check that priorities are finite and at least 0, and return them as a contiguous ``float64[row_count]``."""
     array = checked_array("priorities", _PRIORITY, priorities)
     if array.shape != (row_count,):
         raise InvalidArgumentError.of_field("priorities", f"float64[{row_count}]", described(array))
@@ -246,11 +219,7 @@ def checked_flags(field: str, given: ArrayLike, shape: tuple[int, ...] = (), *, 
 
 
 def checked_keys(batch_or_keys: BatchOrKeys, *, field: str = "keys") -> NDArray[np.int64]:
-    """Convert keys, or the keys of a batch, to a contiguous ``int64[n]``.
-
-    Raises:
-        InvalidArgumentError: for another dtype or shape, or a batch of several tables.
-    """
+    """Convert keys, or the keys of a batch, to a contiguous ``int64[n]``."""
     if isinstance(batch_or_keys, Columns):
         if isinstance(batch_or_keys, MixedRows):
             expected = "a batch of one table, such as batch.parts['demo'], or int64[n]"
@@ -269,18 +238,10 @@ def checked_keys(batch_or_keys: BatchOrKeys, *, field: str = "keys") -> NDArray[
 def checked_update(
     schema: Schema, keys: ArrayLike, given: Mapping[str, Any]
 ) -> tuple[NDArray[np.int64], dict[str, Array]]:
-    """Check new values of mutable columns.
+    """Check new values of mutable columns, ``[*keys.shape, *shape]``; observations may be nested.
 
-    Args:
-        schema: the table's schema.
-        keys: int64 of any shape, such as `Batch.position_keys`; -1 for a position without a row.
-        given: values by column, ``[*keys.shape, *shape]``; observations may be nested.
-
-    Returns:
-        The keys of positions with a row, int64[n], and their values in the order of the schema, ``[n, *shape]``.
-
-    Raises:
-        InvalidArgumentError: a column is unknown, derived or not mutable, or a dtype or shape is wrong.
+    The keys are int64 of any shape, such as `Batch.position_keys`; -1 for a position without a row. Return the keys of
+    positions with a row, int64[n], and their values in the order of the schema, ``[n, *shape]``.
     """
     found = checked_array("keys", _KEY, keys)
     places = np.flatnonzero(found != NO_ROW)
@@ -347,14 +308,8 @@ def _with_masks(
 ) -> dict[str, Array]:
     """Add missing optional columns and masks, and set values to zero where a mask is False.
 
-    Args:
-        schema: the table's schema.
-        columns: checked values by column, ``[*rows, *shape]``.
-        rows: ``(n,)`` for n rows; ``()`` for one.
-        is_partial: whether missing columns stay missing.
-
-    Raises:
-        InvalidArgumentError: a mask is True, but its column is missing.
+    ``columns`` are checked values ``[*rows, *shape]``; ``rows`` is ``(n,)`` for n rows, and ``()`` for one. If
+    ``is_partial``, missing columns stay missing. A column must not be missing if its mask is True anywhere.
     """
     complete = dict(columns)
     for name, mask in schema.masks.items():

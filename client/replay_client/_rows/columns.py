@@ -100,13 +100,8 @@ def chosen_columns(
 ) -> tuple[str, ...] | None:
     """Return the names of chosen columns, in the order of the schema, or None for all columns.
 
-    Args:
-        available: names of all columns.
-        given: names of columns, or of nested observations, which stand for all of their parts.
-        masks: the masks of optional columns, which are chosen with their columns; see `Schema.masks`.
-
-    Raises:
-        InvalidArgumentError: a name is unknown, or `given` is not a collection of names.
+    The name of a nested observation stands for all of its parts. The masks of optional columns are chosen with their
+    columns; see `Schema.masks`.
     """
     if given is None:
         return None

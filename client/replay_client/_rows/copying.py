@@ -52,12 +52,9 @@ def in_long_rows(column: Array) -> Array:
 
 
 def copy_rows(source: RowSource, rows: NDArray[np.int64], into: NDArray[np.uint8]) -> None:
-    """Copy rows, with several threads if that is faster.
+    """Copy rows, with several threads if that is faster: uint8[n, row_bytes] into uint8[m, row_bytes].
 
-    Args:
-        source: uint8[n, row_bytes].
-        rows: int64[m], indices of the rows to copy; all must be in range.
-        into: uint8[m, row_bytes], the output.
+    ``rows``, int64[m], are the indices of the rows to copy; all must be in range.
     """
     parts = min(_THREADS, into.nbytes // _BYTES_EACH)
     if parts < 2:

@@ -51,12 +51,9 @@ class Expansion:
         self._starts: Final = {name for name, column in steps.schema.items() if column.at == "start"}
 
     def write(self, windows: Windows, carried: Mapping[str, RowSource], columns: Mapping[str, Array]) -> None:
-        """Write the columns.
+        """Write the columns of windows into C-contiguous arrays by name, ``dtype[b, *shape]``; see `row_counts`.
 
-        Args:
-            windows: the windows of the batch.
-            carried: stored columns by name; at least those in `Steps.carried_for`.
-            columns: output arrays by name, C-contiguous ``dtype[b, *shape]``; see `row_counts`.
+        ``carried`` are stored columns by name; at least those in `Steps.carried_for`.
         """
         has_row = windows.has_row(self._around.before, self._around.after).ravel() if self._is_ragged else None
         for layout, copies in self._copies.items():

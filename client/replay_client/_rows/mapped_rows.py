@@ -68,14 +68,9 @@ class MappedRows:
                 self._columns[name] = values
 
     def gather(self, keys: NDArray[np.int64], columns: Mapping[str, Array]) -> bool:
-        """Copy rows.
+        """Copy rows to arrays by column, ``dtype[n, *shape]``. Return False if inserts overwrote a row during the copy.
 
-        Args:
-            keys: int64[n], keys of rows that were live when the server replied.
-            columns: output arrays, by column ``dtype[n, *shape]``.
-
-        Returns:
-            False if inserts overwrote a row during the copy.
+        ``keys``, int64[n], are of rows that were live when the server replied.
         """
         slots = self.slots_of(keys)
 
@@ -89,8 +84,7 @@ class MappedRows:
     def copied(self, keys: NDArray[np.int64], copy: Callable[[], None]) -> bool:
         """Copy these rows by calling ``copy``, and again if some of them were updated meanwhile.
 
-        Returns:
-            False if inserts overwrote a row during the copy, or rows were updated during each of several copies.
+        Return False if inserts overwrote a row during the copy, or rows were updated during each of several copies.
         """
         if self._versions is None:
             copy()

@@ -74,9 +74,6 @@ class PublishedState:
         Args:
             values: a mapping of names to arrays, tensors, numbers or further mappings; or an object with a
                 ``state_dict`` method, such as a ``torch.nn.Module``.
-
-        Raises:
-            InvalidArgumentError: a value is something else, or there are no values.
         """
         arrays = dict(_leaves(values))
         if not any(leaf.dtype for leaf in arrays):
@@ -129,12 +126,9 @@ class PublishedState:
         }
 
     def difference(self, earlier: Array, table: str, version: int) -> InvalidArgumentError:
-        """Return the error that names an array that is not as in an earlier publication.
+        """Return the error that names an array that is not as in an earlier publication, of this version in this table.
 
-        Args:
-            earlier: uint8[parts, bytes], the data of that publication.
-            table: name of the table.
-            version: version of that publication.
+        ``earlier``, uint8[parts, bytes], is the data of that publication.
         """
         old = {leaf.path: leaf for leaf in _leaves_in(earlier.reshape(-1))[0]}
         new = {leaf.path: leaf for leaf in self.leaves}
@@ -168,8 +162,7 @@ def last_rows(parts: NDArray[np.int32], publications: NDArray[np.uint64], count:
 def unpacked(data: Array) -> dict[str, Any]:
     """Return the arrays of a publication by name, nested as they were published; they are views of ``data``.
 
-    Args:
-        data: uint8[parts, bytes], all parts in order.
+    ``data``, uint8[parts, bytes], has all parts in order.
     """
     flat = data.reshape(-1)
     leaves, end = _leaves_in(flat)

@@ -67,16 +67,11 @@ class Windows:
     def __init__(
         self, message: replay_pb2.Batch, rows: Indices, shape: WindowShape, *, starts_apart: bool = False
     ) -> None:
-        """Read the windows of a batch.
+        """Read the windows of a batch; raise `InternalServerError` if they do not match the rows.
 
-        Args:
-            message: the batch.
-            rows: int64[r], index of each row of the windows in the stored columns.
-            shape: shape of a whole window. The beginning or end of an episode makes windows shorter.
-            starts_apart: whether columns with ``at="start"`` are stored separately, with one value per window.
-
-        Raises:
-            InternalServerError: the windows do not match the rows.
+        ``rows``, int64[r], are the indices of the windows' rows in the stored columns. ``shape`` is that of a whole
+        window; the beginning or end of an episode makes windows shorter. ``starts_apart`` says whether columns with
+        ``at="start"`` are stored separately, with one value per window.
         """
         self._ends = message.ends
         self._rows = rows

@@ -22,11 +22,7 @@ _LAST_PORT: Final = (1 << 16) - 1
 
 
 def checked_address(address: object) -> str:
-    """Check an address: ``host:port``, or gRPC's ``dns:...`` or ``unix:path``.
-
-    Raises:
-        InvalidArgumentError: for anything else; the message shows the expected format.
-    """
+    """Check an address: ``host:port``, or gRPC's ``dns:...`` or ``unix:path``."""
     if isinstance(address, str):
         tcp = _TCP.fullmatch(address)
         if _UNIX.fullmatch(address) or (tcp is not None and 1 <= int(tcp["port"]) <= _LAST_PORT):
@@ -35,11 +31,7 @@ def checked_address(address: object) -> str:
 
 
 def checked_addresses(addresses: object) -> list[str]:
-    """Check the addresses of several servers.
-
-    Raises:
-        InvalidArgumentError: there is none, one is given twice, or one is malformed.
-    """
+    """Check the addresses of several servers, at least one, and none twice."""
     given = [] if isinstance(addresses, str) or not isinstance(addresses, Iterable) else list(addresses)
     checked = [checked_address(address) for address in given]
     if not checked or len({*checked}) < len(checked):

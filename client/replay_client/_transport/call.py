@@ -93,9 +93,6 @@ def time_limit(field: str, limit_s: object, own_s: float) -> float:
     Time limits have the same meaning in all calls. None is the client's default, the ``timeout_s`` of `ReplayClient`;
     with 0, do not wait; with `math.inf`, wait forever; with any other number, wait for that many seconds. Inside the
     library, a deadline is a time on the clock `time.monotonic`, or `math.inf`.
-
-    Raises:
-        InvalidArgumentError: for NaN, a negative number, or anything that is not a number.
     """
     if limit_s is None:
         return own_s
@@ -137,11 +134,7 @@ def calls_end_by(deadline: float) -> Iterator[None]:
 
 
 def limited(call: Call, own_s: float) -> tuple[float, float]:
-    """Return the time limit and the margin of a call that begins now, in seconds; see `ended_by`.
-
-    Raises:
-        InvalidArgumentError: as for `time_limit`.
-    """
+    """Return the time limit and the margin of a call that begins now, in seconds; see `ended_by`."""
     limit_s = time_limit("timeout_s", call.timeout_s, own_s)
     ends_by = _ends_by.get()
     if ends_by == math.inf or time.monotonic() + limit_s <= ends_by:

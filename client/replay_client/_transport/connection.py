@@ -125,11 +125,7 @@ class SessionOptions:
     def checked(
         cls, address: str, *, timeout_s: float, wait_for_server_s: float | None, tls: Tls | None, same_host: bool
     ) -> SessionOptions:
-        """Check the arguments of `ReplayClient`.
-
-        Raises:
-            InvalidArgumentError: the address or a time limit is invalid.
-        """
+        """Check the arguments of `ReplayClient`."""
         own_s = time_limit("timeout_s", timeout_s, 0.0)
         if not own_s:
             raise InvalidArgumentError.of_field("timeout_s", "a positive number of seconds", repr(timeout_s))
@@ -157,12 +153,7 @@ class MessageStream:
         self._replies: SimpleQueue[bytes | BaseException] | None = None  # filled by the thread
 
     def receive(self, timeout_s: float = math.inf) -> bytes:
-        """Wait for the next reply, for at most ``timeout_s`` seconds; `math.inf` means no limit.
-
-        Raises:
-            DeadlineExceededError: timed out. The reply still comes, and the next call waits for it.
-            ReplayError: the stream ended. If it ended unexpectedly, this is a `ServerUnavailableError`.
-        """
+        """See `replay_client._transport.answered_stream.Stream`."""
         if self._replies is None:
             if timeout_s == math.inf and threading.current_thread() is not threading.main_thread():
                 return self._received()
@@ -199,11 +190,7 @@ class MessageStream:
 
 
 def _taken(replies: SimpleQueue[T], deadline: float) -> T:
-    """Wait for the next element.
-
-    Raises:
-        DeadlineExceededError: timed out.
-    """
+    """Wait for the next element; raise `DeadlineExceededError` at the deadline."""
     while True:
         left = left_s(deadline)
         try:
@@ -240,7 +227,8 @@ class ConnectionBase:
         """Objects that must live as long as this connection."""
         self._options = options
         self._forks = _Process.forks
-        self._closed = False
+        self.is_closed = False
+        """Whether `close` was called."""
         self._was_reached = False
 
     @property
@@ -256,7 +244,7 @@ class ConnectionBase:
     def check_usable(self) -> None:
         """Raise `ForkedError` like `check_not_forked`, and `ClosedError` after `close`."""
         self.check_not_forked()
-        if self._closed:
+        if self.is_closed:
             raise ClosedError("this client is closed")
 
     def deadline(self, field: str, limit_s: float | None) -> float:
@@ -265,7 +253,7 @@ class ConnectionBase:
 
     def failure(self, error: grpc.RpcError) -> ReplayError:
         """Convert the error of a failed call."""
-        if self._closed:
+        if self.is_closed:
             return ClosedError("this client was closed during the call")
         return self.access.explained(from_rpc_error(error, self.address))
 
@@ -304,22 +292,13 @@ class Connection(ConnectionBase):
         self._methods: tuple[grpc.Channel, dict[str, grpc.UnaryUnaryMultiCallable[bytes, bytes]]] = (self._channel, {})
 
     def run(self, operation: Operation[T]) -> T:
-        """Run an operation.
-
-        Raises:
-            ReplayError: from the operation or its calls.
-        """
+        """Run an operation."""
         return run(operation, self.call)
 
     def ask(self, operation: Operation[T], *, timeout_s: float) -> T:
         """Run an operation whose answer is optional, without retries and without waiting for the first contact.
 
-        Args:
-            operation: makes the calls.
-            timeout_s: time limit of each call in seconds. The calls' own limits do not apply.
-
-        Raises:
-            ReplayError: from the operation or its calls. If the server refuses connections, it is raised at once.
+        ``timeout_s`` is the time limit of each call in seconds, instead of its own.
         """
 
         def call_once(call: Call) -> bytes:
@@ -334,7 +313,7 @@ class Connection(ConnectionBase):
 
         ``lasted_s`` is how long it has lasted.
         """
-        if not may_be_cut(error, lasted_s) or self._closed:
+        if not may_be_cut(error, lasted_s) or self.is_closed:
             return False
         check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(HEALTH_CHECK)
         for _ in range(CHECKS):
@@ -357,11 +336,7 @@ class Connection(ConnectionBase):
             return None
 
     def call(self, call: Call) -> bytes:
-        """Make a call and wait for the reply.
-
-        Raises:
-            ReplayError: the time limit is invalid, or the call failed.
-        """
+        """Make a call and wait for the reply."""
         with LongWait(f"the call {call.method} to {self.address}", partial(self.explain, call)):
             return self._call(call)
 
@@ -397,7 +372,6 @@ class Connection(ConnectionBase):
 
         Raises:
             ServerUnavailableError: no server answers; the message says what to do.
-            ReplayError: as for `check_usable`.
         """
         self.check_usable()
         if self._was_reached:
@@ -419,7 +393,7 @@ class Connection(ConnectionBase):
 
     def close(self) -> None:
         """Close the channel, which ends running calls and streams. Does nothing in a forked child."""
-        was_closed, self._closed = self._closed, True  # first, so that running calls know why they end
+        was_closed, self.is_closed = self.is_closed, True  # first, so that running calls know why they end
         if not was_closed and not self.is_forked:
             for channel in (*self._earlier, self._channel):
                 channel.close()

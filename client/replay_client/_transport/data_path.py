@@ -51,10 +51,7 @@ class Shortcuts:
     def __init__(self, table: TableDescription, authorization: Callable[[], str], *, is_wanted: bool) -> None:
         """Know nothing but the description of the table yet.
 
-        Args:
-            table: the table.
-            authorization: returns the header that authenticates a call; empty without a token.
-            is_wanted: whether to use shortcuts.
+        ``authorization`` returns the header that authenticates a call; empty without a token.
         """
         self.near = NearRows()
         """Copies rows from the table's files, once it is proved that they are the server's."""

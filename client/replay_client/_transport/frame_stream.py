@@ -73,13 +73,7 @@ class FrameStream:
             pass
 
     def send_whole(self, parts: Sequence[Content]) -> None:
-        """Send a message, given in parts, and wait until the socket has accepted it.
-
-        The receiving thread must not call this method.
-
-        Raises:
-            OSError: the connection has ended.
-        """
+        """Send a message, given in parts, and wait until the socket has accepted it, or raise `OSError`."""
         self._sent += 1
         left = [memoryview(frame_head(sum(map(len, parts)))), *(memoryview(part) for part in parts)]
         left.reverse()
@@ -95,14 +89,9 @@ class FrameStream:
                 left[-1] = left[-1][sent:]
 
     def receive(self, timeout_s: float = math.inf) -> Content:
-        """Wait for the next reply, for at most ``timeout_s`` seconds; `math.inf` means no limit.
+        """See `replay_client._transport.answered_stream.Stream`.
 
         A late reply alone is no error, because a request may have to wait for rows on the server.
-
-        Raises:
-            ServerUnavailableError: the connection has ended, or the server answers on no connection at all.
-            DeadlineExceededError: timed out. The reply still comes, and the next call waits for it.
-            ReplayError: the request was refused.
         """
         deadline = time.monotonic() + timeout_s
         try:

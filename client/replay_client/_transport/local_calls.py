@@ -55,11 +55,9 @@ class LocalAddress:
     """The path of a server's socket, and the first message to send there."""
 
     def __init__(self, table: TableDescription, authorization: Callable[[], str] = str) -> None:
-        """Prepare the first message.
+        """Prepare the first message to the server that describes the table like this.
 
-        Args:
-            table: the table, as the server describes it that must listen at the address.
-            authorization: returns the header that authenticates a call; empty without a token.
+        ``authorization`` is as for `Shortcuts`.
         """
         self._path = Path(table.socket)
         self._owner_id = table.owner_id

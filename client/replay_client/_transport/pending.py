@@ -44,8 +44,7 @@ class Request(ABC):
     def refused(self, error: ReplayError) -> Self | None:
         """End the request without an answer, because the server has refused it with this error.
 
-        Returns:
-            A request for the part of it that must be sent all the same; None if there is none.
+        Return a request for the part of it that must be sent all the same; None if there is none.
         """
         return None
 
@@ -57,11 +56,9 @@ class PendingRequests(Generic[R]):
     """See the module."""
 
     def __init__(self, *, reconnect_timeout_s: float, keep_refused: bool) -> None:
-        """Begin without requests.
+        """Begin without requests. An unreachable server is retried for ``reconnect_timeout_s`` until `failed` raises.
 
-        Args:
-            reconnect_timeout_s: seconds to retry an unreachable server before `failed` raises.
-            keep_refused: whether refused requests stay pending, so that they are sent again.
+        If ``keep_refused``, refused requests stay pending, so that they are sent again.
         """
         self.requests: deque[R] = deque()
         """Unanswered requests, oldest first."""

@@ -71,11 +71,7 @@ class Session(SessionBase):
 
     @property
     def connection(self) -> Connection:
-        """The connection, which is opened on first use.
-
-        Raises:
-            UnauthenticatedError: the session came from another process, where it had a token; this process has none.
-        """
+        """The connection, which is opened on first use."""
         if self._connection is None:
             with self._opening:
                 if self._connection is None:

@@ -106,12 +106,7 @@ class Delivery:
             self.wait_until(self._outbox.hand_over, deadline)
 
     def wait_for_all(self, deadline: float) -> None:
-        """Wait until all blocks sent so far are acknowledged.
-
-        Raises:
-            DeadlineExceededError: timed out.
-            ReplayError: rows could not be sent.
-        """
+        """Wait until all blocks sent so far are acknowledged, or raise `DeadlineExceededError` or a row's refusal."""
         last = self._outbox.last_sequence
         if not self._outbox.has_acknowledged(last):
             self.wait_until(lambda: self._outbox.has_acknowledged(last), deadline)

@@ -154,17 +154,11 @@ class Episodes:
     def append_all(
         self, columns: Mapping[str, Array], which: NDArray[np.intp], priorities: Array | None, steps_ago: int = 0
     ) -> int:
-        """Append the rows of some streams; see `Writer.append_all`.
+        """Append the rows of some streams; see `Writer.append_all`. ``columns`` have a row for every stream.
 
-        Args:
-            columns: the result of `checked_rows`, with a row for every stream.
-            which: int64[n]: the streams whose rows are appended.
-            priorities: float64[streams], NaN where it is not known; or None.
-            steps_ago: which steps the priorities belong to.
-
-        Returns:
-            The number of rows that were appended, which are those of the first streams in ``which``. It is at most
-            the capacity of a block, and 0 if too many blocks are in flight.
+        Rows are appended for the streams ``which``, int64[n]. The priorities, float64[streams], are NaN where they are
+        not known. Return the number of rows that were appended, which are those of the first streams. It is at most the
+        capacity of a block, and 0 if too many blocks are in flight.
         """
         outbox, streams = self._outbox, self.streams
         if outbox.is_changing or outbox.was_torn:
@@ -215,11 +209,7 @@ class Episodes:
         return list(map(self._priorities.of_window, completing, anchors))
 
     def check_steps_ago(self, streams: Sequence[int], steps_ago: int) -> None:
-        """Check that each stream has a step so many steps before its next one, in a window that is not complete.
-
-        Raises:
-            InvalidArgumentError: a stream has none.
-        """
+        """Check that each stream has a step so many steps before its next one, in a window that is not complete."""
         most = min([self.streams.forward, *(self.streams.next_steps[stream] for stream in streams)])
         if isinstance(steps_ago, bool) or not isinstance(steps_ago, int) or not 0 <= steps_ago <= most:
             expected = f"0 to {most}: a step of this episode whose window is open"
@@ -228,11 +218,8 @@ class Episodes:
     def _give(self, streams: Sequence[int], priorities: Sequence[float], steps_ago: int) -> list[float | None]:
         """Give priorities to steps of streams' current episodes, counted back from the next ones.
 
-        Returns:
-            The earlier priorities of these steps, if the table is a table of steps.
-
-        Raises:
-            InvalidArgumentError: see `check_steps_ago`; then nothing has changed.
+        Return the earlier priorities of these steps, if the table is a table of steps. If `check_steps_ago` refuses,
+        nothing has changed.
         """
         self.check_steps_ago(streams, steps_ago)
         if self._priorities is None:
@@ -327,11 +314,7 @@ class Episodes:
         return True
 
     def _due_at_end(self, stream: int, priorities: ArrayLike | None) -> list[float | None]:
-        """Return the priorities of the windows that the closing row completes; ``priorities`` are of the last steps.
-
-        Raises:
-            InvalidArgumentError: there are more priorities than steps.
-        """
+        """Return the priorities of the windows that the closing row completes; ``priorities`` are of the last steps."""
         assert self._priorities is not None
         end = self.streams.next_steps[stream]
         before: dict[int, float | None] = {}
@@ -359,11 +342,7 @@ def _needed_at_end(steps: Steps) -> frozenset[str]:
 
 
 def check_not_terminated(terminated: bool) -> None:
-    """Check an end of an episode in a table without steps.
-
-    Raises:
-        InvalidArgumentError: ``terminated`` is True, but nothing would remember it.
-    """
+    """Refuse to end an episode as terminated in a table without steps, because nothing would remember it."""
     if terminated:
         expected = "False, because a table without steps does not store how episodes end; use a column"
         raise InvalidArgumentError.of_field("terminated", expected, "True")

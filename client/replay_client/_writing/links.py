@@ -109,10 +109,8 @@ class StepLinks:
     def __init__(self, window: WindowShape, *, keep_streams: bool = False) -> None:
         """Compute links for windows of this shape.
 
-        Args:
-            window: the shape.
-            keep_streams: streams keep their numbers, and what follows missing rows gets the same number at each
-                repetition. Only for a table that has no rows of other origin.
+        With ``keep_streams``, streams keep their numbers, and what follows missing rows gets the same number at each
+        repetition. Only for a table that has no rows of other origin.
         """
         self._window = window
         self._keep_streams = keep_streams
@@ -179,11 +177,7 @@ class StepOrder:
         self._last: dict[int, tuple[int, int]] = {}  # episode and step of each stream's last row
 
     def check(self, rows: Rows) -> None:
-        """Check the next rows of a table of steps.
-
-        Raises:
-            InvalidArgumentError: a row belongs before an earlier one; the message names it.
-        """
+        """Check that no row of a table of steps belongs before an earlier one; the error names it."""
         assert rows.steps is not None
         order = np.argsort(rows.streams, kind="stable")
         streams, episodes, steps = rows.streams[order], rows.episodes[order], rows.steps[order]

@@ -12,28 +12,18 @@ from replay_client._rows.checks import merged, not_a_row
 from replay_client._transport.connection import Connection
 from replay_client._transport.unclosed import Lease
 from replay_client._writing.delivery import Delivery
+from replay_client._writing.handle import StreamHandle
 
 
-class WriterStream:
+class WriterStream(StreamHandle):
     """One stream of experience of a writer, such as one environment of an actor."""
 
     def __init__(self, connection: Connection, delivery: Delivery, stream: int, lease: Lease) -> None:
         """Created by the writer, which shares its lease on the delivery."""
+        super().__init__(delivery.writing, stream)
         self._lease = lease
         self._connection = connection
         self._delivery = delivery
-        self._episodes = delivery.writing.episodes
-        self._stream = stream
-
-    @property
-    def number(self) -> int:
-        """uint64: random number of this stream, stored with every row."""
-        return int(self._episodes.streams.numbers[self._stream])
-
-    @property
-    def episode(self) -> int:
-        """Number of the current episode in the stream, stored with every row."""
-        return int(self._episodes.streams.episodes[self._stream])
 
     def append(
         self,

@@ -97,18 +97,9 @@ class Writing:
     def __init__(
         self, table: TableDescription, options: WriterOptions, *, timeout_s: float, wake: Callable[[], None]
     ) -> None:
-        """Begin without rows.
+        """Begin without rows; ``timeout_s`` is the client's default time limit, and ``wake`` is as for `Outbox`.
 
         Blocks never exceed the largest insert that the server allows; see `TableDescription.rows_per_insert`.
-
-        Args:
-            table: the table.
-            options: the writer's options.
-            timeout_s: the client's default time limit.
-            wake: as for `Outbox`.
-
-        Raises:
-            InvalidArgumentError: an option is out of range.
         """
         default = DELAYED_BLOCKS_IN_FLIGHT if table.may_delay_inserts else MAX_BLOCKS_IN_FLIGHT
         given = default if options.max_blocks_in_flight is None else options.max_blocks_in_flight
@@ -160,11 +151,7 @@ class Writing:
         return VectorRows(checked, which, given, steps_ago)
 
     def check_steps_ago(self, rows: VectorRows) -> None:
-        """Check that the steps to which the priorities belong are there; `append_all` does so for a part of the rows.
-
-        Raises:
-            InvalidArgumentError: a stream has no such step, or its windows are complete.
-        """
+        """Check that the steps to which the priorities belong are there; `append_all` does so for some of the rows."""
         if rows.priorities is not None:
             known_of = rows.which[~np.isnan(rows.priorities[rows.which])]
             self.episodes.check_steps_ago(known_of.tolist(), rows.steps_ago)

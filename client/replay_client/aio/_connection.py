@@ -60,11 +60,7 @@ class MessageStream:
         return True
 
     async def receive(self) -> bytes:
-        """Wait for the next reply.
-
-        Raises:
-            ReplayError: the stream ended. If it ended unexpectedly, this is a `ServerUnavailableError`.
-        """
+        """Wait for the next reply; raise `ReplayError` when the stream has ended."""
         answer = await self._connection.outcome(self._call.read())
         if isinstance(answer, bytes):
             return answer
@@ -91,17 +87,8 @@ class Connection(ConnectionBase):
         self.streams: weakref.WeakSet[MessageStream | FrameStream] = weakref.WeakSet()
         """Open streams, which `close` cancels."""
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closed
-
     async def run(self, operation: Operation[T]) -> T:
-        """Run an operation.
-
-        Raises:
-            ReplayError: from the operation or its calls.
-        """
+        """Run an operation."""
         await self._turns.take()
         return await run_async(operation, self.call)
 
@@ -117,7 +104,7 @@ class Connection(ConnectionBase):
 
     async def is_cut(self, error: Exception, lasted_s: float) -> bool:
         """Whether a call or stream was cut off; see `replay_client._transport.connection.Connection.is_cut`."""
-        if not may_be_cut(error, lasted_s) or self._closed:
+        if not may_be_cut(error, lasted_s) or self.is_closed:
             return False
         check: aio.UnaryUnaryMultiCallable[bytes, bytes] = self._opened().unary_unary(HEALTH_CHECK)
         for _ in range(CHECKS):
@@ -149,11 +136,7 @@ class Connection(ConnectionBase):
             return f"waited {waited_s:g} s; the event loop is busy, so the server's answers are not processed"
 
     async def call(self, call: Call) -> bytes:
-        """Make a call and wait for the reply.
-
-        Raises:
-            ReplayError: the time limit is invalid, or the call failed.
-        """
+        """Make a call and wait for the reply."""
         with LongWait(
             f"the call {call.method} to {self.address}", lambda waited_s: self.explain(*waited_call(call), waited_s)
         ):
@@ -183,8 +166,6 @@ class Connection(ConnectionBase):
         """Wait for the first contact with the server; later calls return immediately.
 
         Raises:
-            ServerUnavailableError: no server answers; the message says what to do.
-            ReplayError: as for `check_usable`.
             RuntimeError: the running event loop is not that of the first call.
         """
         self.check_usable()
@@ -218,7 +199,7 @@ class Connection(ConnectionBase):
         for work in list(self.works):
             if not work.is_done:
                 await work.finish(deadline)
-        self._closed = True
+        self.is_closed = True
         for stream in list(self.streams):
             stream.cancel()
         for channel in (*self._earlier, *([] if self._channel is None else [self._channel])):

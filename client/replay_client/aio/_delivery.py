@@ -71,10 +71,6 @@ class Delivery:
         """Connect if necessary, and check for errors, before rows are added.
 
         If a block was begun or sent since the last call, let other tasks run first.
-
-        Raises:
-            ReplayError: an earlier row could not be sent.
-            ClosedError: the client is being closed.
         """
         await self.connected()
         if self._is_finishing:
@@ -94,12 +90,7 @@ class Delivery:
             await self.wait_until(self._outbox.hand_over, deadline)
 
     async def wait_for_all(self, deadline: float) -> None:
-        """Wait until all blocks sent so far are acknowledged.
-
-        Raises:
-            DeadlineExceededError: timed out.
-            ReplayError: rows could not be sent.
-        """
+        """Wait until all blocks sent so far are acknowledged; see `replay_client._writing.delivery`."""
         last = self._outbox.last_sequence
         if not self._outbox.has_acknowledged(last):
             await self.wait_until(lambda: self._outbox.has_acknowledged(last), deadline)

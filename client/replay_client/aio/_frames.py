@@ -84,12 +84,7 @@ class FrameStream(asyncio.BufferedProtocol):
         return True
 
     async def receive(self) -> Content:
-        """Wait for the next reply.
-
-        Raises:
-            ServerUnavailableError: the connection has ended, or the server has stopped answering on any connection.
-            ReplayError: the request was refused.
-        """
+        """Wait for the next reply; raise the refusal, or `ServerUnavailableError` when the stream has ended."""
         while not self._frames:
             if self._is_ended:
                 raise ServerUnavailableError(_BROKEN)

@@ -29,11 +29,7 @@ class LoopSession(SessionBase):
 
     @property
     def connection(self) -> Connection:
-        """The connection; opened on first use.
-
-        Raises:
-            UnauthenticatedError: the session came from another process and had a token.
-        """
+        """The connection; opened on first use."""
         if self._connection is None:
             if self._is_closed:
                 raise ClosedError("this client is closed")

@@ -28,15 +28,10 @@ class AnsweredStream(Generic[R]):
         before_waiting: Callable[[], float | None] = lambda: None,
         path: LocalPath,
     ) -> None:
-        """Create the stream; the first request opens it.
+        """Create the stream; the first request opens it. Call `notify` after adding some to ``pending``.
 
-        Args:
-            connection: the connection to the server.
-            method: the RPC.
-            pending: the requests. Call `notify` after adding some.
-            before_waiting: called when there is nothing to send. Returns the seconds until the next call; None: call it
-                again after the next change.
-            path: opens streams over the local socket, if the server is on this host.
+        ``before_waiting`` is called when there is nothing to send. It returns the seconds until the next call; None:
+        call it again after the next change. ``path`` opens streams over the local socket of a server on this host.
         """
         self.changed = Changes()
         """Notified of every change."""
@@ -66,11 +61,6 @@ class AnsweredStream(Generic[R]):
         """Wait for the reply to the oldest request. If there is no request yet, first wait for one.
 
         Only one task may call this. If it is canceled, the stream breaks, and the next call reconnects.
-
-        Raises:
-            ServerUnavailableError: the server was unreachable for `reconnect_timeout_s`. Calling again retries.
-            ClosedError: the stream was closed.
-            ReplayError: the oldest request was refused.
         """
         while True:
             stream = await self._opened()

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from replay_client._operations.channel import (
     LOOK_AGAIN_S,
     Channel,
-    Shown,
     checked_version,
     not_published,
     nothing_yet,
@@ -25,6 +24,7 @@ from replay_client._transport.long_waits import LongWait
 from replay_client.aio.table import Table
 from replay_client.batch import Published
 from replay_client.errors import ServerUnavailableError, TableNotFoundError, TableReplacedError
+from replay_client.sync.channels import KnownChannels
 
 if TYPE_CHECKING:
     from replay_client.aio.client import ReplayClient
@@ -32,21 +32,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Channels:
-    """The names under which a client has published or read something."""
-
-    def __init__(self) -> None:
-        self._tables: dict[str, Table] = {}  # kept, because each maps the server's files
-        self._channels: dict[str, Channel] = {}  # of the tables, by the same names
-        self._shown: dict[str, Shown] = {}  # what `latest` has returned last, by name
-
-    def __reduce__(self) -> tuple[type[Channels], tuple[()]]:
-        return Channels, ()  # a copy opens the tables itself: copied memory would never change
-
-    def forget(self, name: str) -> None:
-        """Release the files of a table that is dropped."""
-        self._tables.pop(name, None)
-        self._channels.pop(name, None)
+class Channels(KnownChannels[Table]):
+    """The names that a client for asyncio knows."""
 
     async def publish(self, client: ReplayClient, name: str, values: Any, timeout_s: float | None) -> int:
         """See `replay_client.ReplayClient.publish`."""

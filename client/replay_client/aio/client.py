@@ -307,11 +307,7 @@ class ReplayClient:
 
 
 def _check_is_all(shards: ShardMap | None, name: str = "") -> None:
-    """Check that a server has whole tables.
-
-    Raises:
-        InvalidArgumentError: the server has only shards; the message names all servers.
-    """
+    """Raise `InvalidArgumentError` if a server has only shards of tables; the message names all servers."""
     if shards is not None:
         servers = ", ".join(shard.address for shard in shards.in_use)
         got = f"table {name!r}, on {servers}" if name else servers

@@ -14,25 +14,18 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
+from replay_client._learning.handle import LoopSampler
 from replay_client._learning.mixed import MixedHandle, MixedKeys
 from replay_client._rows.columns import Columns
 from replay_client.aio.sampler import Sampler
 from replay_client.batch import MixedBatch
 
 
-class MixedSampler(MixedHandle[Sampler]):
+class MixedSampler(MixedHandle[Sampler], LoopSampler):
     """An endless iterator over batches; see `replay_client.MixedSampler`. For use in one task at a time."""
 
-    def __aiter__(self) -> MixedSampler:
-        return self
-
     async def __anext__(self) -> MixedBatch:
-        """Send updates and requests for another batch, and return the oldest batch in flight.
-
-        Raises:
-            ConcurrentUseError: another task waits for this call.
-            ReplayError: as for `replay_client.MixedSampler`.
-        """
+        """Return the oldest batch in flight, and request another one; see `replay_client.MixedSampler`."""
         with self._one_caller.turn():
             undrawn = self._undrawn()
             for sampler in undrawn:
@@ -64,16 +57,6 @@ class MixedSampler(MixedHandle[Sampler]):
         """Close without a flush: unacknowledged updates may be lost."""
         for sampler in self.samplers.values():
             sampler.cancel()
-
-    async def __aenter__(self) -> MixedSampler:
-        return self
-
-    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Flush and close. After an error in the block, only close, because the updates may be incomplete."""
-        if error is None:
-            await self.close()
-        else:
-            self.cancel()
 
 
 async def _close(sampler: Sampler, deadline: float) -> None:

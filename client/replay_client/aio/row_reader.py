@@ -27,12 +27,7 @@ class RowReader(RowReaderBase):
         return self
 
     async def __anext__(self) -> Rows:
-        """Return the next rows. After an error or a cancellation, the next call continues.
-
-        Raises:
-            ConcurrentUseError: another task waits for this call.
-            ReplayError: as for `replay_client.RowReader`.
-        """
+        """Return the next rows; after an error or a cancellation, the next call continues."""
         with self._one_caller.turn():
             while not self._ready:
                 if self._keys is not None:

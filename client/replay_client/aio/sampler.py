@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 from replay_proto.v1 import replay_pb2
 
 from replay_client._learning.answers import BatchReader
-from replay_client._learning.handle import SamplerHandle
+from replay_client._learning.handle import LoopSampler, SamplerHandle
 from replay_client._learning.learning import DRAWS_WAIT_S, OF_DRAWS, Exchange, Learning
 from replay_client._learning.one_caller import OneCaller
 from replay_client._rows.columns import BatchOrKeys
@@ -37,7 +37,7 @@ from replay_client.sync.sampler import LOST_UPDATES
 log = logging.getLogger(__name__)
 
 
-class Sampler(SamplerHandle):
+class Sampler(SamplerHandle, LoopSampler):
     """An endless iterator over batches; see `replay_client.Sampler`. For use in one task at a time."""
 
     _connection: Connection
@@ -70,16 +70,8 @@ class Sampler(SamplerHandle):
         self._exchanges = _Exchanges(connection, table.name, self._learning, self._stream)
         self._lease = Lease(self._exchanges)
 
-    def __aiter__(self) -> Sampler:
-        return self
-
     async def __anext__(self) -> Batch:
-        """Send updates and a request for another batch, and return the oldest batch in flight.
-
-        Raises:
-            ConcurrentUseError: another task waits for this call.
-            ReplayError: as for `replay_client.Sampler`.
-        """
+        """Return the oldest batch in flight, and request another one; see `replay_client.Sampler`."""
         with self._one_caller.turn():
             await self.request()
             batches, began_s = self._learning.batches, time.perf_counter()
@@ -138,16 +130,6 @@ class Sampler(SamplerHandle):
         self._is_closed = True
         if not self._exchanges.is_finishing:
             self._exchanges.close()
-
-    async def __aenter__(self) -> Sampler:
-        return self
-
-    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Flush and close. After an error in the block, only close, because the updates may be incomplete."""
-        if error is None:
-            await self.close()
-        else:
-            self.cancel()
 
     def _check_usable(self) -> None:
         self._connection.check_not_forked()
@@ -234,7 +216,7 @@ class _Exchanges:
         """Wait for the next reply, at most ``limit_s`` seconds. If canceled, the next call continues the wait."""
         if self._receiver is None:
             self._receiver = asyncio.create_task(self._process_reply(), name="replay-receives")
-            self._receiver.add_done_callback(_retrieve)
+            self._receiver.add_done_callback(retrieve)
         receiver = self._receiver
         await asyncio.wait((receiver,), timeout=limit_s)
         if self._is_closed or receiver.cancelled():
@@ -255,7 +237,7 @@ class _Exchanges:
             log.warning(LOST_UPDATES, self._learning.unacknowledged, self._table)
 
 
-def _retrieve(task: asyncio.Task[None]) -> None:
+def retrieve(task: asyncio.Task[Any]) -> None:
     """Mark a task's error as retrieved, so that asyncio does not log it.
 
     The sampler's next call raises the error, unless the sampler was closed.

@@ -13,17 +13,17 @@ If `append` is canceled, it has not appended its row.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Final, NoReturn
+from typing import Any
 
 from numpy.typing import ArrayLike
 from replay_proto.framing import Array
 
 from replay_client._rows.checks import merged
 from replay_client._transport.unclosed import Lease
+from replay_client._writing.handle import StreamHandle, WriterHandle
 from replay_client._writing.writing import WriterOptions
 from replay_client.aio._connection import Connection
 from replay_client.aio._delivery import Delivery
@@ -32,28 +32,15 @@ from replay_client.errors import DeadlineExceededError, ReplayError
 from replay_client.results.description import TableDescription
 from replay_client.sync.writer import GIVE_UP_S
 
-log = logging.getLogger(__name__)
 
-
-class WriterStream:
+class WriterStream(StreamHandle):
     """One stream of experience of a writer; see `replay_client.WriterStream`."""
 
     def __init__(self, delivery: Delivery, stream: int, lease: Lease) -> None:
         """Created by the writer, which shares its lease on the delivery."""
+        super().__init__(delivery.writing, stream)
         self._lease = lease
         self._delivery = delivery
-        self._episodes = delivery.writing.episodes
-        self._stream = stream
-
-    @property
-    def number(self) -> int:
-        """uint64: random number of this stream, stored with every row."""
-        return int(self._episodes.streams.numbers[self._stream])
-
-    @property
-    def episode(self) -> int:
-        """Number of the current episode in the stream, stored with every row."""
-        return int(self._episodes.streams.episodes[self._stream])
 
     async def append(
         self,
@@ -90,7 +77,7 @@ class WriterStream:
             await self._delivery.wait_until(partial(self._episodes.end, self._stream, values, terminated, priorities))
 
 
-class Writer:
+class Writer(WriterHandle[WriterStream]):
     """See `replay_client.Writer`. Several tasks may use one writer, but all share the current episodes."""
 
     def __init__(
@@ -100,46 +87,11 @@ class Writer:
 
         ``path`` has the shortcuts to the table.
         """
-        self.steps: Final = table.steps
-        """What a table of steps draws and derives; None: the table is not a table of steps."""
         self._connection = connection
-        self._table = table
         self._delivery = Delivery(connection, table, options, path)
-        self._writing = self._delivery.writing
-        self._outbox = self._writing.outbox
         lease = Lease(self._delivery)
-        self._streams = [WriterStream(self._delivery, each, lease) for each in range(options.streams)]
-
-    @property
-    def acknowledged(self) -> int:
-        """Acknowledged rows."""
-        return self._outbox.acknowledged
-
-    @property
-    def in_flight(self) -> int:
-        """Number of appended rows that are not yet acknowledged."""
-        return self._outbox.in_flight
-
-    def __len__(self) -> int:
-        """Number of streams."""
-        return len(self._streams)
-
-    def __bool__(self) -> bool:
-        return True
-
-    def __getitem__(self, stream: int) -> WriterStream:
-        """Return one of the writer's streams, by number.
-
-        Raises:
-            IndexError: there is no such stream.
-        """
-        return self._streams[stream]
-
-    def __repr__(self) -> str:
-        return f"<Writer of table {self._table.name!r} at {self._connection.address}: {self.in_flight} rows in flight>"
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a writer cannot be pickled or copied; create a writer there")
+        streams = [WriterStream(self._delivery, each, lease) for each in range(options.streams)]
+        super().__init__(connection, table, self._delivery.writing, streams)
 
     async def append(
         self,
@@ -246,13 +198,7 @@ class Writer:
         try:
             await self.close(timeout_s=None if error is None else GIVE_UP_S)
         except BaseException as failure:
-            if error is None and isinstance(failure, ReplayError):
-                raise
-            log.warning("%d rows of table %r were not acknowledged", self.in_flight, self._table.name)
-            if not isinstance(failure, ReplayError):
-                raise
+            self._left(error, failure)
 
     def _only(self) -> WriterStream:
-        if len(self._streams) > 1:
-            raise TypeError(f"this writer has {len(self)} streams; use writer[i]")
-        return self._streams[0]
+        return self._streams[0] if len(self) == 1 else self._refuse()

@@ -22,10 +22,12 @@ from replay_client.cli.formats import printable_text
 from replay_client.cli.inspect_view import Inspected, inspect_screen, inspect_view
 from replay_client.cli.options import (
     DEFAULT_SERVER,
+    FAILURE,
     SHORTEST_TIMEOUT_S,
     TIMEOUT_S,
     Json,
     Server,
+    TableName,
     client_of,
     print_json,
     show,
@@ -38,8 +40,6 @@ from replay_client.errors import ReplayError, TableNotFoundError
 from replay_client.results.stats import Stats
 from replay_client.sync.client import ReplayClient
 
-_FAILURE = 1
-
 app = new_app(
     "replay",
     "Inspect, copy, export, empty, drop and checkpoint the tables of a replay server. Set REPLAY_TOKEN if the server "
@@ -51,7 +51,6 @@ app.command(copy.copy)
 app.command(export_import.export)
 app.command(export_import.import_table, name="import")
 
-TableName = Annotated[str, Parameter(help="Name of the table.")]
 MaybeTableName = Annotated[str | None, Parameter(help="Name of a table; default: all.")]
 Yes = Annotated[bool, Parameter(alias="-y", negative="", help="Do not ask for confirmation.")]
 Watch = Annotated[bool, Parameter(alias="-w", negative="", help="Refresh until Ctrl-C.")]
@@ -83,7 +82,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         run_app(app, arguments)
     except ReplayError as error:
         print(f"replay: {printable_text(error.message)}", file=sys.stderr)
-        return _FAILURE
+        return FAILURE
     return 0
 
 
@@ -209,7 +208,7 @@ def _confirm(question: str) -> None:
         print("replay: expected y or n, got no answer; to continue without one, pass --yes", file=sys.stderr)
         is_wanted = False
     if not is_wanted:
-        sys.exit(_FAILURE)
+        sys.exit(FAILURE)
 
 
 def _fitting(seen: Inspected, console: Console) -> RenderableType:
@@ -246,4 +245,4 @@ def _draw(found: Distributions, path: Path) -> None:
         draw_picture(found, path)
     except OSError as error:
         print(f"replay: the picture cannot be written: {error}", file=sys.stderr)
-        sys.exit(_FAILURE)
+        sys.exit(FAILURE)

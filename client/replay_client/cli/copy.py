@@ -5,19 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Final
+from typing import Annotated
 
 from cyclopts import Parameter
 
-from replay_client.cli.options import DESTINATION, SOURCE, Json, print_json
+from replay_client.cli.options import COPY_TIMEOUT_S, DESTINATION, SOURCE, Json, print_json
 from replay_client.cli.plain import plain
 from replay_client.errors import TableExistsError, UnauthenticatedError
 from replay_client.results.copies import Copied
 from replay_client.sync.copying import TableCopy, prepared
 from replay_client.sync.progress import Advance, progress_bar, progress_lines
-
-TIMEOUT_S: Final = 30.0
-"""Default time limit of each request in seconds."""
 
 Source = Annotated[str, Parameter(help="HOST:PORT of the server to copy from, or of several, separated by commas.")]
 Destination = Annotated[str, Parameter(help="HOST:PORT of the server to copy to, or of several.")]
@@ -31,7 +28,7 @@ def copy(source: Source, destination: Destination, tables: Tables = (), /, *, as
     For the destination, `REPLAY_DESTINATION_TOKEN` replaces `REPLAY_TOKEN`, and `REPLAY_DESTINATION_TLS_CA`, `_CERT`
     and `_KEY` replace the variables that begin with `REPLAY_TLS`.
     """
-    with _explained(), SOURCE.open(source, TIMEOUT_S) as old, DESTINATION.open(destination, TIMEOUT_S) as new:
+    with _explained(), SOURCE.open(source, COPY_TIMEOUT_S) as old, DESTINATION.open(destination, COPY_TIMEOUT_S) as new:
         done = []
         for each in prepared(old, new, tables):
             done.append(_copied(each))

@@ -80,13 +80,10 @@ class Distributions:
 
     @classmethod
     def of(cls, inspection: Inspection, beta: float, most_bars: int | None = None) -> Distributions:
-        """Compute the distributions.
+        """Compute the distributions, with at most so many bars per histogram, at least 1.
 
-        Args:
-            inspection: the rows.
-            beta: exponent of the weights.
-            most_bars: maximum number of bars per histogram, at least 1. If None, the histogram of numbers of draws has
-                a bar for each power of two, and the others have up to `BARS` bars.
+        If ``most_bars`` is None, the histogram of numbers of draws has a bar for each power of two, and the others have
+        up to `BARS` bars.
         """
         is_queue = inspection.table.backend == FIFO
         rows, probabilities = inspection.rows, inspection.probabilities
@@ -102,7 +99,7 @@ class Distributions:
             priorities=bars(inspection.priorities, rows, count),
             weights=() if is_queue else bars(weights, rows, count),
             ages_s=bars(ages, np.full(len(ages), inspection.table.size / max(1, len(ages))), count),
-            times_sampled=[_times_bar(bar) for bar in times_sampled],
+            times_sampled=[Bar(float(bar.at_least), float(bar.at_most), float(bar.rows)) for bar in times_sampled],
             mean_weight=float((drawn * weights).sum() / drawn.sum()) if len(drawn) else 0.0,
             by_rank=None
             if inspection.table.backend != RANK
@@ -114,15 +111,11 @@ class Distributions:
 
 
 def bars(values: Floats, rows: Floats, count: int = BARS) -> list[Bar]:
-    """Divide the range of the values into intervals, and count the rows in each.
+    """Divide the range of the values, at least 0, into intervals, and count the rows in each.
 
     The intervals are logarithmic if the positive values span more than two orders of magnitude, even without their
     smallest 1 %. In this case, the first interval includes this smallest 1 %, and zeros have a separate bar.
-
-    Args:
-        values: float64[n], at least 0.
-        rows: float64[n]: number of rows with each value.
-        count: number of intervals.
+    ``rows``, float64[n], is the number of rows with each value.
     """
     if not len(values):
         return []
@@ -195,7 +188,3 @@ def merged(drawn: Sequence[TimesSampled], most: int) -> Sequence[TimesSampled]:
         pairs = [drawn[place : place + 2] for place in range(0, len(drawn), 2)]
         drawn = [replace(pair[0], at_most=pair[-1].at_most, rows=sum(bar.rows for bar in pair)) for pair in pairs]
     return drawn
-
-
-def _times_bar(bar: TimesSampled) -> Bar:
-    return Bar(float(bar.at_least), float(bar.at_most), float(bar.rows))

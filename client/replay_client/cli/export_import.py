@@ -18,19 +18,24 @@ from replay_proto.steps import Derived, Transitions
 from replay_client._extras import check_extra
 from replay_client._operations.reading import RowOrder
 from replay_client.cli.formats import bytes_text
-from replay_client.cli.options import DEFAULT_SERVER, Json, Server, client_of, print_json
+from replay_client.cli.options import (
+    COPY_TIMEOUT_S,
+    DEFAULT_SERVER,
+    FAILURE,
+    Json,
+    Server,
+    TableName,
+    client_of,
+    print_json,
+)
 from replay_client.cli.plain import plain, plain_fields
 from replay_client.errors import InvalidArgumentError, ReplayError
 from replay_client.sync.client import ReplayClient
 from replay_client.sync.table import Table
 
-TIMEOUT_S = 30.0
-"""Default time limit of each request in seconds."""
 DEFAULT = Transitions()
-_FAILURE = 1
 _MINARI = ("minari", "h5py", "PIL")
 
-TableName = Annotated[str, Parameter(help="Name of the table.")]
 Directory = Annotated[Path, Parameter(help="Directory for the file TABLE.parquet, or for the dataset TABLE-v0.")]
 Format = Annotated[Literal["parquet", "minari"], Parameter(name="--format", help="What to write.")]
 Order = Annotated[RowOrder | None, Parameter(help="Order of rows in a Parquet file; default: key.")]
@@ -71,7 +76,7 @@ def export(
         _check_unused("--format parquet", dataset_id=dataset_id, env=env)
     else:
         _check_unused("--format minari", order=order)
-    with _failures_shown(), client_of(server, timeout_s=TIMEOUT_S) as client:
+    with _failures_shown(), client_of(server, timeout_s=COPY_TIMEOUT_S) as client:
         handle = client.table(table)
         with _created(directory):
             if what == "parquet":
@@ -101,7 +106,7 @@ def import_table(
         _check_unused("a Minari dataset", priorities=None if priorities else False, keys=keys or None)
     else:
         _check_unused("a Parquet file", n_step=n_step, gamma=gamma)
-    with _failures_shown(), client_of(server, timeout_s=TIMEOUT_S) as client:
+    with _failures_shown(), client_of(server, timeout_s=COPY_TIMEOUT_S) as client:
         if source.is_dir():
             steps = Transitions(n_step or DEFAULT.n_step, DEFAULT.gamma if gamma is None else gamma)
             name, rows = _import_minari(client, source, table, steps, append, capacity)
@@ -117,11 +122,7 @@ def import_table(
 
 @contextmanager
 def _created(directory: Path) -> Iterator[None]:
-    """Create a directory. After an error in the block, remove the directories that were created and are still empty.
-
-    Raises:
-        InvalidArgumentError: it cannot be created.
-    """
+    """Create a directory. After an error in the block, remove the directories that were created and are still empty."""
     new = [each for each in (directory, *directory.parents) if not each.exists()]
     try:
         _make(directory)
@@ -142,11 +143,7 @@ def _make(directory: Path) -> None:
 
 
 def _check_unused(reason: str, **options: object) -> None:
-    """Refuse options that have no effect.
-
-    Raises:
-        InvalidArgumentError: names an option that was given.
-    """
+    """Refuse options that have no effect; the error names one that was given."""
     for name, value in options.items():
         if value is not None:
             raise InvalidArgumentError.of_field(name, f"no such option with {reason}", str(value))
@@ -233,7 +230,7 @@ def _failures_shown() -> Iterator[None]:
         raise  # `run_app` handles it
     except OSError as error:
         print(f"replay: {error}", file=sys.stderr)
-        sys.exit(_FAILURE)
+        sys.exit(FAILURE)
 
 
 def _is_watched() -> bool:

@@ -31,11 +31,7 @@ _CURVE_COLOR, _FIT_COLOR, _BAR_COLOR = "#3182bd", "#e6550d", "#6baed6"
 
 
 def draw_picture(found: Distributions, path: Path) -> None:
-    """Write the distributions of a table as a PNG picture.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write the distributions of a table as a PNG picture."""
     figure = Figure(figsize=SIZE_INCHES, layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(_title(found))

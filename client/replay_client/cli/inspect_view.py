@@ -14,6 +14,8 @@ from rich.text import Text
 from replay_client.batch import Rows
 from replay_client.cli.distribution import PROPORTIONAL, Bar, Distributions, PowerLaw, labelled
 from replay_client.cli.formats import (
+    ACCENT,
+    FAINT,
     count_text,
     duration_text,
     edge_text,
@@ -26,7 +28,6 @@ from replay_client.cli.text_plot import bar_chart, log_log_plot
 from replay_client.results.description import RANK
 from replay_client.results.inspection import Inspection
 
-_ACCENT, _FAINT = "cyan", "dim"
 _WIDE = 120
 """Minimum terminal width for three panels side by side instead of two."""
 _PLOT_LINES = 12
@@ -74,7 +75,7 @@ def inspect_view(seen: Inspected, width: int) -> RenderableType:
     """
     found = seen.distributions()
     if not len(seen.inspection.ranks):
-        return Group(_name(seen), _facts_grid(found, width), Text("no rows", _FAINT))
+        return Group(_name(seen), _facts_grid(found, width), Text("no rows", FAINT))
     per_row = _panels_per_row(width)
     inner = width // per_row - _FRAME
     panels = [("table", _facts_grid(found, inner)), *_panels(found, inner, _PLOT_LINES)]
@@ -89,9 +90,11 @@ def inspect_screen(console: Console, seen: Inspected, problem: str) -> Renderabl
     """
     width, inspection = console.width, seen.inspection
     per_row = _panels_per_row(width)
-    header = [*([Text(problem, "red")] if problem else []), _name(seen), _facts_line(seen.distributions())]
+    labels = (Text.assemble((f"{label} ", FAINT), value) for label, value in _facts(seen.distributions()))
+    facts = Text("  ").join(labels)
+    header = [*([Text(problem, "red")] if problem else []), _name(seen), facts]
     if not len(inspection.ranks):
-        return Group(*header, Text("no rows", _FAINT))
+        return Group(*header, Text("no rows", FAINT))
     room = console.height - len(console.render_lines(Group(*header), pad=False)) - _EDGES
     wanted = len(inspection.largest.row_keys)
     least = _LEAST_LINES + _EDGES
@@ -108,7 +111,7 @@ def _panels_per_row(width: int) -> int:
 
 
 def _name(seen: Inspected) -> Text:
-    name = Text(printable_text(seen.inspection.table.name), f"bold {_ACCENT}", overflow="fold")
+    name = Text(printable_text(seen.inspection.table.name), f"bold {ACCENT}", overflow="fold")
     away = ", ".join(map(str, seen.inspection.shards_away))
     return name.append(f"  without shard {away}, which is away", "red") if away else name
 
@@ -116,9 +119,9 @@ def _name(seen: Inspected) -> Text:
 def _panels(found: Distributions, width: int, lines: int) -> list[tuple[str, Table | Text]]:
     """Return titles and contents of panels, the most important ones first."""
     drawn = found.is_drawn_by_priority
-    weights = _bars(found.weights, edge_text, width) if drawn else Text(_QUEUE, _FAINT)
+    weights = _bars(found.weights, edge_text, width) if drawn else Text(_QUEUE, FAINT)
     return [
-        ("probability by rank", _rank_plot(found, width, lines) if drawn else Text(_QUEUE, _FAINT)),
+        ("probability by rank", _rank_plot(found, width, lines) if drawn else Text(_QUEUE, FAINT)),
         ("rows by priority", _bars(found.priorities, edge_text, width)),
         ("rows by age", _bars(found.ages_s, duration_text, width)),
         ("rows by times drawn", _bars(found.times_sampled, _whole, width)),
@@ -171,15 +174,11 @@ def _looked_at(inspection: Inspection) -> str:
 
 def _facts_grid(found: Distributions, width: int) -> Table:
     grid = Table.grid(padding=(0, 1))
-    grid.add_column(style=_FAINT, no_wrap=True)
+    grid.add_column(style=FAINT, no_wrap=True)
     grid.add_column(no_wrap=True, max_width=max(1, width - 14))
     for label, value in _facts(found):
         grid.add_row(label, value)
     return grid
-
-
-def _facts_line(found: Distributions) -> Text:
-    return Text("  ").join(Text.assemble((f"{label} ", _FAINT), value) for label, value in _facts(found))
 
 
 def _span(inspection: Inspection) -> str:
@@ -195,11 +194,11 @@ def _rank_plot(found: Distributions, width: int, lines: int) -> Text:
     drawn = inspection.probabilities > 0
     ranks = inspection.ranks[drawn].astype(float)
     line = None if found.by_rank is None else found.by_rank.at(ranks)
-    return log_log_plot(ranks, inspection.probabilities[drawn], line, width, lines, (_ACCENT, "gray"))
+    return log_log_plot(ranks, inspection.probabilities[drawn], line, width, lines, (ACCENT, "gray"))
 
 
 def _bars(bars: Sequence[Bar], as_text: Callable[[float], str], width: int) -> Table:
-    return bar_chart(labelled(bars, as_text), width, (_ACCENT, _FAINT))
+    return bar_chart(labelled(bars, as_text), width, (ACCENT, FAINT))
 
 
 def _whole(count: float) -> str:
@@ -227,6 +226,6 @@ def _largest(seen: Inspected, count: int, *, is_short: bool) -> Table | Text:
             number_text(float(largest.probabilities[rank])),
             duration_text(float(largest.ages_s[rank])),
             count_text(int(largest.times_sampled[rank])),
-            as_text(rows, place[key], (_FAINT, "")) if key in place else Text("gone meanwhile", _FAINT),
+            as_text(rows, place[key], (FAINT, "")) if key in place else Text("gone meanwhile", FAINT),
         )
     return grid

@@ -17,9 +17,13 @@ from replay_client.sync.client import ReplayClient
 
 TIMEOUT_S = 3.0
 """Default time limit in seconds, short because a person is waiting."""
+COPY_TIMEOUT_S = 30.0
+"""Time limit of each request of commands that copy rows."""
 SHORTEST_TIMEOUT_S = 1.0
 """Minimum time limit with `--watch`, in seconds."""
 DEFAULT_SERVER = "localhost:50051"
+FAILURE = 1
+"""Exit code of a command that has failed."""
 
 
 class Side(NamedTuple):
@@ -68,6 +72,7 @@ Server = Annotated[
     str,
     Parameter(alias="-s", env_var="REPLAY_SERVER", help="HOST:PORT of the server, or of several, separated by commas."),
 ]
+TableName = Annotated[str, Parameter(help="Name of the table.")]
 Json = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON.")]
 
 

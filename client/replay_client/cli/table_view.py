@@ -11,13 +11,21 @@ from rich.table import Table
 from rich.text import Text
 
 from replay_client.cli.distribution import merged
-from replay_client.cli.formats import bytes_text, count_text, duration_text, number_text, printable_text
+from replay_client.cli.formats import (
+    ACCENT,
+    FAINT,
+    bytes_text,
+    count_text,
+    duration_text,
+    number_text,
+    printable_text,
+)
 from replay_client.cli.text_plot import bar_chart
 from replay_client.results.description import TableDescription
 from replay_client.results.stats import StepStats, TableStats, TimesSampled, WaitStats
 
 _BARS_WIDTH = 24
-_ACCENT, _FAINT, _URGENT = "cyan", "dim", "yellow"
+_URGENT = "yellow"
 
 
 def table_view(table: TableStats, most_bars: int | None = None, *, is_narrow: bool = False) -> RenderableType:
@@ -54,7 +62,7 @@ def fill_share(description: TableDescription) -> float:
 
 def _key_figures(table: TableStats) -> Table:
     grid = Table.grid(padding=(0, 2))
-    grid.add_column(style=_FAINT, no_wrap=True)
+    grid.add_column(style=FAINT, no_wrap=True)
     grid.add_column(justify="right", overflow="fold")
     for label, value in _facts(table):
         grid.add_row(label, value)
@@ -125,14 +133,14 @@ def _quantiles(table: TableStats) -> Table:
 def _times_sampled(bars: Iterable[TimesSampled], most: int | None) -> RenderableType:
     drawn: Sequence[TimesSampled] = [bar for bar in bars if bar.rows]
     if not drawn:
-        return Text("no rows", _FAINT)
+        return Text("no rows", FAINT)
     if most is not None:
         drawn = merged(drawn, max(1, most))
     named = [
         (f"{bar.at_least}" if bar.at_least == bar.at_most else f"{bar.at_least}-{bar.at_most}", bar.rows)
         for bar in drawn
     ]
-    return bar_chart(named, _BARS_WIDTH, (_ACCENT, _FAINT))
+    return bar_chart(named, _BARS_WIDTH, (ACCENT, FAINT))
 
 
 def _ever(total: int, per_s: float) -> str:

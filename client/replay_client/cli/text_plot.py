@@ -25,12 +25,9 @@ _LEAST_SPAN = 1.0
 
 
 def bar_chart(named: Sequence[tuple[str, float]], width: int, styles: tuple[str, str]) -> Table:
-    """Draw horizontal bars, scaled to the longest.
+    """Draw horizontal bars of these names and values, scaled to the longest; at least one value is above 0.
 
-    Args:
-        named: names and values of the bars; at least one value is above 0.
-        width: width in characters, including names and values.
-        styles: style of the bars, and style of the values.
+    ``width`` includes names and values. ``styles`` are those of the bars and of the values.
     """
     counts = [count_text(round(value)) for _, value in named]
     room = max(_LEAST_BAR, width - max(len(name) for name, _ in named) - max(map(len, counts)) - 2)
@@ -53,15 +50,10 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def log_log_plot(x: Floats, y: Floats, line: Floats | None, width: int, height: int, styles: tuple[str, str]) -> Text:
-    """Plot a curve on top of a reference line, on logarithmic axes.
+    """Plot a curve on top of a reference line, if there is one, on logarithmic axes.
 
-    Args:
-        x: float64[n], ascending, above 0; n at least 1.
-        y: float64[n], above 0.
-        line: float64[n], values of the line; None: no line.
-        width: width in characters, including labels.
-        height: height in lines, including labels.
-        styles: colors of the curve and of the line.
+    The points ``x``, float64[n], ascend; all values are above 0. Width in characters and height in lines include
+    labels. ``styles`` are the colors of the curve and of the line.
     """
     import plotext  # takes 0.2 s to import
 

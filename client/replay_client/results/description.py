@@ -107,8 +107,7 @@ class TableDescription:
     def create_arguments(self, *, keep_parameters: bool = True) -> dict[str, Any]:
         """Return the arguments, without the name, for `ReplayClient.create_table` to create a table like this one.
 
-        Args:
-            keep_parameters: whether to include the parameters of the backend.
+        If ``keep_parameters``, they include the parameters of the backend.
         """
         steps, limit = self.steps, self.rate_limit
         has_ratio = limit is not None and limit.samples_per_insert is not None

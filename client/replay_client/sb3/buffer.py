@@ -469,11 +469,7 @@ class ServiceReplayBuffer(ReplayBuffer):
         return {name: self._checked(f"{argument}[{key!r}]", obs[key], name) for name, key in keys.items()}
 
     def _checked(self, argument: str, value: Any, name: str | None = None) -> NDArray[Any]:
-        """Convert values to the dtype of a column (None: of the argument's name), ``[n_envs, *shape]``.
-
-        Raises:
-            InvalidArgumentError: the column cannot hold a value, or their number is wrong.
-        """
+        """Convert values to the dtype of a column (None: of the argument's name), ``[n_envs, *shape]``."""
         column, dtype, shape = self._arguments[name or argument]
         is_cast = type(value) is np.ndarray and value.dtype == dtype
         array: NDArray[Any] = value if is_cast else np.asarray(checked_array(argument, column, value), dtype)
@@ -533,11 +529,7 @@ class ServiceReplayBuffer(ReplayBuffer):
 
 
 def _space_columns(argument: str, name: str, space: spaces.Space[Any]) -> dict[str, Column]:
-    """Return the columns for values of a space, with the shapes that SB3's networks expect.
-
-    Raises:
-        InvalidArgumentError: SB3 or a table does not support the space.
-    """
+    """Return the columns for values of a space, with the shapes that SB3's networks expect."""
     expected = "Box, Discrete, MultiDiscrete, MultiBinary, or for observations a Dict of them"
     if isinstance(space, spaces.Dict) and any(isinstance(part, spaces.Dict) for part in space.values()):
         raise InvalidArgumentError.of_field(argument, expected, f"{space} (a Dict in a Dict)")
@@ -562,11 +554,7 @@ def next_column(name: str) -> str:
 
 
 def _refuse(unknown: Mapping[str, Any]) -> None:
-    """Refuse unknown arguments. Those of hindsight experience replay belong to another class.
-
-    Raises:
-        TypeError: there are any.
-    """
+    """Refuse unknown arguments. Those of hindsight experience replay belong to another class."""
     for name in unknown:
         hint = "; use ServiceHerReplayBuffer for hindsight experience replay" if name in _OF_HER else ""
         raise TypeError(f"ServiceReplayBuffer has no argument {name!r}{hint}")

@@ -73,11 +73,9 @@ def rows_at_once(table: TableDescription, most: int = GROUP_ROWS) -> int:
 
 
 def schema_of(table: TableDescription, names: Collection[str] | None = None) -> pa.Schema:
-    """Return the schema of a table's rows.
+    """Return the schema of a table's rows, with these stored columns and their masks.
 
-    Args:
-        table: the table.
-        names: names of stored columns, and of their masks. None: all columns, with the table's config in the metadata.
+    If ``names`` is None, it has all columns, and the table's config in the metadata.
     """
     of_steps, masks = table.steps is not None, table.schema.masks
     chosen = table.schema if names is None else {name: table.schema[name] for name in names}
@@ -388,11 +386,7 @@ def _column(name: str, column: Column, array: pa.Array) -> Array:
 
 
 def _values(name: str, array: pa.Array) -> Array:
-    """Convert an array, whose elements may be lists or tensors, to ``dtype[n, *shape]``.
-
-    Raises:
-        InvalidArgumentError: it has nulls, or lists of different lengths.
-    """
+    """Convert an array, whose elements may be lists or tensors, to ``dtype[n, *shape]``."""
     if isinstance(array.type, pa.FixedShapeTensorType) and array.type.permutation is None:
         shape = tuple(array.type.shape)
         return _values(name, array.storage).reshape(-1, *shape)

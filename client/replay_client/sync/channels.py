@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from replay_client._operations.channel import (
     LOOK_AGAIN_S,
@@ -28,24 +28,29 @@ from replay_client.sync.table import Table
 if TYPE_CHECKING:
     from replay_client.sync.client import ReplayClient
 
+C = TypeVar("C")
 T = TypeVar("T")
 
 
-class Channels:
-    """The names under which a client has published or read something. Thread-safe."""
+class KnownChannels(Generic[C]):
+    """Base class of the names under which a client has published or read something."""
 
     def __init__(self) -> None:
-        self._tables: dict[str, Table] = {}  # kept, because each maps the server's files
+        self._tables: dict[str, C] = {}  # kept, because each maps the server's files
         self._channels: dict[str, Channel] = {}  # of the tables, by the same names
         self._shown: dict[str, Shown] = {}  # what `latest` has returned last, by name
 
-    def __reduce__(self) -> tuple[type[Channels], tuple[()]]:
-        return Channels, ()  # a copy opens the tables itself: copied memory would never change
+    def __reduce__(self) -> tuple[type[Self], tuple[()]]:
+        return type(self), ()  # a copy opens the tables itself: copied memory would never change
 
     def forget(self, name: str) -> None:
         """Release the files of a table that is dropped."""
         self._tables.pop(name, None)
         self._channels.pop(name, None)
+
+
+class Channels(KnownChannels[Table]):
+    """The names that a blocking client knows. Thread-safe."""
 
     def publish(self, client: ReplayClient, name: str, values: Any, timeout_s: float | None) -> int:
         """See `ReplayClient.publish`."""
@@ -109,11 +114,7 @@ class Channels:
 
 
 def _opened(client: ReplayClient, name: str, state: PublishedState | None) -> Table:
-    """Open the table of a name. If there is none, create it for a state.
-
-    Raises:
-        TableNotFoundError: there is neither a table nor a state.
-    """
+    """Open the table of a name. If there is none, create it for a state."""
     try:
         return client.table(name)
     except TableNotFoundError:

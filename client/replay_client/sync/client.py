@@ -211,14 +211,8 @@ class ReplayClient:
     ) -> Table:
         """Create a table with the config and the rows of a file that `Table.to_parquet` wrote.
 
-        Args:
-            path: the file.
-            name: name of the new table; None: that of the exported table.
-            priorities: as for `Table.load_parquet`.
-            keys: as for `Table.load_parquet`.
-            timeout_s: as for `Table.load_parquet`.
-            progress: as for `Table.load_parquet`.
-            **config: arguments of `create_table`, except `columns`, that replace those of the exported table.
+        ``name`` is that of the new table; None: that of the exported one. ``config`` has arguments of `create_table`,
+        except `columns`, that replace those of the exported table. Other arguments are as for `Table.load_parquet`.
 
         Raises:
             TableExistsError: there is a table with this name; to add rows to it, call `Table.load_parquet`.

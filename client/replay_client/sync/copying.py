@@ -221,11 +221,7 @@ class _Landing:
         raise _foreign_rows(self._table, f"{self.found:,} rows")
 
     def check_end(self) -> None:
-        """Check that the shard has no more rows than were copied.
-
-        Raises:
-            TableExistsError: it has more.
-        """
+        """Check that the shard has no more rows than were copied."""
         if self.rows < self.found:
             raise _foreign_rows(self._table, f"{self.found:,} rows instead of {self.rows:,}")
 
@@ -241,11 +237,7 @@ def _foreign_rows(table: Table, got: str) -> TableExistsError:
 
 
 def _check(table: Table) -> None:
-    """Check that a table can be copied.
-
-    Raises:
-        InvalidArgumentError: it cannot.
-    """
+    """Check that a table can be copied."""
     described = table.describe()
     what = f"table {table.name!r}"
     if described.backend == FIFO:

@@ -18,17 +18,15 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
+from replay_client._learning.handle import ThreadSampler
 from replay_client._learning.mixed import MixedHandle, MixedKeys
 from replay_client._rows.columns import Columns
 from replay_client.batch import MixedBatch
 from replay_client.sync.sampler import Sampler
 
 
-class MixedSampler(MixedHandle[Sampler]):
+class MixedSampler(MixedHandle[Sampler], ThreadSampler):
     """An endless iterator over batches of several tables. For use in one thread."""
-
-    def __iter__(self) -> MixedSampler:
-        return self
 
     def __next__(self) -> MixedBatch:
         """Send updates and requests for another batch, and return the oldest batch in flight.
@@ -48,13 +46,9 @@ class MixedSampler(MixedHandle[Sampler]):
     def update_priorities(self, batch: Columns[Any] | MixedKeys, priorities: ArrayLike) -> None:
         """Update priorities in the tables that the rows come from. The next call of `next()` or `flush` sends them.
 
-        Args:
-            batch: a batch of this sampler, or some of its rows, n in total.
-            priorities: finite absolute TD errors float64[n], as an array or a tensor. If a device is still computing
-                the tensor, the call waits.
-
-        Raises:
-            InvalidArgumentError: the batch or the priorities are invalid. No priority is updated.
+        The batch is one of this sampler, or some of its rows, n in total. The priorities are finite absolute TD errors
+        float64[n], as an array or a tensor. If a device is still computing the tensor, the call waits. If the batch or
+        a priority is invalid, an `InvalidArgumentError` says so, and none is updated.
         """
         for sampler, keys, values in self._updates(batch, priorities):
             sampler.update_priorities(keys, values)
@@ -77,13 +71,3 @@ class MixedSampler(MixedHandle[Sampler]):
         """Close without a flush; see `Sampler.cancel`."""
         for sampler in self.samplers.values():
             sampler.cancel(is_waited_for=is_waited_for)
-
-    def __enter__(self) -> MixedSampler:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Flush and close. After an error in the block, only close, because the updates may be incomplete."""
-        if error is None:
-            self.close()
-        else:
-            self.cancel()

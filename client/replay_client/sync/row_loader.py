@@ -119,17 +119,10 @@ class RowLoader:
 def check_loadable(
     schema: Schema, rows: Rows, *, of_steps: bool, priorities: bool, may_lack: bool = False
 ) -> dict[str, Array]:
-    """Check that rows can be loaded into a table.
+    """Check that rows can be loaded into a table. Return arrays in the order of the schema, before casts to its dtypes.
 
-    Args:
-        schema: the table's stored columns.
-        rows: the rows.
-        of_steps: whether the table is a table of steps.
-        priorities: whether the priorities are loaded, too.
-        may_lack: whether rows may lack a priority, because rows of this table may; see `_known`.
-
-    Returns:
-        Arrays in the order of the schema, not yet cast to the columns' dtypes.
+    With ``priorities``, these are loaded, too; ``may_lack`` says whether rows may lack one, because rows of this table
+    may; see `_known`.
 
     Raises:
         InvalidArgumentError: these are no `Rows`; the columns or their dtypes or shapes differ from the table's; the
@@ -154,14 +147,9 @@ def _check_kind(rows: object) -> None:
 
 
 def check_room(rows: int, config: Mapping[str, Any]) -> None:
-    """Check that a new table accepts this many rows before the first draw.
+    """Check that a new table accepts this many rows before the first draw; the error names what limits them.
 
-    Args:
-        rows: number of rows.
-        config: arguments of `ReplayClient.create_table`.
-
-    Raises:
-        InvalidArgumentError: the table accepts fewer rows. The message names the argument that limits them.
+    ``config`` has arguments of `ReplayClient.create_table`.
     """
     capacity = checked_capacity(config["capacity"])
     if config["backend"] == FIFO and rows > capacity:

@@ -41,13 +41,7 @@ class RowReader(RowReaderBase):
         return self
 
     def __next__(self) -> Rows:
-        """Return the next rows. After an error, the next call continues.
-
-        Raises:
-            TableReplacedError: the table was dropped, and another one has its name.
-            ConcurrentUseError: another thread is in this call.
-            ReplayError: a call failed.
-        """
+        """Return the next rows. After an error, the next call continues; only one thread may be in this call."""
         with self._one_caller.turn():
             try:
                 while not self._ready:

@@ -31,7 +31,7 @@ from replay_proto.framing import Array
 from replay_proto.v1 import replay_pb2
 
 from replay_client._learning.answers import BatchReader
-from replay_client._learning.handle import SamplerHandle
+from replay_client._learning.handle import SamplerHandle, ThreadSampler
 from replay_client._learning.learning import DRAWS_WAIT_S, OF_DRAWS, Exchange, Learning
 from replay_client._learning.one_caller import OneCaller
 from replay_client._rows.columns import BatchOrKeys
@@ -54,7 +54,7 @@ LOST_UPDATES: Final = (
 """Logged when an unclosed sampler ends."""
 
 
-class Sampler(SamplerHandle):
+class Sampler(SamplerHandle, ThreadSampler):
     """An endless iterator over batches. For use in one thread."""
 
     _connection: Connection
@@ -92,9 +92,6 @@ class Sampler(SamplerHandle):
         self._stream: AnsweredStream[Exchange] = AnsweredStream(connection, "Learn", self._learning.pending, path=path)
         self._lease = Lease(_Exchanges(connection, table.name, self._learning, self._stream, self._one_caller))
 
-    def __iter__(self) -> Sampler:
-        return self
-
     def __next__(self) -> Batch:
         """Send updates and a request for another batch, and return the oldest batch in flight.
 
@@ -124,27 +121,12 @@ class Sampler(SamplerHandle):
             return batch
 
     def request(self) -> None:
-        """Send updates and a request for another batch, as `next()` does, but do not wait for the batch.
-
-        Raises:
-            ReplayError: as for `next()`.
-        """
+        """Send updates and a request for another batch, as `next()` does, but do not wait for the batch."""
         with self._one_caller.turn():
             self._request()
 
     def update_priorities(self, batch_or_keys: BatchOrKeys, priorities: ArrayLike) -> None:
-        """Update priorities. The next call of `next()` or `flush` sends them.
-
-        Args:
-            batch_or_keys: a batch, or keys int64[n]. For duplicate keys, the last priority counts.
-            priorities: finite absolute TD errors float64[n], as an array or a tensor. If a device is still computing
-                the tensor, the call waits. With a batch of sequences, also TD errors of steps: of the first n positions
-                from the anchor on, ``[batch, n]``, or of all, ``[batch, burn_in + length]``. Those of each sequence are
-                combined as by `sequence_priorities`, with the table's `Sequences.eta`.
-
-        Raises:
-            InvalidArgumentError: the keys or the priorities are invalid.
-        """
+        """Update priorities as `Table.update_priorities` does; the next call of `next()` or `flush` sends them."""
         with self._one_caller.turn():
             self._check_usable()
             self._learning.update(batch_or_keys, priorities)
@@ -154,15 +136,7 @@ class Sampler(SamplerHandle):
         """Write mutable columns again, as `Table.update` does; sent at once, without waiting for the reply.
 
         Draws that are requested later return the new values. `flush` waits for the acknowledgement, and `updated` and
-        `stale` count these rows, too.
-
-        Args:
-            keys: int64 of any shape, such as `Batch.position_keys`; -1 for a position without a row.
-            columns: new values by column, ``[*keys.shape, *shape]``.
-
-        Raises:
-            InvalidArgumentError: a column is unknown, derived or not mutable, or a dtype or shape is wrong.
-            ReplayError: as for `next()`.
+        `stale` count these rows, too. Arguments and errors are those of `Table.update`, and errors of `next()`.
         """
         self._write(*self._checked_update(keys, columns))
 
@@ -193,9 +167,6 @@ class Sampler(SamplerHandle):
     def close(self, *, timeout_s: float | None = None) -> None:
         """Flush and close. Idempotent; does nothing in a forked child. If another thread is in a call, that call ends.
 
-        Args:
-            timeout_s: as for `flush`.
-
         Raises:
             ConcurrentUseError: another thread is in a call, and updates are unacknowledged.
             ReplayError: as for `flush`; the sampler is closed in any case.
@@ -224,16 +195,6 @@ class Sampler(SamplerHandle):
         if not self._connection.is_forked:
             self._is_closed = True
             self._stream.close(is_received=is_waited_for or self._one_caller.is_busy)
-
-    def __enter__(self) -> Sampler:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Flush and close. After an error in the block, only close, because the updates may be incomplete."""
-        if error is None:
-            self.close()
-        else:
-            self.cancel()
 
     def _request(self) -> None:
         self._check_usable()

@@ -5,9 +5,9 @@
     batch = table.sample(256, beta=0.4)
     result = table.update_priorities(batch, td_errors)
 
-Each of these calls is a round trip to the server; `writer` and `sampler` instead stream in the background. If a table
-is dropped and another one is created with its name, calls to the old table raise `TableReplacedError`, and
-`ReplayClient.table` opens the new one. Any call may raise `ReplayError`; methods list only more specific errors.
+Each of these calls is a round trip to the server; `writer` and `sampler` instead stream in the background. Any
+call may raise `ReplayError`; methods list only more specific errors, except those of a dropped table: calls to it raise
+`TableNotFoundError`, or, once another one has its name, `TableReplacedError`. `ReplayClient.table` opens the new one.
 """
 
 from __future__ import annotations
@@ -78,12 +78,7 @@ class Table(TableHandle):
         self._data_path = path
 
     def size(self) -> int:
-        """Return the number of live rows; a cheap call.
-
-        Raises:
-            TableNotFoundError: the table was dropped.
-            TableReplacedError: the table was dropped, and another one has its name.
-        """
+        """Return the number of live rows; a cheap call."""
         return self._run(self._operations.describe()).size
 
     def __len__(self) -> int:
@@ -119,7 +114,6 @@ class Table(TableHandle):
         Raises:
             InvalidArgumentError: the rows do not match the table, or the time limit is invalid.
             LimitedError: the rate limiter or a full queue does not allow the insert, and `timeout_s` is 0.
-            TableReplacedError: the table was dropped, and another one has its name.
             ResourceExhaustedError: a limit was exceeded, or the server's disk is full.
             DeadlineExceededError: a request timed out. If ``metadata`` has ``waited_for``, the rate limiter or queue
                 did not allow it in time, and none of its rows was inserted. Otherwise, its rows may have been inserted.
@@ -167,7 +161,6 @@ class Table(TableHandle):
             LimitedError: the draw is not allowed now, and `timeout_s` is 0.
             DeadlineExceededError: the wait exceeded `timeout_s`.
             TableResetError: the table was reset during the wait.
-            TableReplacedError: the table was dropped, and another one has its name.
         """
         reader = self._operations.batch_reader(self._operations.chosen(columns))
         draw = self._operations.draw(batch_size, beta, weight_norm, draw_mode, timeout_s, reader, row_info)
@@ -188,7 +181,6 @@ class Table(TableHandle):
 
         Raises:
             InvalidArgumentError: the keys or the priorities are invalid.
-            TableReplacedError: the table was dropped, and another one has its name.
         """
         return self._run(self._operations.update_priorities(batch_or_keys, priorities))
 
@@ -211,7 +203,6 @@ class Table(TableHandle):
         Raises:
             InvalidArgumentError: a column is unknown, derived or not mutable, or a dtype or shape is wrong. The error
                 names the column, and nothing has changed.
-            TableReplacedError: the table was dropped, and another one has its name.
         """
         return self._run(self._operations.update(keys, columns))
 
@@ -230,7 +221,6 @@ class Table(TableHandle):
 
         Raises:
             InvalidArgumentError: the keys are not int64[n], or a name is unknown.
-            TableReplacedError: the table was dropped, and another one has its name.
         """
         return self._run_near(self._operations.read(batch_or_keys, columns=columns))
 
@@ -259,28 +249,22 @@ class Table(TableHandle):
             InvalidArgumentError: for a number out of range, an unknown name or order, or ``"episode"`` for a table
                 without steps.
             MissingExtraError: the extra ``cli`` is not installed.
-            TableNotFoundError: the table was dropped.
-            TableReplacedError: the table was dropped, and another one has its name.
         """
         read = partial(self.read, columns=chosen_columns(self.schema, columns, self.schema.masks))
         return RowReader(read, RowPlan(self._checked_description(), chunk=chunk, order=order), progress=progress)
 
     def episode(self, key: int, *, columns: Collection[str] | None = None) -> Rows:
-        """Read the whole episode of a row of a table of steps, for example of a row that was drawn.
+        """Read the whole episode of a row of a table of steps, for example of one drawn: ``batch.row_keys[0]``.
 
         The rows are in step order. If the episode has ended, `Rows.ends` of the last one says how. Rows that are not
         live any more are missing, so `Rows.steps` may begin above 0. If the row itself is not live, there are no rows.
+        ``columns`` is as for `rows`.
 
         This takes a few round trips. If many streams are written at once, it takes more, because the rows of an episode
         lie farther apart.
 
-        Args:
-            key: key of any row of the episode, such as ``batch.row_keys[0]``.
-            columns: as for `rows`.
-
         Raises:
             InvalidArgumentError: the table is not a table of steps, or a name is unknown.
-            TableReplacedError: the table was dropped, and another one has its name.
         """
         return self._run_near(self._operations.episode(key, columns=columns))
 
@@ -307,8 +291,6 @@ class Table(TableHandle):
         Raises:
             InvalidArgumentError: the table is not a table of steps, `chunk` is out of range, or a name is unknown.
             MissingExtraError: the extra ``cli`` is not installed.
-            TableNotFoundError: the table was dropped.
-            TableReplacedError: the table was dropped, and another one has its name.
         """
         read = partial(self.read, columns=chosen_columns(self.schema, columns, self.schema.masks))
         plan = EpisodePlan(self._checked_description(), chunk=chunk, unfinished=unfinished)
@@ -319,12 +301,8 @@ class Table(TableHandle):
     ) -> pyarrow.Table:
         """Read all rows that are live now into an Arrow table (needs the extra ``arrow``).
 
-        `replay_client.sync.arrow` describes its columns.
-
-        Args:
-            order: as for `rows`.
-            progress: as for `rows`.
-            columns: as for `rows`; keys, priorities and places in episodes are always there.
+        Arguments are as for `rows`; keys, priorities and places in episodes are always there.
+        `replay_client.sync.arrow` describes the columns.
 
         Raises:
             MissingExtraError: the extra ``arrow`` is not installed.
@@ -347,13 +325,8 @@ class Table(TableHandle):
 
         The table remains in use during the export. Rows inserted after this call are not written, and rows that are
         evicted before they are read are counted. An existing file is replaced once all rows are written.
-        `replay_client.sync.arrow` describes the columns of the file.
-
-        Args:
-            path: the file.
-            order: as for `rows`.
-            progress: as for `rows`.
-            columns: as for `to_arrow`. Only a file with all columns can be loaded again.
+        `replay_client.sync.arrow` describes the columns of the file. Only a file with all columns can be loaded again.
+        Arguments after the path are as for `to_arrow`.
 
         Returns:
             How many rows were written, and how many were evicted before they were read.
@@ -620,27 +593,15 @@ class Table(TableHandle):
         """Fetch the current description, including row counts.
 
         The table is looked up by name; compare `TableDescription.uid` to detect that it was replaced.
-
-        Raises:
-            TableNotFoundError: the table was dropped.
         """
         return self._run(describe(self.name))
 
     def _checked_description(self) -> TableDescription:
-        """Fetch the current description, like `describe`, but raise if another table has this name.
-
-        Raises:
-            TableNotFoundError: the table was dropped.
-            TableReplacedError: the table was dropped, and another one has its name.
-        """
+        """Fetch the current description, like `describe`, but raise if another table has this name."""
         return self._run(self._operations.describe())
 
     def stats(self) -> TableStats:
-        """Fetch statistics of the table; a cheap call.
-
-        Raises:
-            TableNotFoundError: the table was dropped.
-        """
+        """Fetch statistics of the table; a cheap call."""
         return self._run(stats(self.name)).tables[self.name]
 
     def inspect(self, *, largest: int = 10) -> Inspection:
@@ -652,7 +613,6 @@ class Table(TableHandle):
             largest: how many of the rows with the largest priorities to fetch, 1 to 100.
 
         Raises:
-            TableReplacedError: the table was dropped, and another one has its name.
             InvalidArgumentError: ``largest`` is out of range.
         """
         return self._run(inspect_table(self.name, self.uid, largest))
@@ -664,19 +624,11 @@ class Table(TableHandle):
 
         Returns:
             Number of rows removed.
-
-        Raises:
-            TableReplacedError: the table was dropped, and another one has its name.
         """
         return self._run(reset_table(self.name, self.uid))
 
     def drop(self) -> None:
-        """Drop the table.
-
-        Raises:
-            TableNotFoundError: the table was already dropped.
-            TableReplacedError: the table was dropped, and another one has its name.
-        """
+        """Drop the table."""
         self._run(drop_table(self.name, self.uid))
 
     @property

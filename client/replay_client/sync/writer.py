@@ -31,11 +31,10 @@ unusable. After each of these errors, `unacknowledged_rows` returns the rows tha
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from numpy.typing import ArrayLike
 from replay_proto.framing import Array
@@ -46,18 +45,17 @@ from replay_client._transport.connection import Connection
 from replay_client._transport.data_path import DataPath
 from replay_client._transport.unclosed import Lease
 from replay_client._writing.delivery import Delivery
+from replay_client._writing.handle import WriterHandle
 from replay_client._writing.writer_stream import WriterStream
 from replay_client._writing.writing import VectorRows, WriterOptions, Writing
 from replay_client.errors import DeadlineExceededError, ReplayError
 from replay_client.results.description import TableDescription
 
-log = logging.getLogger(__name__)
-
 GIVE_UP_S: Final = 5.0
 """Seconds that the exit of a ``with`` block waits for acknowledgements after an error in the block."""
 
 
-class Writer:
+class Writer(WriterHandle[WriterStream]):
     """See the module. Thread-safe, but all threads share the current episodes."""
 
     def __init__(
@@ -72,23 +70,14 @@ class Writer:
 
         ``path`` has the shortcuts to the table.
         """
-        self.steps: Final = table.steps
-        """What a table of steps draws and derives; None: the table is not a table of steps."""
         self._connection = connection
-        self._table = table
         self._delivery = Delivery(connection, table, options, path=path)
-        self._writing = self._delivery.writing
-        self._outbox = self._writing.outbox
-        self._episodes = self._writing.episodes
         lease = Lease(self._delivery)
-        self._streams = [WriterStream(connection, self._delivery, each, lease) for each in range(options.streams)]
+        streams = [WriterStream(connection, self._delivery, each, lease) for each in range(options.streams)]
+        super().__init__(connection, table, self._delivery.writing, streams)
+        self._episodes = self._writing.episodes
         self._only = self._streams[0] if options.streams == 1 else None
         self._lock = self._delivery.lock
-
-    @property
-    def acknowledged(self) -> int:
-        """Acknowledged rows."""
-        return self._outbox.acknowledged
 
     @property
     def in_flight(self) -> int:
@@ -120,27 +109,6 @@ class Writer:
     def writing(self) -> Writing:
         """Checks the arguments of methods, and adds rows; internal."""
         return self._writing
-
-    def __len__(self) -> int:
-        """Number of streams."""
-        return len(self._streams)
-
-    def __bool__(self) -> bool:
-        return True
-
-    def __getitem__(self, stream: int) -> WriterStream:
-        """Return one of the writer's streams, by number.
-
-        Raises:
-            IndexError: there is no such stream.
-        """
-        return self._streams[stream]
-
-    def __repr__(self) -> str:
-        return f"<Writer of table {self._table.name!r} at {self._connection.address}: {self.in_flight} rows in flight>"
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a writer cannot be pickled or copied; send the table and create a writer there")
 
     def append(
         self,
@@ -216,11 +184,7 @@ class Writer:
             raise
 
     def _append_checked(self, rows: VectorRows) -> None:
-        """Append those of the rows that were not appended yet; internal.
-
-        Raises:
-            ReplayError: an earlier row could not be sent; ``rows`` counts those that were appended.
-        """
+        """Append those of the rows that were not appended yet, and count them in ``rows``; internal."""
         self._connection.check_not_forked()
         with self._lock:
             self._outbox.check()
@@ -284,10 +248,7 @@ class Writer:
             self._delivery.wait_for_all(deadline)
 
     def close(self, *, timeout_s: float | None = None) -> None:
-        """Flush and close. Idempotent; does nothing in a forked child.
-
-        Args:
-            timeout_s: as for `flush`.
+        """Flush and close, with the time limit of `flush`. Idempotent; does nothing in a forked child.
 
         Raises:
             ReplayError: as for `flush`; the writer is closed anyway.
@@ -334,11 +295,4 @@ class Writer:
         try:
             self.close(timeout_s=None if error is None else GIVE_UP_S)
         except BaseException as failure:
-            if error is None and isinstance(failure, ReplayError):
-                raise
-            log.warning("%d rows of table %r were not acknowledged", self.in_flight, self._table.name)
-            if not isinstance(failure, ReplayError):
-                raise
-
-    def _refuse(self) -> NoReturn:
-        raise TypeError(f"this writer has {len(self)} streams; use writer[i]")
+            self._left(error, failure)

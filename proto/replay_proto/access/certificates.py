@@ -36,17 +36,10 @@ class ServerCertificates:
         renewal_s: float = RENEWAL_S,
         ticks: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Read the files, which must be PEM.
+        """Read the certificate chain and its key, both PEM, without a password; raise `UnusableFileError`.
 
-        Args:
-            certificate: the server's certificate chain.
-            key: its private key, without a password.
-            client_ca: authority that must have signed client certificates; None: clients need no certificate.
-            renewal_s: with a ``client_ca``, maximum age of a resumable TLS session, in seconds.
-            ticks: monotonic clock, in seconds.
-
-        Raises:
-            UnusableFileError: a file cannot be used.
+        ``client_ca`` must have signed client certificates; None: clients need none. With it, ``renewal_s`` is the
+        maximum age of a resumable TLS session, in seconds. ``ticks`` is a monotonic clock, in seconds.
         """
         self._certificate, self._key, self._client_ca = certificate, key, client_ca
         paths = [path for path in (certificate, key, client_ca) if path is not None]

@@ -141,13 +141,7 @@ class Tokens:
     def __init__(
         self, path: Path, clock: Callable[[], float] = time.time, ticks: Callable[[], float] = time.monotonic
     ) -> None:
-        """Read the file.
-
-        Args:
-            path: the file.
-            clock: seconds since 1970, for expiry.
-            ticks: monotonic clock in seconds, for checking the file periodically.
-        """
+        """Read the file. ``clock`` returns seconds since 1970, for expiry; ``ticks`` is a monotonic clock."""
         self._path = path
         self._clock = clock
         self._ticks = ticks
@@ -202,13 +196,7 @@ class Tokens:
 
 
 def bearer_token(headers: Sequence[str]) -> str | None:
-    """Return the token in the ``authorization`` headers of a call.
-
-    Args:
-        headers: the values of these headers, such as ``Bearer 8Yp0J...``.
-
-    Returns:
-        The token, or None if there is no such header.
+    """Return the token in the ``authorization`` headers of a call, such as ``Bearer 8Yp0J...``; None: no header.
 
     Raises:
         ValueError: there are several headers, or the header has no bearer token.

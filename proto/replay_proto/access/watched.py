@@ -47,8 +47,7 @@ class Watched(Generic[T]):
     def refresh(self) -> bool:
         """Read the files if they have changed. If they are invalid, the next call tries again.
 
-        Returns:
-            Whether `value` has changed.
+        Return whether `value` has changed.
         """
         stamp = self._look()
         if stamp == self._stamp:
@@ -82,11 +81,7 @@ def _stamp(path: Path) -> tuple[int, int, int, int] | None:
 
 
 def exposure_of(path: Path) -> str | None:
-    """Describe how other users can access a file and how to fix that; None if they cannot.
-
-    Raises:
-        OSError: the file does not exist.
-    """
+    """Describe how other users can access a file and how to fix that; None if they cannot."""
     mode = stat.S_IMODE(path.stat().st_mode)
     if not mode & _OPEN:
         return None

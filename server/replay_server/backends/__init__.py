@@ -50,10 +50,7 @@ def index_bytes(name: str, slots: int) -> int:
 def make_index(name: str, given: Mapping[str, float], priorities: Floats) -> PriorityIndex:
     """Create an index; call its `PriorityIndex.rebuild` before anything else.
 
-    Args:
-        name: a key of `BACKENDS`.
-        given: parameters by name; missing ones get their defaults.
-        priorities: float64[slots], the table's priority array. It is not read before ``rebuild``.
+    ``given`` has parameters by name; missing ones get their defaults. ``priorities`` is as for `PriorityIndex`.
     """
     backend = BACKENDS[name]
     return backend(backend.Parameters(**given), priorities)

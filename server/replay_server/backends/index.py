@@ -76,11 +76,9 @@ class PriorityIndex(ABC):
     """Largest priority that this index supports; ``inf`` if it supports every finite one."""
 
     def __init__(self, parameters: Any, priorities: Floats) -> None:
-        """Create an index; call `rebuild` before anything else.
+        """Create an index; call `rebuild` before anything else. ``parameters`` are an instance of `Parameters`.
 
-        Args:
-            parameters: an instance of `Parameters`.
-            priorities: float64[slots], the table's priority array. It is not read before ``rebuild``.
+        ``priorities``, float64[slots], is the table's priority array. It is not read before ``rebuild``.
         """
         self.parameters = parameters
         self._priorities = np.asarray(priorities)
@@ -102,11 +100,9 @@ class PriorityIndex(ABC):
 
     @abstractmethod
     def write(self, keys: Integers, priorities: Floats) -> None:
-        """Set the priorities of new or existing rows.
+        """Set the priorities, float64[n], of new or existing rows with these distinct keys, int64[n].
 
-        Args:
-            keys: int64[n], distinct.
-            priorities: float64[n]; `DEAD_PRIORITY` removes a row.
+        `DEAD_PRIORITY` removes a row.
         """
 
     def clear(self, keys: Integers) -> None:
@@ -158,11 +154,9 @@ class PriorityIndex(ABC):
 
     @abstractmethod
     def masses(self, priorities: Floats, ranks: Integers) -> Floats:
-        """Return the masses, float64[n], of hypothetical rows with these priorities and ranks.
+        """Return the masses, float64[n], of hypothetical rows with these priorities, float64[n], and ranks, int64[n].
 
-        Args:
-            priorities: float64[n].
-            ranks: int64[n]. Rank 1 has the largest priority; among rows with equal priority, newer rows rank first.
+        Rank 1 has the largest priority; among rows with equal priority, newer rows rank first.
         """
 
     @abstractmethod
@@ -174,11 +168,7 @@ T = TypeVar("T")
 
 
 def read_parameters(kind: type[T], name: str, given: Mapping[str, Any]) -> T:
-    """Create the parameters of backend ``name``, with defaults for missing ones.
-
-    Raises:
-        FieldError: a parameter is unknown or out of range.
-    """
+    """Create the parameters of backend ``name``, with defaults for missing ones."""
     accepted = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     for field in given:
         if field not in accepted:

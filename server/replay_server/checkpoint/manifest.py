@@ -35,11 +35,7 @@ class CheckpointRemovedError(FatalError):
 
 @contextmanager
 def unless_removed(folder: Path) -> Iterator[None]:
-    """If reading a checkpoint fails in the block because the checkpoint was removed, raise an error that says so.
-
-    Raises:
-        CheckpointRemovedError: the checkpoint was removed during the block.
-    """
+    """If reading a checkpoint fails in the block because it was removed, raise `CheckpointRemovedError`."""
     try:
         yield
     except (DamagedCheckpointError, OSError) as error:
@@ -142,11 +138,7 @@ class CheckpointManifest:
 
     @classmethod
     def load(cls, folder: Path) -> CheckpointManifest:
-        """Read the manifest of the checkpoint in ``folder``.
-
-        Raises:
-            DamagedCheckpointError: the manifest is missing or corrupt.
-        """
+        """Read the manifest of a checkpoint; raise `DamagedCheckpointError` if it is missing or corrupt."""
         path = folder / CHECKPOINT_MANIFEST_FILE
         try:
             document = json.loads(path.read_bytes())

@@ -71,8 +71,7 @@ def verify(folder: Path, work: LongWork | None = None) -> CheckpointManifest:
 def resume(tables: Path) -> CheckpointManifest | None:
     """Complete a restore whose server ended before it served: all of its tables were restored.
 
-    Returns:
-        The manifest of the checkpoint; None if there was no such restore.
+    Return the manifest of the checkpoint; None if there was no such restore.
     """
     left = restored_tables.place(tables)
     if left is None or not (left / CHECKPOINT_MANIFEST_FILE).is_file():
@@ -93,19 +92,13 @@ def restore(
     They appear all at once; see `replay_server.storage.restored_tables`. If the checkpoint has just been restored, and
     no server has served its tables yet, there is nothing left to do.
 
-    Args:
-        folder: directory of the checkpoint.
-        tables: directory of the tables.
-        checked: whether the restored tables have checksums.
-        stopped: ends the work early once it is set.
-        memory: limits the tables, if they are in memory.
+    If ``checked``, the restored tables have checksums. Setting ``stopped`` ends the work early. ``memory`` limits the
+    tables, if they are in memory.
 
     Raises:
-        DamagedCheckpointError: a file is corrupt.
         RestoreError: ``folder`` is not a checkpoint, or a table already exists.
-        CheckpointRemovedError: the checkpoint was removed while it was read.
         NoSpaceError: there is not enough space.
-        StoppedError: ``stopped`` was set.
+        DamagedCheckpointError, CheckpointRemovedError, StoppedError: as for `verify`.
     """
     if not (folder / CHECKPOINT_MANIFEST_FILE).is_file():
         fault = no_checkpoint(folder)

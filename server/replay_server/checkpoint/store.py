@@ -88,12 +88,8 @@ class Checkpoints:
     def __init__(self, catalog: Catalog, folder: Path, keep: int, stopped: threading.Event | None = None) -> None:
         """Lock the directory, and remove what unfinished writes and removals of checkpoints have left in it.
 
-        By default, each series keeps its ``keep`` newest checkpoints. Setting ``stopped`` ends the work early.
-
-        Raises:
-            InUseError: another server uses the directory.
-            StoppedError: ``stopped`` was set.
-            OSError: the directory cannot be created.
+        By default, each series keeps its ``keep`` newest checkpoints. Setting ``stopped`` ends the work early. Raises
+        like `held_folders.hold`.
         """
         self.folder = folder.absolute()
         self._catalog = catalog
@@ -115,9 +111,7 @@ class Checkpoints:
     def check(folder: Path) -> None:
         """Check that no other user of this machine owns or can change checkpoints in a directory.
 
-        Raises:
-            UntrustedError: another user owns or can change a checkpoint; see `replay_server.files.trust`.
-            OSError: the directory cannot be created or read.
+        See `replay_server.files.trust` for the errors.
         """
         trust.make_folder(folder)
         trust.check_entries([folder / held_folders.LOCK, folder / OWNER_FILE])
@@ -338,11 +332,7 @@ def _is_name(name: str) -> bool:
 
 
 def _check_name(series: str, number: int) -> None:
-    """Check the whole name of a checkpoint.
-
-    Raises:
-        FieldError: it does not follow the rules for names of tables.
-    """
+    """Check the whole name of a checkpoint."""
     if not is_table_name(_name(series, number)):
         raise FieldError(
             "series",

@@ -71,13 +71,9 @@ def write_checkpoint(
     shards: ShardMap | None = None,
     shard_id: int | None = None,
 ) -> CheckpointManifest:
-    """Write and sync all files of a checkpoint in the empty directory ``folder``.
+    """Write and sync all files of a checkpoint in the empty directory ``folder``, unless ``cancelled`` is set.
 
     ``shards`` is the server's shard map, and ``shard_id`` the id of its shard, if known.
-
-    Raises:
-        OSError: if a file cannot be written, for instance because the disk is full.
-        StoppedError: once ``cancelled`` is set.
     """
     manifest = CheckpointManifest(
         taken_s, [_write_table(folder, snapshot, cancelled) for snapshot in snapshots], shards, shard_id

@@ -18,11 +18,7 @@ def sync_path(path: Path) -> None:
 
 
 def write_all(descriptor: int, content: bytes | memoryview) -> None:
-    """Write all of a buffer. A single call of the system may write only a part, for instance if a disk is nearly full.
-
-    Raises:
-        OSError: the rest cannot be written.
-    """
+    """Write all of a buffer. A single call of the system may write only a part, such as if a disk is nearly full."""
     rest = memoryview(content)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
@@ -46,10 +42,9 @@ def overwrite_file(path: Path, content: bytes) -> None:
 
 
 def rename_durably(source: Path, target: Path) -> Path:
-    """Rename a file or directory within its folder, and sync the folder; if that fails, the old name is back.
+    """Rename a file or directory within its folder, and sync the folder; return the new path.
 
-    Returns:
-        The new path.
+    If that fails, the old name is back.
     """
     with _folder_of(target) as folder:
         source.rename(target)
@@ -62,11 +57,7 @@ def rename_durably(source: Path, target: Path) -> Path:
 
 
 def replace_file(path: Path, content: str) -> None:
-    """Replace a file atomically: after a power loss it has either the old or the new content.
-
-    Raises:
-        OSError: the file has the old content.
-    """
+    """Replace a file atomically: after an error or a power loss, it has either the old or the new content."""
     new, old = path.with_name(f".new-{path.name}"), path.with_name(f".old-{path.name}")
     for left_over in (new, old):
         left_over.unlink(missing_ok=True)

@@ -81,12 +81,7 @@ def hold(folder: Path, flag: str, stopped: threading.Event | None = None) -> Hel
 
 
 def make(parent: Path, prefix: str) -> HeldFolder:
-    """Create a folder below ``parent``, and hold it.
-
-    Raises:
-        UnsuitableError: the file system has no locks.
-        OSError: the folder cannot be created.
-    """
+    """Create a folder below ``parent``, and hold it; `UnsuitableError` if the file system has no locks."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         lock = open_lock(folder)

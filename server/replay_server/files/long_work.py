@@ -17,12 +17,7 @@ class LongWork:
     """The progress of some work on files."""
 
     def __init__(self, what: str, stopped: threading.Event | None = None) -> None:
-        """Begin the work.
-
-        Args:
-            what: names the work in the log.
-            stopped: ends the work early once it is set; None: nothing does.
-        """
+        """Begin the work, which ``what`` names in the log. Setting ``stopped`` ends it early."""
         self._what = what
         self._stopped = stopped or threading.Event()
         self._began = self._said = time.monotonic()
@@ -31,11 +26,7 @@ class LongWork:
         """Bytes to be handled."""
 
     def advance(self, size: int) -> None:
-        """Count bytes that have been handled, and log the progress every few seconds.
-
-        Raises:
-            StoppedError: the work shall end early.
-        """
+        """Count bytes that have been handled, and log the progress every few seconds; `StoppedError` ends the work."""
         if self._stopped.is_set():
             raise StoppedError(self._what)
         self._done += size

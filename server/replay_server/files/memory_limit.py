@@ -52,12 +52,7 @@ class MemoryLimit:
     """The limits of this process's group and of the groups around it."""
 
     def __init__(self, groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> None:
-        """Find the groups.
-
-        Args:
-            groups: where cgroups are mounted.
-            own: the file that names the groups of this process.
-        """
+        """Find the groups of this process, named in ``own``, below ``groups``, where cgroups are mounted."""
         self._folders = list(_folders(groups, own))
 
     def read(self) -> MemoryUse | None:
@@ -66,11 +61,7 @@ class MemoryLimit:
         return min(uses, key=lambda use: use.left_bytes, default=None)
 
     def check(self, size: int) -> None:
-        """Check that this much memory is left.
-
-        Raises:
-            NoSpaceError: it is not; the message names the limit.
-        """
+        """Check that this much memory is left."""
         use = self.read()
         if use is not None and size + _SPARE_BYTES > use.left_bytes:
             raise NoSpaceError(

@@ -31,11 +31,7 @@ class StandardError(io.TextIOBase):
     """A text stream that never blocks its caller."""
 
     def __init__(self, descriptor: int = _DESCRIPTOR) -> None:
-        """Write nothing until `start`.
-
-        Args:
-            descriptor: the file descriptor to write to.
-        """
+        """Write nothing until `start`, and then to this file descriptor."""
         super().__init__()
         self.lines_dropped = 0
         """Lines that were not written, because too many waited or the descriptor could not be written to."""

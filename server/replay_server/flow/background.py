@@ -92,11 +92,9 @@ class Background:
         return self._loops
 
     def repeat(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Do some work again and again, until it is stopped.
+        """Do some work again and again, until it is stopped. ``work`` is one round, with the pause until the next one.
 
-        Args:
-            name: names the loop in the log and in metrics.
-            work: one round, including the pause until the next one.
+        The name is that of the loop in the log and in metrics.
         """
         self._loops.setdefault(name, Loop())
         self._tasks[name] = asyncio.create_task(self._repeat(name, work), name=name)

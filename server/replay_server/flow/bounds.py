@@ -92,12 +92,9 @@ class Bounds:
         return head_bytes, "max_rows_per_call of the server"
 
     def check_head(self, size: int, plain: int, *, is_insert: bool) -> None:
-        """Refuse a request that is too long even without its rows.
+        """Refuse a request that is too long even without its rows: ``size`` bytes, of which ``plain`` are no arrays.
 
-        Args:
-            size: bytes of the request without its rows.
-            plain: bytes of the request without its rows and arrays.
-            is_insert: whether the request is an insert, which has a limit of its own on ``size``.
+        Inserts have a limit of their own on ``size``.
         """
         _check("bytes of a message beside its rows, keys and priorities", PLAIN_BYTES, plain, "not a setting")
         most, setting = self.longest(has_rows=False)
@@ -119,13 +116,7 @@ class Bounds:
         _check("rows of one call", self.max_rows_per_call, rows, "max_rows_per_call of the server")
 
     def check_table(self, config: TableConfig, size: int, others: Sequence[int]) -> None:
-        """Refuse a table that exceeds a limit.
-
-        Args:
-            config: config of the table.
-            size: bytes of the table when full.
-            others: bytes of each existing table when full.
-        """
+        """Refuse a table that exceeds a limit. ``size`` and ``others`` are bytes of tables when full."""
         _check("tables", self.max_tables, len(others) + 1, "max_tables of the server")
         self.check_columns(len(config.schema))
         most, setting = min(  # a larger row could never be inserted or drawn
@@ -139,12 +130,7 @@ class Bounds:
             _check("bytes of all tables when full", self.max_bytes, total, "max_bytes of the server")
 
     def check_checkpoint(self, series: Collection[str], size: int) -> None:
-        """Refuse a checkpoint that exceeds a limit.
-
-        Args:
-            series: all series of checkpoints, including that of the new checkpoint.
-            size: bytes of all checkpoints, including the new one.
-        """
+        """Refuse a checkpoint with which there would be too many series, or too many bytes in all checkpoints."""
         _check("series of checkpoints", self.max_checkpoint_series, len(series), "max_checkpoint_series of the server")
         _check("bytes of all checkpoints", self.max_checkpoint_bytes, size, "max_checkpoint_bytes of the server")
 

@@ -30,13 +30,9 @@ class Budget:
     """Counts what each caller holds."""
 
     def __init__(self, bound: str, setting: str, most: int, share: float) -> None:
-        """Create a budget.
+        """Create a budget of ``most`` for all callers together, and of this share of it for each.
 
-        Args:
-            bound: what the budget counts, in words for refusals.
-            setting: where ``most`` comes from, in words for refusals.
-            most: maximum amount that all callers may hold together.
-            share: fraction of ``most`` that one caller may hold.
+        ``bound`` and ``setting`` say in refusals what it counts, and where ``most`` comes from.
         """
         self._bound = bound
         self._setting = setting
@@ -55,11 +51,7 @@ class Budget:
         return self._total
 
     def check(self, caller: str, amount: int = 1) -> None:
-        """Refuse an amount that exceeds the budget.
-
-        Raises:
-            RequestError: TOO_LARGE.
-        """
+        """Refuse an amount that exceeds the budget."""
         if self._fits(caller, amount):
             return
         mine = self.holds(caller) + amount
@@ -116,22 +108,14 @@ class QueuedBudget(Budget):
         self._lines: dict[tuple[str, bool], deque[tuple[int, asyncio.Future[None]]]] = {}
 
     def take_now(self, caller: str, amount: int) -> bool:
-        """Take an amount if it is available and the caller's line for such items is empty.
-
-        Returns:
-            Whether the amount was taken.
-        """
+        """Take an amount if it is available and the caller's line for such items is empty. Return whether it was."""
         if (caller, amount <= SMALL_BYTES) in self._lines or not self._fits(caller, amount):
             return False
         self.take(caller, amount)
         return True
 
     async def take_in_turn(self, caller: str, amount: int) -> None:
-        """Wait until an amount is available, and take it.
-
-        Raises:
-            RequestError: TOO_LARGE if too many calls wait.
-        """
+        """Wait until an amount is available, and take it."""
         with self._waiting.held(caller):
             turn = (amount, asyncio.get_running_loop().create_future())
             self._lines.setdefault((caller, amount <= SMALL_BYTES), deque()).append(turn)

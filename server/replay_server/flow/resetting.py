@@ -18,15 +18,7 @@ from replay_server.table.table import Contents, Table
 async def reset(table: Table, removed: Callable[[], None]) -> int:
     """Reset a table like `Table.reset`. No insert into the table may run at the same time.
 
-    Args:
-        table: the table.
-        removed: called when the rows are gone, before any other call runs.
-
-    Returns:
-        Number of removed live rows.
-
-    Raises:
-        RequestError: NO_SPACE.
+    ``removed`` is called when the rows are gone, before any other call runs.
     """
     blank = await asyncio.to_thread(table.blank)
     live = table.live

@@ -39,9 +39,7 @@ class Lines:
     async def wait(self, caller: str, passed_on: Callable[[], object]) -> None:
         """Wait in a caller's line until `admit_next` admits this call.
 
-        Args:
-            caller: identity of the caller.
-            passed_on: called if the call is canceled after it was admitted and before it could run.
+        ``passed_on`` is called if the call is canceled after it was admitted and before it could run.
 
         Raises:
             RequestError: TOO_LARGE if too many calls wait.
@@ -92,13 +90,8 @@ class OneByOne:
     async def do(self, caller: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Wait for this caller's turn, then do the work.
 
-        Args:
-            caller: identity of the caller.
-            work: starts the work. It is not called if this call is canceled in line. If the call is canceled later, the
-                work continues, and the next piece waits for its end.
-
-        Raises:
-            RequestError: TOO_LARGE if too many calls wait.
+        The work is not begun if this call is canceled in line. If the call is canceled later, the work continues, and
+        the next piece waits for its end.
         """
         if not self._is_free:
             await self._lines.wait(caller, self._go_on)
@@ -131,14 +124,7 @@ class LongCalls:
         self._is_free = True
 
     async def turn(self, caller: str) -> bool:
-        """Wait for this caller's turn. The turn lasts until the call awaits something.
-
-        Returns:
-            Whether the call had to wait.
-
-        Raises:
-            RequestError: TOO_LARGE if too many calls wait.
-        """
+        """Wait for this caller's turn, which lasts until the call awaits something. Return whether it had to wait."""
         if self._is_free:
             self._begin()
             return False

@@ -25,11 +25,7 @@ class Wait(NamedTuple):
     def of(cls, table: Table, lack: Lack, calls: int, since: float) -> Wait:
         """Describe a line of calls, and estimate how long the first one will still wait.
 
-        Args:
-            table: the table that they wait for.
-            lack: what the first call lacks.
-            calls: number of calls.
-            since: when the first call began to wait, by the monotonic clock.
+        ``lack`` is what the first call lacks, ``since`` when it began to wait, by the monotonic clock.
         """
         per_s = _progress_per_s(table, lack)
         expected_s = (lack.needed - lack.have) / per_s if per_s else None

@@ -38,12 +38,7 @@ from replay_server.table.table import Table
 
 
 def place_of(shards: replay_pb2.ShardMap | None, port: int) -> dict[str, Any] | None:
-    """Return which shard of a service this server is, and where the others are; None if there is only one server.
-
-    Args:
-        shards: the shard map of this server.
-        port: this server's port for gRPC.
-    """
+    """Return which shard of a service this server is, and where the others are; None if there is only one server."""
     in_use = [] if shards is None else shards_in_use(shards)
     if len(in_use) < 2:
         return None
@@ -90,11 +85,7 @@ class Frame:
         self._events: dict[tuple[bool, tuple[str, ...]], bytes] = {}
 
     def event_for(self, caller: Caller) -> bytes:
-        """Return the event for a reader. Readers with the same rights get the same bytes object.
-
-        Raises:
-            RequestError: UNAUTHENTICATED or PERMISSION_DENIED, as for Stats.
-        """
+        """Return the event for a reader. Readers with the same rights get the same bytes object."""
         caller.check(Right.READ)
         names = tuple(name for name in self._tables if caller.may(Right.READ, name))
         key = caller.may_on_all(Right.ADMIN), names
@@ -124,12 +115,8 @@ class Feed:
         self._began = time.monotonic()
         self._process = psutil.Process()
         self._random = np.random.default_rng()
-        self._next: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
-
-    @property
-    def next_frame(self) -> asyncio.Future[Frame]:
-        """Future of the next frame."""
-        return self._next
+        self.next_frame: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        """The next frame."""
 
     @contextmanager
     def one_more(self) -> Iterator[None]:
@@ -141,11 +128,7 @@ class Feed:
             self.pages -= 1
 
     def history_of(self, name: str) -> dict[str, list[float]]:
-        """Return the rates of a table over the last ten minutes; see `History.points`.
-
-        Raises:
-            RequestError: TABLE_NOT_FOUND.
-        """
+        """Return the rates of a table over the last ten minutes; see `History.points`."""
         return self._history.points(self._view.catalog.find(name).uid)
 
     async def go_on(self) -> None:
@@ -169,8 +152,8 @@ class Feed:
         self._list_checkpoints()
         tables, spent_s = await self._tables()
         began = time.thread_time()
-        self._next.set_result(Frame(self._server(), tables, self._checkpoints))
-        self._next = asyncio.get_running_loop().create_future()
+        self.next_frame.set_result(Frame(self._server(), tables, self._checkpoints))
+        self.next_frame = asyncio.get_running_loop().create_future()
         return spent_s + time.thread_time() - began
 
     async def _tables(self) -> tuple[dict[str, str], float]:

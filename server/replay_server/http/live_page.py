@@ -31,13 +31,7 @@ class EventStream(Response):
     """Sends each new frame, without queueing. Slow pages miss frames; pages that stop reading are disconnected."""
 
     def __init__(self, feed: Feed, caller: Caller, longest_s: float = LONGEST_S) -> None:
-        """Stream what the caller may see, for up to ``longest_s`` seconds.
-
-        Args:
-            feed: makes the frames.
-            caller: the reader.
-            longest_s: maximum duration in seconds.
-        """
+        """Stream what the caller may see, for up to ``longest_s`` seconds."""
         self._feed = feed
         self._caller = caller
         self._longest_s = longest_s

@@ -35,7 +35,8 @@ from replay_server.table.table_figures import Waits
 _OF_TABLES: Final = ("table",)
 _OF_METHODS: Final = ("grpc_type", "grpc_service", "grpc_method")
 _PROCESS: Final = ProcessCollector(registry=None)
-_Read = Callable[[TableView], float]
+_Read = Callable[[TableView], float | None]
+"""Reads a figure of a table; None if the table has no such figure."""
 
 _GAUGES: Final[Sequence[tuple[str, str, _Read]]] = (
     ("replay_table_rows", "Live rows.", lambda table: table.rows),
@@ -44,6 +45,31 @@ _GAUGES: Final[Sequence[tuple[str, str, _Read]]] = (
     ("replay_table_bytes", "Bytes reserved so far for the table's files.", lambda table: table.reserved_bytes),
     ("replay_unsynced_rows", "Rows that a power loss would lose.", lambda table: table.unsynced),
     ("replay_lost_rows", "Rows lost to power losses since the table was created.", lambda table: table.lost),
+    (
+        "replay_table_pending_rows",
+        "In tables of steps: rows that wait for later steps.",
+        lambda table: table.steps and table.steps.pending,
+    ),
+    (
+        "replay_table_broken_rows",
+        "In tables of steps: rows whose earlier steps are gone.",
+        lambda table: table.steps and table.steps.broken,
+    ),
+    (
+        "replay_limiter_difference",
+        "Rate limiter: inserted rows times samples_per_insert, minus drawn rows.",
+        lambda table: table.limiter and table.limiter.difference,
+    ),
+    (
+        "replay_limiter_difference_min",
+        "Its lower bound, below which draws wait.",
+        lambda table: table.limiter and table.limiter.least,
+    ),
+    (
+        "replay_limiter_difference_max",
+        "Its upper bound, above which inserts wait.",
+        lambda table: table.limiter and table.limiter.most,
+    ),
 )
 _COUNTERS: Final[Sequence[tuple[str, str, _Read]]] = (
     ("replay_rows_inserted", "Rows inserted since the table was created.", lambda table: table.inserted),
@@ -56,6 +82,11 @@ _COUNTERS: Final[Sequence[tuple[str, str, _Read]]] = (
         lambda table: table.figures.overtaken_copies,
     ),
     ("replay_failed_syncs", "Failed syncs of the table to disk.", lambda table: table.figures.failed_syncs),
+    (
+        "replay_table_lost_rows",
+        "In tables of steps: rows that were evicted before their later steps came.",
+        lambda table: table.steps and table.steps.lost,
+    ),
 )
 
 
@@ -129,13 +160,13 @@ def _of_tables(tables: Sequence[TableView]) -> Iterator[Metric]:
         for name, meaning, read in specified:
             metric = kind(name, meaning, labels=_OF_TABLES)
             for table in tables:
-                metric.add_metric((table.name,), read(table))
+                value = read(table)
+                if value is not None:
+                    metric.add_metric((table.name,), value)
             yield metric
     yield _sampled(tables)
     yield _staleness(tables)
     yield from _waits(tables)
-    yield from _steps(tables)
-    yield from _limiters(tables)
 
 
 def _sampled(tables: Sequence[TableView]) -> Metric:
@@ -178,43 +209,6 @@ def _waits(tables: Sequence[TableView]) -> Iterator[Metric]:
             waited.add_metric((table.name, waited_for), *table.figures.ended_waits.get(waited_for, Waits()))
     yield waiting
     yield waited
-
-
-def _steps(tables: Sequence[TableView]) -> Iterator[Metric]:
-    pending = GaugeMetricFamily(
-        "replay_table_pending_rows", "In tables of steps: rows that wait for later steps.", labels=_OF_TABLES
-    )
-    broken = GaugeMetricFamily(
-        "replay_table_broken_rows", "In tables of steps: rows whose earlier steps are gone.", labels=_OF_TABLES
-    )
-    lost = CounterMetricFamily(
-        "replay_table_lost_rows",
-        "In tables of steps: rows that were evicted before their later steps came.",
-        labels=_OF_TABLES,
-    )
-    for table in tables:
-        if table.steps is not None:
-            pending.add_metric((table.name,), table.steps.pending)
-            broken.add_metric((table.name,), table.steps.broken)
-            lost.add_metric((table.name,), table.steps.lost)
-    yield pending
-    yield broken
-    yield lost
-
-
-def _limiters(tables: Sequence[TableView]) -> Iterator[Metric]:
-    names = ("replay_limiter_difference", "replay_limiter_difference_min", "replay_limiter_difference_max")
-    meanings = (
-        "Rate limiter: inserted rows times samples_per_insert, minus drawn rows.",
-        "Its lower bound, below which draws wait.",
-        "Its upper bound, above which inserts wait.",
-    )
-    for name, meaning, field in zip(names, meanings, ("difference", "least", "most"), strict=True):
-        metric = GaugeMetricFamily(name, meaning, labels=_OF_TABLES)
-        for table in tables:
-            if table.limiter is not None:
-                metric.add_metric((table.name,), getattr(table.limiter, field))
-        yield metric
 
 
 def _of_methods(endpoints: Iterable[tuple[str, AnyEndpoint]]) -> Iterator[Metric]:

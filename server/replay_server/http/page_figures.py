@@ -109,7 +109,9 @@ def table_figures(stats: replay_pb2.TableStats) -> dict[str, Any]:
         "drawn": stats.sampled,
         "updated": stats.updated,
         "stale": stats.stale,
-        **rate_figures(stats.rates),
+        "inserted_per_s": short(stats.rates.inserted_per_s),
+        "drawn_per_s": short(stats.rates.sampled_per_s),
+        "updated_per_s": short(stats.rates.updated_per_s),
         "bytes": stats.bytes,
         "unsynced": stats.unsynced,
         "failed_syncs": stats.failed_syncs,
@@ -117,15 +119,6 @@ def table_figures(stats: replay_pb2.TableStats) -> dict[str, Any]:
         "steps": {"pending": stats.steps.pending, "broken": stats.steps.broken} if stats.HasField("steps") else None,
         "limiter": _limiter(stats) if stats.HasField("rate_limiter") else None,
         "waits": [_sentence(wait) for wait in stats.waits],
-    }
-
-
-def rate_figures(rates: replay_pb2.Rates) -> dict[str, float]:
-    """Return the rates of a table or a shard over the last minute."""
-    return {
-        "inserted_per_s": short(rates.inserted_per_s),
-        "drawn_per_s": short(rates.sampled_per_s),
-        "updated_per_s": short(rates.updated_per_s),
     }
 
 

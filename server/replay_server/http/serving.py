@@ -54,16 +54,9 @@ class HttpServer:
     """Listens on a port."""
 
     def __init__(self, app: ASGIApp, host: str, port: int, context: ssl.SSLContext | None) -> None:
-        """Bind the port. Clients can connect, but their requests wait until `start`.
+        """Bind the port; 0: any free one. Clients can connect, but their requests wait until `start`.
 
-        Args:
-            app: answers requests.
-            host: the address to listen on.
-            port: the port; 0: any free one.
-            context: TLS; None: connections are not encrypted.
-
-        Raises:
-            FatalError: if the server cannot listen on the address.
+        Without a TLS ``context``, connections are not encrypted.
         """
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:

@@ -16,7 +16,6 @@ from replay_server.flow.background import Background, Loop
 from replay_server.flow.waits import Wait
 from replay_server.rpc.endpoint import AnyEndpoint
 from replay_server.rpc.over_grpc.connections import Connections
-from replay_server.table.clients import Client
 from replay_server.table.gates import LimiterGate
 from replay_server.table.items.items import StepCounts
 from replay_server.table.table import Table
@@ -46,7 +45,6 @@ class TableView:
     capacity: int
     drawable: int
     """Rows that can be drawn."""
-    backend: str
     inserted: int
     """Rows ever inserted."""
     reserved_bytes: int
@@ -65,8 +63,6 @@ class TableView:
     """Counts of rows by the state of their steps; None unless this is a table of steps."""
     limiter: Limiter | None
     """State of the rate limiter; None if the table has none."""
-    clients: Sequence[Client]
-    """Clients with open streams, with their current figures."""
 
 
 class Storage(NamedTuple):
@@ -114,13 +110,13 @@ class View:
         """``starting`` until the kernels are loaded and the tables are open; ``stopping`` during shutdown."""
 
     async def of_server(self, caller: Caller) -> ServerView:
-        """Read the server's figures, and those of all tables that the caller may read.
-
-        Raises:
-            RequestError: PERMISSION_DENIED if the caller may not read any table.
-        """
+        """Read the server's figures, and those of all tables that the caller may read."""
         caller.check(Right.READ)
-        tables = [self.of_table(table) async for table in self.catalog.in_turns() if caller.may(Right.READ, table.name)]
+        tables = [
+            _read(table, tuple(self.catalog.waits(table)))
+            async for table in self.catalog.in_turns()
+            if caller.may(Right.READ, table.name)
+        ]
         return ServerView(
             tables=tables,
             endpoints=self.endpoints(),
@@ -134,10 +130,6 @@ class View:
     def port(self) -> int:
         """The server's port for gRPC."""
         return self._connections.port
-
-    def of_table(self, table: Table) -> TableView:
-        """Read the figures of one table."""
-        return _read(table, tuple(self.catalog.waits(table)))
 
     def endpoints(self) -> dict[str, AnyEndpoint]:
         """The RPCs called so far, by name."""
@@ -163,7 +155,6 @@ def _read(table: Table, waits: Sequence[Wait]) -> TableView:
         rows=table.size,
         capacity=table.config.capacity,
         drawable=table.drawable,
-        backend=table.config.backend,
         inserted=table.inserted,
         reserved_bytes=table.directory.reserved_bytes,
         unsynced=table.directory.unsynced,
@@ -175,5 +166,4 @@ def _read(table: Table, waits: Sequence[Wait]) -> TableView:
         limiter=Limiter(gate.difference, gate.limit.min_diff, gate.limit.max_diff)
         if table.config.rate_limit is not None and isinstance(gate, LimiterGate)
         else None,
-        clients=tuple(table.figures.clients),
     )

@@ -48,12 +48,7 @@ class RareCollections:
     """
 
     def __init__(self, open_calls: Callable[[], int], interval_s: float = _LEAST_INTERVAL_S) -> None:
-        """Take over full collections from Python, until `close`.
-
-        Args:
-            open_calls: tells how many calls are open.
-            interval_s: least number of seconds between two collections.
-        """
+        """Take over full collections from Python, until `close`; at most one every ``interval_s`` seconds."""
         self._open_calls = open_calls
         self._interval_s = interval_s
         self._thresholds = gc.get_threshold()

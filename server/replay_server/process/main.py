@@ -181,12 +181,7 @@ async def _announce(host: str, port: int) -> None:
 async def _in_thread(stop: asyncio.Event, work: Callable[[threading.Event], T]) -> T:
     """Do work that takes long in a thread, so that signals and probes are answered meanwhile.
 
-    Args:
-        stop: the work shall end early once this is set.
-        work: gets an event that tells it to end early.
-
-    Raises:
-        StoppedError: the work ended early.
+    The work gets an event that tells it to end early, with a `StoppedError`, once ``stop`` is set.
     """
     stopped = threading.Event()
     working = asyncio.create_task(asyncio.to_thread(work, stopped))

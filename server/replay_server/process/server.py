@@ -43,13 +43,8 @@ class ReplayServer:
     ) -> None:
         """Create the server without listening yet.
 
-        Args:
-            catalog: the tables.
-            settings: the server's settings.
-            socket: path of the socket for clients on this host. If None, there is no socket, and clients may not copy
-                rows from the tables' files.
-            authenticator: identifies callers.
-            checkpoints: the server's checkpoints; None if they are disabled.
+        ``socket`` is the path of the socket for clients on this host. Without it, they may not copy rows from the
+        tables' files, either.
         """
         self._catalog = catalog
         bounds = catalog.bounds

@@ -109,11 +109,7 @@ class TableSettings(BaseModel):
     """How many samples the ratio may be off; required with `samples_per_insert`."""
 
     def to_config(self) -> TableConfig:
-        """Convert to a validated config.
-
-        Raises:
-            FieldError: names the invalid field.
-        """
+        """Convert to a validated config."""
         from replay_server.storage.table_config import DEFAULT_BACKEND, TableConfig
 
         columns = {name: Column(**column.model_dump()) for name, column in self.columns.items()}

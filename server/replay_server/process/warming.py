@@ -38,14 +38,7 @@ _PATIENCE_S = 10.0
 
 
 def warm_up(cancelled: threading.Event | None = None) -> None:
-    """Load every kernel; first compile missing ones, logging progress.
-
-    Args:
-        cancelled: ends the compilation once it is set.
-
-    Raises:
-        StoppedError: if ``cancelled`` was set.
-    """
+    """Load every kernel; first compile missing ones, logging progress, until ``cancelled`` is set."""
     if not kernel_cache.is_complete(kernel_cache.folder()):
         _compile_beside(cancelled or threading.Event())
     _load()

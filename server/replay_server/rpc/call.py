@@ -37,14 +37,9 @@ class Stream:
         return str(self._said.get("table", ""))
 
     def constant(self, field: str, value: T) -> T:
-        """Return the value of a field that must not change on a stream; if a request omits it, the earlier value holds.
+        """Return the value of a field that must not change on a stream.
 
-        Args:
-            field: name of the field.
-            value: the field's value in this request; empty if the request omits it.
-
-        Raises:
-            FieldError: an earlier request had another value.
+        An empty value means that the request omits the field: then the earlier value holds.
         """
         said = self._said.setdefault(field, value) or value
         if value and value != said:
@@ -125,11 +120,7 @@ class OpenStreams:
 
     @contextmanager
     def one_more(self, connection: str, caller: str) -> Iterator[None]:
-        """Count a stream as open inside the block.
-
-        Raises:
-            RequestError: TOO_LARGE if a limit is reached.
-        """
+        """Count a stream as open inside the block; refuse it if there are too many."""
         if self._open[connection] >= self._most:
             setting = "max_streams_per_connection of the server"
             raise errors.too_large("streams of one connection", self._most, self._open[connection] + 1, setting)

@@ -41,15 +41,9 @@ class Endpoint(Generic[M]):
     def __init__(
         self, request: type[M], demand: Demand, handler: Handler[M], bounds: Bounds, *, is_stream: bool = False
     ) -> None:
-        """Define an RPC.
+        """Define an RPC: the type of its requests, the right that each requires, and what answers one.
 
-        Args:
-            request: type of its requests.
-            demand: the right that each request requires.
-            handler: answers one request.
-            bounds: limits on requests.
-            is_stream: whether requests arrive on a stream and are answered in order. If False, each request is a unary
-                call.
+        If ``is_stream``, requests arrive on a stream and are answered in order. If not, each request is a unary call.
         """
         self.name = request.DESCRIPTOR.name.removesuffix("Request")
         """Name of the method."""
@@ -63,17 +57,9 @@ class Endpoint(Generic[M]):
         self._handler = handler
 
     async def answer(self, data: Content, call: Call) -> bytes:
-        """Answer one request.
+        """Answer one serialized request; `as_refusal` converts any exception.
 
-        Args:
-            data: the serialized request.
-            call: its context.
-
-        Returns:
-            The serialized reply. Once it has been sent, or could not be sent, the transport must call `call.sent`.
-
-        Raises:
-            Exception: of any type; `as_refusal` converts it.
+        Once the reply has been sent, or could not be sent, the transport must call `call.sent`.
         """
         began = time.perf_counter()
         self.figures.received += 1

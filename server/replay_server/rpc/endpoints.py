@@ -27,14 +27,7 @@ SERVICE = replay_pb2.DESCRIPTOR.services_by_name["ReplayService"].full_name
 def all_endpoints(
     catalog: Catalog, *, socket: Path | None = None, checkpoints: Checkpoints | None = None
 ) -> dict[str, AnyEndpoint]:
-    """Create all endpoints of the service, by method name.
-
-    Args:
-        catalog: the tables.
-        socket: path of the local socket. If None, there is no local socket, and clients may not copy rows from the
-            tables' files.
-        checkpoints: the server's checkpoints; None if they are disabled.
-    """
+    """Create all endpoints of the service, by method name; see `ReplayServer` for ``socket``."""
     endpoints: dict[str, AnyEndpoint] = {}
 
     def add(name: str, request: type[M], demand: Demand, handler: Handler[M], *, is_stream: bool = False) -> None:

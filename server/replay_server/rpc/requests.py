@@ -48,16 +48,10 @@ RequestReader = Callable[[Content, Caller, str], Framed[M]]
 
 
 def request_reader(message_type: type[M], demand: Demand, bounds: Bounds) -> RequestReader[M]:
-    """Create a function that reads the requests of one RPC.
+    """Create a function that reads the requests of one RPC, each of which requires a right.
 
-    Args:
-        message_type: type of the requests.
-        demand: the right that each request requires.
-        bounds: limits on requests.
-
-    Returns:
-        The function. It raises FieldError if a message is malformed. It raises RequestError with TOO_LARGE, with
-        PERMISSION_DENIED, or, if the caller's token is no longer valid, with UNAUTHENTICATED.
+    It raises FieldError if a message is malformed. It raises RequestError with TOO_LARGE, with PERMISSION_DENIED, or,
+    if the caller's token is no longer valid, with UNAUTHENTICATED.
     """
     names, described, has_rows = demand.names, message_type.DESCRIPTOR, carries_rows(message_type)
     is_insert = "insertion" in described.fields_by_name

@@ -30,11 +30,7 @@ class Range:
         return type(value) is int and self.least <= value <= self.most
 
     def check(self, field: str, value: int) -> int:
-        """Return ``value`` if it is in the range.
-
-        Raises:
-            FieldError: it is not.
-        """
+        """Return ``value`` if it is in the range; raise `FieldError` if it is not."""
         if value in self:
             return value
         raise FieldError(field, f"a whole number from {self.least} to {self.most}", repr(value))

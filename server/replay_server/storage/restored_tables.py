@@ -42,8 +42,7 @@ def all_at_once(tables: Path) -> Iterator[Path]:
 def place(tables: Path) -> Path | None:
     """Move restored tables to their places.
 
-    Returns:
-        The folder that held them and still has the other files; None if there are no restored tables.
+    Return the folder that held them and still has the other files; None if there are no restored tables.
     """
     folder = tables / _RESTORED
     if not folder.is_dir():

@@ -9,9 +9,10 @@ version did not change meanwhile.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,37 +59,43 @@ class Versions:
         self.file.close()
 
 
-class AnyRing(Protocol):
+class AnyRing(ABC):
     """The values of one column by slot."""
 
-    file: MappedFile
-    column: Column
-    slot_bytes: int
-    """Bytes of each slot in the file."""
+    def __init__(self, path: Path, column: Column, slots: int, places: int, *, create: bool) -> None:
+        """Map a file with this number of places for each slot."""
+        self.column = column
+        self.slot_bytes = places * column.row_bytes
+        """Bytes of each slot in the file."""
+        self.file = MappedFile(path, slots * self.slot_bytes, create=create)
 
+    @abstractmethod
     def store(self, first: int, values: Array) -> None:
         """Store values, ``dtype[n, *shape]``, from the slot ``first`` on, wrapping around at the end of the ring."""
 
+    @abstractmethod
     def copy(self, first: int, count: int) -> Array:
         """Copy ``dtype[count, elements]`` from the slot ``first`` on, wrapping around at the end of the ring."""
 
+    @abstractmethod
     def take(self, slots: Slots, out: Array | None = None) -> Array:
         """Copy the values of these slots, ``dtype[n, elements]``, into ``out`` if it is given."""
 
+    @abstractmethod
     def parts(self, slots: Slots) -> list[memoryview]:
         """Return the values of these slots as contiguous parts. Long values are views of the file."""
 
     def close(self) -> None:
         """Unmap the file."""
+        self.file.close()
 
 
-class Ring:
+class Ring(AnyRing):
     """The values of a column that never change."""
 
     def __init__(self, path: Path, column: Column, slots: int, *, create: bool) -> None:
         """Map a file."""
-        self.column, self.slot_bytes = column, column.row_bytes
-        self.file = MappedFile(path, slots * column.row_bytes, create=create)
+        super().__init__(path, column, slots, 1, create=create)
         self.rows = self.file.view(column.dtype, (slots, *column.shape))
         self.values = flat_rows(self.rows)
         """The same as ``dtype[slots, elements]``."""
@@ -111,18 +118,13 @@ class Ring:
         """See `AnyRing`."""
         return parts_of(self._bytes, slots)
 
-    def close(self) -> None:
-        """See `AnyRing`."""
-        self.file.close()
 
-
-class MutableRing:
+class MutableRing(AnyRing):
     """The values of a mutable column; see the module."""
 
     def __init__(self, path: Path, column: Column, versions: Versions, slots: int, *, create: bool) -> None:
         """Map a file. ``versions`` say which place of each slot is current."""
-        self.column, self.slot_bytes = column, 2 * column.row_bytes
-        self.file = MappedFile(path, slots * self.slot_bytes, create=create)
+        super().__init__(path, column, slots, 2, create=create)
         self._versions = versions
         self._slots = slots
         self.places = flat_rows(self.file.view(column.dtype, (2 * slots, *column.shape)))
@@ -149,10 +151,6 @@ class MutableRing:
         """Store values, ``dtype[n, *shape]``, in the other places of these slots; None: their current values."""
         current = self._versions.current(slots)
         self.places[current ^ 1] = self.places[current] if values is None else flat_rows(values)
-
-    def close(self) -> None:
-        """See `AnyRing`."""
-        self.file.close()
 
     def _consecutive(self, first: int, count: int) -> Slots:
         return np.arange(first, first + count, dtype=np.int64) % self._slots

@@ -41,24 +41,12 @@ class Root:
 
     @classmethod
     def durable(cls, path: Path, stopped: threading.Event | None = None) -> Root:
-        """Open the user's directory, or create it. Its tables outlive the server. ``stopped`` ends the work early.
-
-        Raises:
-            InUseError: if another server holds it.
-            StoppedError: if ``stopped`` was set.
-            UnsuitableError: if its file system lacks something that a server needs.
-            OSError: if it cannot be created.
-        """
+        """Open the user's directory, or create it. Its tables outlive the server. Raises like `held_folders.hold`."""
         return cls(held_folders.hold(path, "--data-dir", stopped), temporary=False)
 
     @staticmethod
     def check_durable(path: Path) -> None:
-        """Check that no other user of this machine owns or can modify a durable root.
-
-        Raises:
-            UntrustedError: another user owns or can modify it; see `replay_server.files.trust`.
-            OSError: it cannot be created or read.
-        """
+        """Check that no other user of this machine owns or can modify a durable root; see `files.trust` for errors."""
         trust.make_folder(path)
         tables = path / TABLES_FOLDER
         trust.check_entries([path / held_folders.LOCK, path / OWNER_FILE, tables])
@@ -67,12 +55,7 @@ class Root:
 
     @classmethod
     def in_memory(cls, parent: Path) -> Root:
-        """Create a private directory below ``parent``, removed on close.
-
-        Raises:
-            UnsuitableError: if the file system lacks something that a server needs.
-            OSError: if it cannot be created.
-        """
+        """Create a private directory below ``parent``, removed on close. Raises as `held_folders.make` does."""
         held_folders.sweep(parent, TEMPORARY)
         return cls(held_folders.make(parent, TEMPORARY), temporary=True)
 

@@ -86,10 +86,8 @@ class RowStore:
     def write(self, first_key: int, columns: Mapping[str, Array], links: NDArray[np.uint64]) -> None:
         """Store rows under consecutive keys; their space must be reserved.
 
-        Args:
-            first_key: key of the first row.
-            columns: every column of the schema by name, ``dtype[n, *shape]``; n is at most ``slots``.
-            links: uint64[n, words]: stream, episode and step of each row; see `Runs.links`.
+        ``columns`` are all of the schema by name, ``dtype[n, *shape]``; n is at most ``slots``. ``links``, uint64[n,
+        words], has stream, episode and step of each row; see `Runs.links`.
         """
         first = first_key % self.slots
         for name, values in columns.items():
@@ -97,11 +95,9 @@ class RowStore:
         self._rings[LINK_COLUMN].store(first, links)
 
     def update(self, keys: NDArray[np.int64], columns: Mapping[str, Array]) -> None:
-        """Store new values of mutable columns; see `replay_server.storage.rings`.
+        """Store new values of some mutable columns by name, ``dtype[n, *shape]``; see `replay_server.storage.rings`.
 
-        Args:
-            keys: int64[n], distinct keys of live rows.
-            columns: some mutable columns by name, ``dtype[n, *shape]``.
+        ``keys``, int64[n], are distinct keys of live rows.
         """
         assert self._versions is not None
         slots = keys % self.slots

@@ -11,12 +11,13 @@ only checks by it that a new table can be divided.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Self
 
+from replay_proto import shard_maps
 from replay_proto.errors import FieldError
-from replay_proto.shard_maps import MOST_ANCESTORS, is_made_from
+from replay_proto.shard_maps import MOST_ANCESTORS, STATES, LostRows, Shard, is_made_from
 from replay_proto.v1 import replay_pb2
 
 from replay_server import errors
@@ -30,113 +31,40 @@ from replay_server.storage.table_directory import DamagedTableError
 _MOST_SHARDS: Final = 1024
 _MOST_ADDRESS: Final = 256
 _MOST_TABLES: Final = 10_000
-_STATES: Final = {
-    "active": replay_pb2.SHARD_STATE_ACTIVE,
-    "draining": replay_pb2.SHARD_STATE_DRAINING,
-    "lost": replay_pb2.SHARD_STATE_LOST,
-    "retired": replay_pb2.SHARD_STATE_RETIRED,
-}
+_KNOWN: Final = "active, draining, lost or retired"
 _GONE: Final = ("lost", "retired")
 """States of shards whose ids are never used again."""
 
 
-class LostRows(NamedTuple):
-    """The rows of a table that were lost with a shard."""
-
-    table: str
-    """Name of the table."""
-    table_uids: tuple[str, ...]
-    """Hexadecimal uids that the table had on the other shards when this shard was lost."""
-    size: int
-    """Rows that the lost shard had."""
-    inserted: int
-    """Rows ever inserted into the lost shard."""
-
-    def check(self, field: str) -> None:
-        """Raise `FieldError` unless these may be the rows of a table."""
-        if not is_table_name(self.table):
-            raise FieldError(f"{field}.table", "the name of a table", repr(self.table))
-        if len(self.table_uids) > _MOST_SHARDS or any(len(uid) != 2 * UID_BYTES for uid in self.table_uids):
-            raise FieldError(f"{field}.table_uids", f"at most {_MOST_SHARDS} uids of {UID_BYTES} bytes", "others")
-        KEYS.check(f"{field}.inserted", self.inserted)
-        Range(0, self.inserted).check(f"{field}.size", self.size)
-
-
-class Shard(NamedTuple):
-    """One server of a service."""
-
-    id: int
-    """Identifies this server with its current tables; never reused."""
-    address: str
-    """Where clients reach it."""
-    state: str
-    """"active", "draining", "lost" or "retired"."""
-    lost_rows: tuple[LostRows, ...] = ()
-    """The rows that a lost shard had, as far as clients knew."""
-
-
-class ShardMap(NamedTuple):
+class ShardMap(shard_maps.ShardMap):
     """All servers of a service. The map has been validated."""
 
-    uid: bytes
-    """16 random bytes that distinguish services."""
-    version: int
-    """Increases with each change, from 1."""
-    shards: tuple[Shard, ...]
-    """In order of their ids."""
-    id: bytes = b""
-    """16 random bytes of this version; empty if an earlier version of the service made it."""
-    ancestors: tuple[bytes, ...] = ()
-    """Ids of the maps that it was made from, newest first."""
-
     @classmethod
-    def from_proto(cls, message: replay_pb2.ShardMap) -> ShardMap:
-        """Read and check a map that a client sent.
-
-        Raises:
-            FieldError: names the invalid field.
-        """
-        names = {state: name for name, state in _STATES.items()}
-        shards = tuple(
-            Shard(each.id, each.address, names.get(each.state, ""), tuple(map(_lost_from_proto, each.lost_rows)))
-            for each in message.shards
-        )
-        return cls(message.uid, message.version, shards, message.id, tuple(message.ancestors)).checked()
+    def from_proto(cls, message: replay_pb2.ShardMap) -> Self:
+        """Read and check a map that a client sent."""
+        for index, shard in enumerate(message.shards):
+            if shard.state not in STATES.values():
+                raise FieldError(f"map.shards[{index}].state", _KNOWN, "another state")
+        return super().from_proto(message).checked()
 
     def has(self, shard_id: int) -> bool:
         """Whether the map has a shard with this id, in any state."""
         return any(shard.id == shard_id for shard in self.shards)
 
-    @property
-    def in_use(self) -> tuple[Shard, ...]:
-        """The shards that are neither lost nor retired."""
-        return tuple(shard for shard in self.shards if shard.state not in _GONE)
-
-    def to_proto(self) -> replay_pb2.ShardMap:
-        """Convert to the protobuf message."""
-        shards = [
-            replay_pb2.Shard(
-                id=each.id,
-                address=each.address,
-                state=_STATES[each.state],
-                lost_rows=map(_lost_to_proto, each.lost_rows),
-            )
-            for each in self.shards
-        ]
-        return replay_pb2.ShardMap(
-            uid=self.uid, version=self.version, shards=shards, id=self.id, ancestors=self.ancestors
-        )
-
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON values."""
+        """Convert to JSON values, with hexadecimal ids."""
         shards = [
-            {**shard._asdict(), "lost_rows": [lost._asdict() for lost in shard.lost_rows]} for shard in self.shards
+            {
+                **vars(shard),
+                "lost_rows": [{**vars(lost), "table_uids": _hex(lost.table_uids)} for lost in shard.lost_rows],
+            }
+            for shard in self.shards
         ]
-        ancestors = [each.hex() for each in self.ancestors]
-        return {**self._asdict(), "uid": self.uid.hex(), "shards": shards, "id": self.id.hex(), "ancestors": ancestors}
+        ids = {"uid": self.uid.hex(), "id": self.id.hex(), "ancestors": _hex(self.ancestors)}
+        return {**vars(self), **ids, "shards": shards}
 
     @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> ShardMap:
+    def from_json(cls, stored: Mapping[str, Any]) -> Self:
         """Convert from the JSON values of `to_json`, and check them.
 
         Raises:
@@ -173,12 +101,8 @@ class ShardMap(NamedTuple):
             expected = f"a map made from that of this server, {old.version} ({old.id.hex()}), which someone has changed"
             raise FieldError("map.ancestors", expected, f"map {self.version} ({self.id.hex()}), made from others")
 
-    def checked(self) -> ShardMap:
-        """Return this map if it is valid.
-
-        Raises:
-            FieldError: names the invalid field.
-        """
+    def checked(self) -> Self:
+        """Return this map if it is valid."""
         if len(self.uid) != UID_BYTES:
             raise FieldError("map.uid", f"{UID_BYTES} bytes", f"{len(self.uid)} bytes")
         MAP_VERSIONS.check("map.version", self.version)
@@ -198,9 +122,9 @@ class ShardMap(NamedTuple):
             if len(shard.lost_rows) > _MOST_TABLES:
                 raise FieldError(f"{field}.lost_rows", f"at most {_MOST_TABLES} tables", str(len(shard.lost_rows)))
             for lost in shard.lost_rows:
-                lost.check(f"{field}.lost_rows")
-            if shard.state not in _STATES:
-                raise FieldError(f"{field}.state", "active, draining, lost or retired", "another state")
+                _check_lost(f"{field}.lost_rows", lost)
+            if shard.state not in STATES:
+                raise FieldError(f"{field}.state", _KNOWN, "another state")
         addresses = [shard.address for shard in self.in_use]
         for address in addresses:
             if addresses.count(address) > 1:
@@ -253,15 +177,19 @@ class ShardMapFile:
         self.current = new
 
 
+def _check_lost(field: str, lost: LostRows) -> None:
+    """Raise `FieldError` unless these may be the rows of a table."""
+    if not is_table_name(lost.table):
+        raise FieldError(f"{field}.table", "the name of a table", repr(lost.table))
+    if len(lost.table_uids) > _MOST_SHARDS or any(len(uid) != UID_BYTES for uid in lost.table_uids):
+        raise FieldError(f"{field}.table_uids", f"at most {_MOST_SHARDS} uids of {UID_BYTES} bytes", "others")
+    KEYS.check(f"{field}.inserted", lost.inserted)
+    Range(0, lost.inserted).check(f"{field}.size", lost.size)
+
+
 def _lost_from_json(stored: dict[str, Any]) -> LostRows:
-    return LostRows(**{**stored, "table_uids": tuple(stored["table_uids"])})
+    return LostRows(**{**stored, "table_uids": tuple(map(bytes.fromhex, stored["table_uids"]))})
 
 
-def _lost_from_proto(message: replay_pb2.LostRows) -> LostRows:
-    uids = tuple(uid.hex() for uid in message.table_uids)
-    return LostRows(message.table, uids, message.size, message.inserted)
-
-
-def _lost_to_proto(lost: LostRows) -> replay_pb2.LostRows:
-    uids = [bytes.fromhex(uid) for uid in lost.table_uids]
-    return replay_pb2.LostRows(table=lost.table, table_uids=uids, size=lost.size, inserted=lost.inserted)
+def _hex(ids: Iterable[bytes]) -> list[str]:
+    return [each.hex() for each in ids]

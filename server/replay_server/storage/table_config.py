@@ -81,11 +81,7 @@ class TableConfig:
     """Ids of the shards on which the whole table was created; only clients use them."""
 
     def __post_init__(self) -> None:
-        """Check every field and fill in the backend's defaults.
-
-        Raises:
-            FieldError: names the invalid field.
-        """
+        """Check every field and fill in the backend's defaults."""
         if not is_table_name(self.name):
             raise FieldError(
                 "name",
@@ -292,11 +288,7 @@ class TableConfig:
 
     @classmethod
     def from_proto(cls, config: replay_pb2.TableConfig) -> TableConfig:
-        """Read and check a config that a client sent.
-
-        Raises:
-            FieldError: names the invalid field.
-        """
+        """Read and check a config that a client sent."""
         steps = Steps.from_proto(config.steps, config.columns) if config.HasField("steps") else None
         read = cls(
             name=config.name,
@@ -315,11 +307,7 @@ class TableConfig:
         return read
 
     def check_min_size(self) -> None:
-        """Check that a new table can have ``min_size`` drawable rows. Earlier versions did not check this.
-
-        Raises:
-            FieldError: it cannot.
-        """
+        """Check that a new table can have ``min_size`` drawable rows. Earlier versions did not check this."""
         if self.steps is None or self.rate_limit is None:
             return
         most = self.steps.window.most_drawable(self.capacity)
@@ -347,12 +335,7 @@ class TableConfig:
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> TableConfig:
-        """Read and check a config from a manifest.
-
-        Raises:
-            FieldError: names the invalid field.
-            KeyError, TypeError: a field is missing or unknown.
-        """
+        """Read and check a config from a manifest; a `KeyError` or `TypeError` means a missing or unknown field."""
         plain = dict(config)
         schema = Schema({name: Column(**column) for name, column in plain.pop("columns").items()})
         rate_limit, steps = plain.pop("rate_limit"), plain.pop("steps", None)

@@ -148,7 +148,6 @@ class TableDirectory:
 
         Raises:
             NoSpaceError: there is not enough space; nothing is left behind.
-            OSError: if it cannot be created.
         """
         uid = uid or secrets.token_bytes(UID_BYTES)
         unfinished = parent / f"{UNFINISHED}{uid.hex()}"
@@ -324,11 +323,7 @@ class TableDirectory:
             file.flush()
 
     def write_out(self) -> None:
-        """Write everything to disk. Nothing else may store until this returns.
-
-        Raises:
-            OSError: the disk rejects a write.
-        """
+        """Write everything to disk. Nothing else may store until this returns."""
         if not self.is_checked:
             self.flush()
             return
@@ -377,15 +372,10 @@ class TableDirectory:
         self.rows.checksums.erase(self.header.inserted, min(free, self.config.slack))
 
     def hide(self) -> Path:
-        """Rename the directory, so that it stays removed even if deleting its files is interrupted.
+        """Rename the directory, and return its new path, which the caller deletes.
 
-        With checksums, this also syncs the directory above.
-
-        Returns:
-            The new path, which the caller deletes.
-
-        Raises:
-            OSError: the directory has its old name.
+        So it stays removed even if deleting its files is interrupted. With checksums, this also syncs the directory
+        above. After an `OSError`, the directory has its old name.
         """
         hidden = self.folder.with_name(f"{_REMOVED}{self.uid.hex()}")
         return rename_durably(self.folder, hidden) if self.is_checked else self.folder.rename(hidden)

@@ -52,10 +52,7 @@ class WriterRecords:
         self._recover(inserted)
 
     def find(self, writer_id: bytes, sequence: int) -> tuple[int, int] | None:
-        """Check whether an insert is new or a repeat.
-
-        Returns:
-            None if it is the writer's next insert; the first key and row count if it is a repeat.
+        """Return None if an insert is the writer's next one, or the first key and row count if it is a repeat.
 
         Raises:
             RequestError: the sequence number leaves a gap, the repeat is too old, or the writer was forgotten.

@@ -36,13 +36,7 @@ class Client:
     """All open streams of one caller in one role."""
 
     def __init__(self, caller: str, role: Role, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start without streams.
-
-        Args:
-            caller: identity of the caller, see `replay_server.auth`.
-            role: what its streams are for.
-            clock: monotonic clock in seconds.
-        """
+        """Start without streams. ``role`` says what they are for; ``clock`` is a monotonic clock in seconds."""
         self.caller = caller
         self.role = role
         self.streams = 0

@@ -30,11 +30,7 @@ def draw_distinct(
 ) -> Drawn:
     """Draw as many different rows as there are points. There must be as many that can be drawn.
 
-    Args:
-        index: has the masses of the rows.
-        points: float64[batch] in [0, 1), independent. The same points draw the same rows of the same table.
-        priorities: float64[slots], the priorities of all slots.
-        live: the live rows.
+    The points are float64[batch] in [0, 1), independent. The same points draw the same rows of the same table.
 
     Raises:
         FieldError: too few rows have mass, or the table is too large to find rows with so little mass.

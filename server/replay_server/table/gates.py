@@ -36,19 +36,11 @@ class Gate(ABC):
 
     @abstractmethod
     def check_draw(self, rows: int) -> None:
-        """Refuse a draw that can never be allowed.
-
-        Raises:
-            RequestError: TOO_LARGE.
-        """
+        """Refuse a draw that can never be allowed."""
 
     @abstractmethod
     def grant(self, rows: int) -> int:
-        """Grant a draw some or all of its rows, which stay reserved until they are drawn or given back.
-
-        Returns:
-            Number of granted rows, at most ``rows``.
-        """
+        """Grant a draw some or all of its rows; return their number. They are reserved until drawn or given back."""
 
     def give_back(self, rows: int) -> None:
         """Take back granted rows that will not be drawn."""
@@ -72,11 +64,7 @@ class Gate(ABC):
 
     @abstractmethod
     def check_insert(self, rows: int) -> None:
-        """Refuse an insert that might never be allowed.
-
-        Raises:
-            RequestError: TOO_LARGE.
-        """
+        """Refuse an insert that might never be allowed."""
 
     @abstractmethod
     def insert_allowed(self, rows: int) -> bool:
@@ -226,20 +214,12 @@ class LimiterGate(Gate):
         self._reserved -= rows
 
     def charge(self, samples: int) -> int:
-        """Count samples of a distributed table as drawn, but no more than the bounds allow.
-
-        Returns:
-            Number of samples counted, from 0 to ``samples``.
-        """
+        """Count samples of a distributed table as drawn, but no more than the bounds allow; return how many."""
         # The whole table has min_size rows, although this shard may have fewer.
         return self._count(samples_allowed(self.limit, self.counters._replace(size=self.limit.min_size), samples))
 
     def refund(self, samples: int) -> int:
-        """Take back samples, because another shard was charged instead, but no more than the bounds allow.
-
-        Returns:
-            Number of samples taken back, from 0 to ``samples``.
-        """
+        """Take back samples, because another shard was charged, but no more than the bounds allow; return how many."""
         room = self.limit.max_diff - self.difference
         return -self._count(-(min(samples, max(0, math.floor(room))) if math.isfinite(room) else samples))
 

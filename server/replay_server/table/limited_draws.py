@@ -28,22 +28,11 @@ def draw_limited(
     priorities: NDArray[np.float64],
     live: LiveRows,
 ) -> Drawn:
-    """Draw as many rows as there are points, and none of them more often than it has draws left.
+    """Draw as many rows as there are points, float64[n] in [0, 1), and none more often than it has draws left.
 
-    This changes no state: it takes rows out of the index for the time of the draw.
-
-    Args:
-        index: has the masses of the rows.
-        items: the items of the table, which have as many draws left.
-        points: float64[n] in [0, 1). The same points draw the same rows of the same table.
-        priorities: float64[slots], the priorities of all slots.
-        live: the live rows.
-
-    Returns:
-        Drawn rows. The probabilities are fractions of the mass before the draw.
-
-    Raises:
-        FieldError: too few rows have mass.
+    This changes no state: it takes rows out of the index for the time of the draw. The items must have as many draws
+    left. The same points draw the same rows of the same table. The probabilities are fractions of the mass before the
+    draw. If too few rows have mass, the draw is refused.
     """
     random, count, total = np.random.default_rng(points.view(np.uint64)), len(points), index.total_mass
     found = _Found(items)

@@ -61,14 +61,9 @@ class Queue(Gate):
 
     @abstractmethod
     def hand_out(self, rows: int, live_keys: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Count deliveries that were granted.
+        """Count ``rows`` deliveries that were granted: of the rows with these keys, int64[n], which are live.
 
-        Args:
-            rows: number of deliveries.
-            live_keys: int64[n]: keys of the delivered rows that are live, which are all.
-
-        Returns:
-            int64[n]: keys of live rows that can no longer be drawn.
+        Return int64[n]: keys of live rows that can no longer be drawn.
         """
 
     def smallest_probability(self, live: LiveRows) -> float:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from replay_proto.framing import Array
 from replay_proto.layout import HEADER_FILE, MOST_ROWS_AT_ONCE
+from replay_proto.v1 import replay_pb2
 
 from replay_server import errors
 from replay_server.backends import LiveRows, index_bytes, make_index
@@ -90,17 +90,6 @@ class Contents:
     times_sampled: TimesSampled
 
 
-class ShardReport(NamedTuple):
-    """State of another shard of a distributed table, as reported by a client."""
-
-    inserted: int
-    """Rows ever inserted."""
-    size: int
-    """Live rows."""
-    total_mass: float
-    """Mass of its rows; 0 if unknown."""
-
-
 class Table:
     """A ring of rows that are drawn by priority."""
 
@@ -139,7 +128,7 @@ class Table:
         """Number of resets since the server started."""
         self.others_largest_priority: float
         """Largest priority in the other shards of a distributed table, according to the latest update by a learner."""
-        self.reports: dict[int, ShardReport]
+        self.reports: dict[int, replay_pb2.ShardReport]
         """Clients' reports on shards whose servers they could not reach, by shard id."""
         self._forget_others()
 
@@ -222,28 +211,19 @@ class Table:
         return self._index.priority_limit
 
     def check_uid(self, uid: bytes) -> None:
-        """Check that a caller means this table, and not an earlier one with the same name.
-
-        Raises:
-            RequestError: TABLE_REPLACED.
-        """
+        """Check that a caller means this table, and not an earlier one with the same name."""
         if uid != self.uid:
             raise errors.table_replaced(self.name)
 
     def is_repeat(self, stamp: WriterStamp | None) -> bool:
-        """Whether an insert is a retry of one that was already applied.
-
-        Raises:
-            RequestError: SEQUENCE_GAP, SEQUENCE_TOO_OLD or WRITER_UNKNOWN.
-        """
+        """Whether an insert is a retry of one that was already applied; raises as `WriterRecords.find` does."""
         return stamp is not None and self.directory.writers.find(stamp.writer_id, stamp.sequence) is not None
 
     def insert(self, rows: NewRows, stamp: WriterStamp | None) -> range:
         """Insert rows synchronously. `replay_server.flow.admission` inserts many rows without blocking other calls.
 
-        Args:
-            rows: the rows, at most `TableConfig.rows_at_once`.
-            stamp: the writer and sequence number. If None, retries are not detected and insert the rows again.
+        There may be at most `TableConfig.rows_at_once`. Without a ``stamp`` (writer and sequence number), retries are
+        not detected and insert the rows again.
 
         Returns:
             The keys of the rows. For a retry, these are the keys from the original insert.
@@ -260,11 +240,7 @@ class Table:
         return self.commit(rows, stamp)
 
     def check_rows_at_once(self, count: int) -> None:
-        """Refuse an insert of more rows than can become live at once.
-
-        Raises:
-            RequestError: TOO_LARGE.
-        """
+        """Refuse an insert of more rows than can become live at once."""
         if count > self.config.rows_at_once:
             raise errors.too_large(
                 "rows of one insert",
@@ -274,12 +250,7 @@ class Table:
             )
 
     def find_repeat(self, rows: NewRows, stamp: WriterStamp | None) -> range | None:
-        """If an insert was already applied, return its keys; otherwise, check its runs and return None.
-
-        Raises:
-            RequestError: SEQUENCE_GAP, SEQUENCE_TOO_OLD or WRITER_UNKNOWN.
-            FieldError: new rows of a table of steps do not continue their episodes.
-        """
+        """If an insert was already applied, return its keys; otherwise, check its runs and return None."""
         repeated = None if stamp is None else self.directory.writers.find(stamp.writer_id, stamp.sequence)
         if repeated is not None:
             self.figures.counts.repeated_inserts += 1
@@ -344,12 +315,9 @@ class Table:
     def draw_at(self, draw: Draw, points: Points) -> list[DrawnBatch]:
         """Draw batches at these points of the current mass. The `gate` must already have granted their rows.
 
-        If inserts overwrite drawn rows before these are copied, the caller draws again at the same points. This keeps
-        seeded draws reproducible. New points would also bias draws against old rows, which are overwritten first.
-
-        Args:
-            draw: parameters of each batch.
-            points: the points of all batches, from ``self.draws.choose_points``.
+        The points of all batches are from ``self.draws.choose_points``. If inserts overwrite drawn rows before these
+        are copied, the caller draws again at the same points. This keeps seeded draws reproducible. New points would
+        also bias draws against old rows, which are overwritten first.
 
         Raises:
             RequestError: TABLE_EMPTY; LIMITED if a draw needs more rows.
@@ -410,8 +378,7 @@ class Table:
     def update(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> tuple[int, int]:
         """Set the priorities, float64[n], of the rows with these keys, int64[n]. For a repeated key, the last counts.
 
-        Returns:
-            Number of distinct rows updated, and number of stale keys.
+        Return the number of distinct rows updated, and of stale keys.
         """
         resolved = resolve_update(keys, priorities, self.oldest, self.inserted, self.directory.priorities)
         self._index.write(resolved.keys, resolved.priorities)
@@ -419,14 +386,10 @@ class Table:
         return len(resolved.keys), resolved.stale
 
     def update_rows(self, keys: NDArray[np.int64], columns: Mapping[str, Array]) -> tuple[int, int]:
-        """Write mutable columns of the rows with these keys again. For a repeated key, the last values count.
+        """Write mutable columns of rows with these keys, int64[n], again. For a repeated key, the last values count.
 
-        Args:
-            keys: int64[n], any numbers.
-            columns: some mutable columns by name, ``dtype[n, *shape]``.
-
-        Returns:
-            Number of distinct rows updated, and number of stale keys.
+        ``columns`` are some of them by name, ``dtype[n, *shape]``. Return the number of distinct rows updated, and of
+        stale keys.
         """
         places = last_of_each(keys, self.oldest, self.inserted)
         stale = len(keys) - len(self.live_keys(keys))
@@ -457,10 +420,9 @@ class Table:
         return int(keys.min()) + self.config.slots < self._header.write_horizon
 
     def reset(self) -> int:
-        """Remove all rows synchronously; keys continue. `replay_server.flow.resetting` does it beside other calls.
+        """Remove all rows synchronously, and return the number of live ones; keys continue.
 
-        Returns:
-            Number of removed live rows.
+        `replay_server.flow.resetting` does it beside other calls.
 
         Raises:
             RequestError: NO_SPACE; nothing has changed.
@@ -471,11 +433,7 @@ class Table:
         return removed.size
 
     def blank(self) -> Contents:
-        """Return what a table of this config has in memory when it is empty. May run in any thread.
-
-        Raises:
-            RequestError: NO_SPACE; nothing has changed.
-        """
+        """Return what an empty table of this config has in memory; refuse with NO_SPACE. May run in any thread."""
         try:
             if self._memory is not None:
                 self._memory.check(memory_bytes(self.config))
@@ -486,10 +444,8 @@ class Table:
     def begin_anew(self, blank: Contents) -> Contents:
         """Remove all rows in time that does not depend on their number; nothing here can fail. Keys continue.
 
-        The caller must `forget` the removed rows before the next insert.
-
-        Returns:
-            What the table had in memory. Releasing it takes long if there were many rows.
+        The caller must `forget` the removed rows before the next insert. Return what the table had in memory; releasing
+        it takes long if there were many rows.
         """
         self._header.reset()
         self.resets += 1

@@ -34,17 +34,10 @@ class ResolvedUpdate(NamedTuple):
 def resolve_update(
     keys: Integers, priorities: Floats, oldest: int, inserted: int, stored: Floats, secret: int = _SECRET
 ) -> ResolvedUpdate:
-    """Drop stale keys, and keep the last priority of duplicate keys.
+    """Drop stale keys, int64[n], and keep the last priority of duplicate keys.
 
-    Takes linear time even for adversarial keys: their hashes depend on ``secret``, which has 63 bits.
-
-    Args:
-        keys: int64[n], any numbers.
-        priorities: float64[n].
-        oldest: key of the oldest live row.
-        inserted: key after the newest live row.
-        stored: float64[slots], the priorities of the table.
-        secret: seed of the hashes.
+    Takes linear time even for adversarial keys: their hashes depend on ``secret``, which has 63 bits. Live rows have
+    keys from ``oldest`` up to ``inserted``; ``stored``, float64[slots], are the priorities of the table.
     """
     return ResolvedUpdate(
         *_resolve(as_kernel_input(keys), as_kernel_input(priorities), oldest, inserted, stored, secret)

@@ -63,11 +63,9 @@ class WindowQueue(Queue):
         self._firsts = _Minima()
 
     def load(self, live: LiveRows, drawable: NDArray[np.bool_]) -> None:
-        """Find the windows with deliveries left in a stored table.
+        """Find the windows with deliveries left among the live rows of a stored table.
 
-        Args:
-            live: the live rows.
-            drawable: bool[size]: which live rows have a complete window. Those without deliveries left are unset.
+        ``drawable``, bool[size], says which rows have a complete window. Those without deliveries left are unset.
         """
         following = self._header.state.delivered
         keys = live.oldest + np.flatnonzero(drawable)

@@ -247,13 +247,9 @@ class Top(App[None]):
     def __init__(
         self, first: Stats, later: Iterator[Stats | Problem], inspect: Callable[[str], Inspected], address: str
     ) -> None:
-        """Show ``first``, then each of ``later``.
+        """Show ``first``, then each of ``later``, for which a background thread waits.
 
-        Args:
-            first: statistics.
-            later: newer statistics; a background thread waits for them.
-            inspect: called by this thread to inspect the table with the given name; may raise `ReplayError`.
-            address: the server's address.
+        This thread calls ``inspect`` to inspect the table with the given name; it may raise `ReplayError`.
         """
         super().__init__()
         self.address = address

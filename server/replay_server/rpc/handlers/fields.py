@@ -83,13 +83,7 @@ def priority(field: str, value: float, limit: float) -> float:
 
 
 def priorities(value: bytes, count: int, limit: float) -> NDArray[np.float64]:
-    """Convert priorities to float64[count], and check them.
-
-    Args:
-        value: the bytes received.
-        count: expected number of priorities.
-        limit: largest priority that the backend accepts.
-    """
+    """Convert priorities to float64[count], and check them. ``limit`` is the largest that the backend accepts."""
     if len(value) != 8 * count:
         raise FieldError("priorities", f"float64[{count}]: {8 * count} bytes", f"{len(value)} bytes")
     array = np.frombuffer(value, "<f8").copy()  # kernels need writable arrays

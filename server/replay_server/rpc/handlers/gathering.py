@@ -65,18 +65,7 @@ def reply_bytes(rows: int, carried: Carried | None, batches: int = 1) -> int:
 async def hold_reply(call: Call, catalog: Catalog, size: int, rows: int) -> bool:
     """Wait until a reply may be built on the event loop, and charge its bytes to the budget until it is sent.
 
-    Args:
-        call: the call to answer.
-        catalog: has the budget, which is shared by all calls.
-        size: size of the reply in bytes.
-        rows: number of rows.
-
-    Returns:
-        Whether the call had to wait.
-
-    Raises:
-        RequestError: TOO_LARGE if too many calls wait; UNAUTHENTICATED if the caller's token became invalid during the
-            wait.
+    Return whether the call had to wait. After the wait, the caller's token must still be valid.
     """
     caller = call.caller.identity
     waits = not catalog.outgoing.take_now(caller, size)
@@ -91,28 +80,17 @@ async def hold_reply(call: Call, catalog: Catalog, size: int, rows: int) -> bool
 
 
 def check_reply_size(carried: Carried, rows: int, limit_bytes: int, batches: int = 1) -> None:
-    """Check that a reply with this many rows and their metadata does not exceed the limit.
-
-    Raises:
-        RequestError: TOO_LARGE.
-    """
+    """Check that a reply with this many rows and their metadata does not exceed the limit."""
     size = reply_bytes(rows, carried, batches)
     if size > limit_bytes:
         raise errors.too_large("bytes of a reply", limit_bytes, size, "max_reply_mb of the server")
 
 
 async def reply_with_rows(table: Table, carried: Carried, choose: Callable[[], Choice], rows: int) -> bytes:
-    """Build a reply with rows of a table.
+    """Build a serialized reply with at most ``rows`` rows of a table; ``carried`` are the columns to gather.
 
-    Args:
-        table: the table of the rows.
-        carried: the columns to gather.
-        choose: returns the reply without its rows, and for each batch the rows to gather. If rows are overwritten or
-            updated while they are gathered, ``choose`` is called again, and only the last result is used.
-        rows: maximum number of rows.
-
-    Returns:
-        The serialized reply.
+    ``choose`` returns the reply without its rows, and for each batch the rows to gather. If rows are overwritten or
+    updated while they are gathered, ``choose`` is called again, and only the last result is used.
     """
     if carried.size(rows) > GATHERED_ON_LOOP_BYTES:
         for _ in range(_ATTEMPTS_BESIDE):

@@ -32,7 +32,6 @@ from replay_server.rpc.handlers.updating import UpdatingHandlers
 from replay_server.storage.runs import ends_of, steps_of
 from replay_server.table.draws import Draw, DrawMode, DrawnBatch
 from replay_server.table.gates import LimiterGate
-from replay_server.table.items.items import Windows
 from replay_server.table.table import Table
 
 Reply = Callable[[Table, Sequence[DrawnBatch]], Message]
@@ -222,8 +221,7 @@ class SamplingHandlers:
     async def _admitted(self, call: Call, lease: Lease, wanted: _Wanted, *, replaces: bool) -> tuple[Admission, bool]:
         """Wait until the draws are allowed, without suspending if they already are, or replace counted ones.
 
-        Returns:
-            The table's lines, and whether the gate has counted the draws.
+        Return the table's lines, and whether the gate has counted the draws.
         """
         admission = lease.admission
         table = admission.table
@@ -362,11 +360,7 @@ def _drawing(table: Table, wanted: _Wanted) -> Callable[[], list[DrawnBatch]]:
 
 
 def _fields(table: Table, batch: DrawnBatch, wanted: _Wanted) -> dict[str, Any]:
-    windows = {} if batch.windows is None else _window_fields(batch.windows)
-    info = _info_fields(table, batch) if wanted.message.row_info else {}
-    return {
-        **windows,
-        **info,
+    values: dict[str, Any] = {
         "keys": batch.keys.tobytes(),
         "probabilities": batch.probabilities.tobytes(),
         "weights": batch.weights.tobytes(),
@@ -377,19 +371,10 @@ def _fields(table: Table, batch: DrawnBatch, wanted: _Wanted) -> dict[str, Any]:
         "inserted": batch.inserted,
         "drawable": batch.drawable,
     }
-
-
-def _info_fields(table: Table, batch: DrawnBatch) -> dict[str, Any]:
-    return {
-        "times_sampled": table.figures.times_sampled(batch.keys).astype(np.uint32).tobytes(),
-        "ages_s": table.figures.ages_s(batch.keys).astype(np.float32).tobytes(),
-    }
-
-
-def _window_fields(windows: Windows) -> dict[str, Any]:
-    return {
-        "window_keys": windows.keys.tobytes(),
-        "before": windows.before.tobytes(),
-        "after": windows.after.tobytes(),
-        "ends": windows.ends.tobytes(),
-    }
+    if wanted.message.row_info:
+        values["times_sampled"] = table.figures.times_sampled(batch.keys).astype(np.uint32).tobytes()
+        values["ages_s"] = table.figures.ages_s(batch.keys).astype(np.float32).tobytes()
+    if (windows := batch.windows) is not None:
+        values |= {"window_keys": windows.keys.tobytes(), "before": windows.before.tobytes()}
+        values |= {"after": windows.after.tobytes(), "ends": windows.ends.tobytes()}
+    return values

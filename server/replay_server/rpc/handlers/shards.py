@@ -15,7 +15,6 @@ from replay_server.rpc.handlers import fields
 from replay_server.storage.format import UID_BYTES
 from replay_server.storage.ranges import KEYS, LARGEST_MASS, Range
 from replay_server.storage.shard_map import ShardMap
-from replay_server.table.table import ShardReport
 
 
 class ShardHandlers:
@@ -60,5 +59,7 @@ class ShardHandlers:
         before = table.reports.get(given.shard_id)
         if before is None or given.inserted >= before.inserted:
             mass = given.total_mass or (before.total_mass if before is not None else 0.0)
-            table.reports[given.shard_id] = ShardReport(given.inserted, given.size, mass)
+            table.reports[given.shard_id] = replay_pb2.ShardReport(
+                shard_id=given.shard_id, inserted=given.inserted, size=given.size, total_mass=mass
+            )
         return replay_pb2.ReportShardResponse().SerializeToString()

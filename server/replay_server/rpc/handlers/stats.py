@@ -84,12 +84,7 @@ class StatsHandler:
 
 
 def table_stats(table: Table, waits: Iterable[Wait]) -> replay_pb2.TableStats:
-    """Return the statistics of a table, without quantiles, which cost more than everything else.
-
-    Args:
-        table: the table.
-        waits: the calls that wait for it.
-    """
+    """Return the statistics of a table, without quantiles, which cost more than everything else."""
     figures = table.figures.now()
     return replay_pb2.TableStats(
         table=describe(table),
@@ -125,9 +120,7 @@ def table_stats(table: Table, waits: Iterable[Wait]) -> replay_pb2.TableStats:
             replay_pb2.TimesSampled(at_least=at_least, at_most=at_most, rows=rows)
             for at_least, at_most, rows in figures.times_sampled
         ],
-        reports=[
-            replay_pb2.ShardReport(shard_id=shard_id, **report._asdict()) for shard_id, report in table.reports.items()
-        ],
+        reports=table.reports.values(),
     )
 
 

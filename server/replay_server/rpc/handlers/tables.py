@@ -90,11 +90,7 @@ class TableHandlers:
         return replay_pb2.ResetTableResponse(removed=removed).SerializeToString()
 
     def _check_divisible(self, config: replay_pb2.TableConfig) -> None:
-        """Refuse a shard of a table that cannot be on several servers, should a client not have done so.
-
-        Raises:
-            FieldError: the table draws in an order that depends on the rows of all servers.
-        """
+        """Refuse a shard of a table that cannot be on several servers, should a client not have done so."""
         shards, backend = self._catalog.shards.current, config.backend.name
         servers = 0 if shards is None else len(shards.in_use)
         is_shard = config.whole_capacity or config.whole_uid or config.whole_shards

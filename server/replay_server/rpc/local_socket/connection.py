@@ -31,17 +31,11 @@ T = TypeVar("T")
 
 
 def start(work: Coroutine[Any, Any, T]) -> T | asyncio.Task[T]:
-    """Run a coroutine until it first waits.
+    """Run a coroutine until it first waits. Return its result or, if it has to wait, a task that runs the rest.
 
     Most requests never wait, so they need no task. Python 3.12 has this as `asyncio.eager_task_factory`; Python 3.11
     does not. Before it first waits, the coroutine must not use `asyncio.timeout` or `asyncio.current_task`, because it
     is not yet in a task.
-
-    Returns:
-        The coroutine's result or, if it has to wait, a task that runs the rest.
-
-    Raises:
-        Exception: whatever the coroutine raises.
     """
     try:
         awaited = work.send(None)

@@ -116,11 +116,7 @@ class LocalSocket:
         return replay_pb2.FrameWelcome(owner_id=self._catalog.owner.id).SerializeToString()
 
     def admit(self, hello: Content) -> Admitted | None:
-        """Admit a client that is looking for this very server; None if it only asks which server this is.
-
-        Raises:
-            RequestError: the client is refused.
-        """
+        """Admit a client that is looking for this very server; None if it only asks which server this is."""
         try:
             said = replay_pb2.FrameHello.FromString(bytes(hello))
         except DecodeError as error:

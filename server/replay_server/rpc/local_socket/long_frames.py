@@ -39,13 +39,9 @@ class LongFrame:
     def __init__(
         self, budget: QueuedBudget, caller: str, go_on: Callable[[], None], refuse: Callable[[RequestError], None]
     ) -> None:
-        """Hold nothing yet.
+        """Hold nothing yet. ``budget`` is that of all connections; see `budget_of_long_frames`.
 
-        Args:
-            budget: of all connections; see `budget_of_long_frames`.
-            caller: identity of the connection's caller.
-            go_on: called when a frame that had to wait may begin.
-            refuse: called if a frame is not complete in time.
+        ``go_on`` is called when a frame that had to wait may begin, ``refuse`` if a frame is not complete in time.
         """
         self._budget = budget
         self._caller = caller

@@ -54,13 +54,7 @@ class Connections:
     """The connections of a server that have made calls."""
 
     def __init__(self, most: int, lanes: int, ticks: Callable[[], float] = time.monotonic) -> None:
-        """Count nothing yet.
-
-        Args:
-            most: maximum number of connections per lane.
-            lanes: number of lanes.
-            ticks: monotonic clock, in seconds.
-        """
+        """Count nothing yet. ``most`` is the maximum number of connections per lane."""
         self.port = 0
         """The port of the server, once it is bound."""
         self.refused = 0
@@ -145,11 +139,7 @@ def lane_of(address: bytes, lanes: int) -> int:
 
 
 def peers_of(port: int) -> Iterator[_Peer]:
-    """Yield the peers of the established connections to a local port.
-
-    Raises:
-        OSError: the system does not tell.
-    """
+    """Yield the peers of the established connections to a local port."""
     for family in (socket.AF_INET, socket.AF_INET6):
         with closing(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG)) as kernel:
             query = _QUERY.pack(

@@ -35,12 +35,10 @@ class Lanes:
     """gRPC servers with the same handlers at the same address."""
 
     def __init__(self, connections: int, options: Callable[..., _Options]) -> None:
-        """Create the servers; nothing listens yet.
+        """Create the servers, each with ``connections`` at the most; nothing listens yet.
 
-        Args:
-            connections: maximum number of connections per lane. If there are too few file descriptors for `MOST_LANES`
-                such lanes, fewer are created.
-            options: creates the options of a gRPC server; takes the keyword argument ``shares_port``.
+        If there are too few file descriptors for `MOST_LANES` such lanes, fewer are created. ``options`` creates the
+        options of a gRPC server; takes the keyword argument ``shares_port``.
         """
         self.count = max(1, min(MOST_LANES, connections_that_fit() // connections))
         """Number of lanes."""
@@ -53,18 +51,9 @@ class Lanes:
             server.add_generic_rpc_handlers(handlers)
 
     def bind(self, host: str, port: int, credentials: Credentials | None) -> int:
-        """Bind the port. Clients can connect, but their calls wait until `start`.
+        """Bind the port, and return it; 0: any free one. Clients can connect, but their calls wait until `start`.
 
-        Args:
-            host: the address to listen on.
-            port: the port; 0: any free one.
-            credentials: creates TLS credentials for one lane; None: connections are not encrypted.
-
-        Returns:
-            The port.
-
-        Raises:
-            FatalError: if the server cannot listen on the address.
+        ``credentials`` creates TLS credentials for one lane; None: connections are not encrypted.
         """
         first, *others = self._servers
         try:

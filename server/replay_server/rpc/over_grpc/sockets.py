@@ -96,11 +96,7 @@ def _peer_of(number: int) -> str | None:
 
 
 def _option(number: int, level: int, option: int, into: ctypes.Array[ctypes.c_char]) -> int:
-    """Read a socket's option; return the number of its bytes.
-
-    Raises:
-        OSError: there is no such socket, or no such option.
-    """
+    """Read a socket's option; return the number of its bytes."""
     length = ctypes.c_uint32(len(into))
     if _LIBC.getsockopt(number, level, option, into, ctypes.byref(length)):
         raise OSError(ctypes.get_errno(), "getsockopt")

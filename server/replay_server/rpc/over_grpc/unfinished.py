@@ -173,8 +173,7 @@ class Connection:
     def end(self, refusal: RequestError, *, all_calls: bool) -> float:
         """End calls that may hold an unfinished message: all of them, or half, so that others continue.
 
-        Returns:
-            About how many bytes they held. Which of the calls held them is not known.
+        Return about how many bytes they held. Which of the calls held them is not known.
         """
         calls = tuple(self.readers)
         ending = calls if all_calls else random.sample(calls, (len(calls) + 1) // 2)

@@ -92,10 +92,7 @@ class PlaceChecksums:
         """Invalidate the values before the updates of a period, whose values are on disk now, and sync that.
 
         Otherwise, a row whose newest values are overwritten by those of a later row would get its older ones.
-
-        Args:
-            period: as `Periods.begin_sync` returned it.
-            inserted: number of rows ever inserted; the space of slots without rows is not reserved.
+        ``inserted`` is the number of rows ever inserted; the space of slots without rows is not reserved.
         """
         slots = self.periods.updated_until(period, min(inserted, self._slots))
         self._words[self._versions.current(slots) ^ 1] = 0
@@ -105,12 +102,7 @@ class PlaceChecksums:
         """Make an intact version of each row current. The stored version may be older or newer than the values.
 
         The other place becomes invalid: it may have values of an update that is lost now, whose version comes again.
-
-        Args:
-            keys: int64[n], of rows whose own checksums match.
-
-        Returns:
-            bool[n]: whether each row has an intact version.
+        ``keys``, int64[n], are of rows whose own checksums match. Return bool[n]: whether each has an intact version.
         """
         stored = self._versions.of(keys % self._slots)
         found = np.full(len(keys), _NONE)

@@ -55,9 +55,7 @@ def recover(folder: Path, config: TableConfig, stopped: threading.Event | None =
     """Make the files of a closed table consistent; setting ``stopped`` ends this before anything has changed.
 
     Raises:
-        StoppedError: ``stopped`` was set.
         ValueError: a file is corrupt in a way that a power loss cannot cause; the message names the file.
-        OSError: a file cannot be read or written.
     """
     began = time.monotonic()
     rows = RowStore(folder, config.schema, config.slots, create=False, link=config.link, checked=True)
@@ -187,13 +185,10 @@ def _whole_file(used: bytes) -> bytes:
 
 
 def _roll_forward(verified: _Verified, point: SyncPoint, stored: NDArray[np.uint8], slots: int) -> tuple[int, bytes]:
-    """Recover consecutive rows after the sync point.
+    """Recover consecutive rows after the sync point; return the next key, and the writers' records at that point.
 
     The writers' records are those of the sync point and of the recovered inserts. Of the ``stored`` records, only the
     writers' ids are used.
-
-    Returns:
-        The key after the last recovered row, and the writers' records at that point.
     """
     end = point.state.inserted
     with _records(point.writers, end) as records:

@@ -91,10 +91,7 @@ class RowChecksums:
     def __init__(self, folder: Path, columns: list[Array], *, create: bool) -> None:
         """Map the checksums of the table in ``folder``.
 
-        Args:
-            folder: directory of the table.
-            columns: every column, then the links, each as ``dtype[slots, elements]``.
-            create: whether to create the file.
+        ``columns`` are every column, then the links, each as ``dtype[slots, elements]``.
         """
         compile_checksums()
         slots = self.slots = len(columns[0])

@@ -50,11 +50,7 @@ class SyncPoints:
         """The last complete sync point, or None."""
 
     def store(self, point: SyncPoint) -> None:
-        """Store a sync point and sync it to disk. Everything it refers to must already be on disk.
-
-        Raises:
-            OSError: the disk rejects the write.
-        """
+        """Store a sync point and sync it to disk. Everything it refers to must already be on disk."""
         words = (*point.state, point.lost, len(point.writers))
         body = np.array((self._number + 1, *words), _WORDS).tobytes() + point.writers
         start = (self._number + 1) % _PLACES * _PLACE_BYTES

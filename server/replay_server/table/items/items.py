@@ -85,29 +85,23 @@ class Items(ABC):
 
     @abstractmethod
     def arrive(self, first: int, row_count: int, runs: Runs | None, oldest: int) -> NewItems:
-        """Add rows that become live, and return the items that they complete.
+        """Add rows that become live, from the key ``first`` on, and return the items that they complete.
 
-        Args:
-            first: key of the first row.
-            row_count: number of rows.
-            runs: streams, episodes and steps of the rows.
-            oldest: key of the oldest live row.
+        ``oldest`` is the key of the oldest live row.
         """
 
     @abstractmethod
     def leave(self, first: int, end: int) -> NDArray[np.int64]:
         """Remove evicted rows: the keys from ``first``, the oldest live one, up to but excluding ``end``.
 
-        Returns:
-            int64[n]: keys of the items that can no longer be drawn.
+        Return int64[n]: keys of the items that can no longer be drawn.
         """
 
     @abstractmethod
     def rows_of_open_windows(self, oldest: int) -> int:
         """Return how many rows a whole window of each unfinished episode takes; 0 if items are single rows.
 
-        Args:
-            oldest: key of the oldest live row. Episodes without a live row do not count.
+        Episodes without a live row, from the key ``oldest`` on, do not count.
         """
 
     @abstractmethod
@@ -120,13 +114,8 @@ class Items(ABC):
     ) -> NDArray[np.bool_] | None:
         """Find the items among the live rows of a stored table, when the table is opened.
 
-        Args:
-            live: the live rows.
-            links: uint64[size, words]: the links of these rows, oldest first; see `Runs.links`.
-            is_dead: bool[size]: which of these rows have no priority.
-
-        Returns:
-            bool[size]: which live rows have a drawable item, oldest first; None if all have one.
+        ``links``, uint64[size, words], are those of these rows, oldest first; see `Runs.links`. ``is_dead`` is
+        bool[size]: which have no priority. Return bool[size]: which live rows have a drawable item; None if all have.
         """
 
     @abstractmethod

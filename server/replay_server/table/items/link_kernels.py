@@ -68,21 +68,12 @@ def arrive(
     keys: Integers,
     places: Integers,
 ) -> int:
-    """Link the rows of new runs, and mark the anchors whose windows they complete.
+    """Link the rows of new runs, and mark the anchors whose windows they complete; return the number of these.
 
-    Args:
-        links: the links.
-        runs: the runs of the new rows.
-        first: key of the first row.
-        oldest: key of the oldest live row.
-        forward: see `WindowShape`.
-        backward: see `WindowShape`.
-        period: see `WindowShape`.
-        keys: int64[n], output: keys of the anchors that became drawable, run by run, in the order of steps.
-        places: int64[n], output: index of each anchor's priority among the insert's priorities.
-
-    Returns:
-        Number of anchors in the output.
+    The rows have keys from ``first`` on; ``oldest`` is the key of the oldest live row. See `WindowShape` for
+    ``forward``, ``backward`` and ``period``. The output is ``keys``, int64[n]: keys of the anchors that became
+    drawable, run by run, in the order of steps; and ``places``, int64[n]: index of each anchor's priority among the
+    insert's.
     """
     found = 0
     for run in range(len(runs.row_counts)):
@@ -97,16 +88,9 @@ def arrive(
 
 @part_of_kernel
 def _link(links: Links, first: int, count: int, step: int, distance: int, closing: int, period: int) -> None:
-    """Link new rows, which are consecutive steps of one episode.
+    """Link new rows from key ``first`` on, which are consecutive steps of one episode from ``step`` on.
 
-    Args:
-        links: the links.
-        first: key of the first row.
-        count: number of rows.
-        step: number of the first row's step.
-        distance: see `NewRuns.distances`.
-        closing: see `NewRuns.closings`.
-        period: see `WindowShape`.
+    ``distance`` and ``closing`` are elements of `NewRuns.distances` and `NewRuns.closings`.
     """
     slots = len(links.flags)
     if distance:
@@ -140,24 +124,10 @@ def _complete(
     places: Integers,
     found: int,
 ) -> int:
-    """Find the anchors whose windows new rows complete, and mark them as drawable or broken.
+    """Find the anchors whose windows new rows complete, mark them as drawable or broken, and return how many are found.
 
-    Args:
-        links: the links, with the new rows.
-        first: key of the first new row.
-        count: number of new rows.
-        step: number of the first new row's step.
-        oldest: see `arrive`.
-        forward: see `WindowShape`.
-        backward: see `WindowShape`.
-        period: see `WindowShape`.
-        place: see `NewRuns.places`.
-        keys: see `arrive`.
-        places: see `arrive`.
-        found: number of anchors already in the output.
-
-    Returns:
-        Number of anchors in the output.
+    The new rows are as for `_link`, and linked already; ``place`` is an element of `NewRuns.places`, and the output is
+    that of `arrive`, with ``found`` anchors in it.
     """
     back, ahead, flags = links.back, links.ahead, links.flags
     slots = len(flags)
@@ -217,8 +187,7 @@ def _has_context(anchor: int, oldest: int, backward: int, back: NDArray[np.int32
 def evict(links: Links, oldest: int, end: int, backward: int) -> Integers:
     """Remove the oldest live rows, with keys from ``oldest`` up to but excluding ``end``.
 
-    Returns:
-        int64[n]: keys of the anchors that were drawable, and are now evicted or broken.
+    Return int64[n]: keys of the anchors that were drawable, and are now evicted or broken.
     """
     ahead, flags, counts = links.ahead, links.flags, links.counts
     slots = len(flags)
