@@ -1,1 +1,1 @@
-"""Tests of the benchmarks' baselines."""
+"""Tests of the benchmarks' figures."""

@@ -12,18 +12,11 @@ from benchmarks.scaling.page import rewrite
 from benchmarks.scaling.reality import load as load_reality
 from benchmarks.scaling.reality import simulated_core
 from benchmarks.scaling.simulation import Simulation
-from benchmarks.scaling.sizing import APE_X, BUSY, MACHINE, Fleet, Machine, load, servers_needed
+from benchmarks.scaling.sizing import APE_X, MACHINE, Fleet, Machine, load, servers_needed
 from tests.packaging.project import ROOT
 
 ROUND = Costs("by hand", Cost(400, 2, 0.5), Cost(500, 1, 0.25), Cost(300, 1, 0.5))
 ENDLESS = Machine(network_bytes_per_s=1e15, memory_bytes=1e15)
-
-
-def test_costs_are_found_from_messages_of_different_sizes() -> None:
-    points = [(1, 10), (100, 10), (10, 10_000), (1000, 10_000)]
-    measured = [(rows, row_bytes, ROUND.write.seconds(rows, row_bytes)) for rows, row_bytes in points]
-    found = Cost.fitted(measured)
-    assert (found.message_us, found.row_us, found.byte_ns) == pytest.approx((400, 2, 0.5), rel=1e-3)
 
 
 def test_the_load_of_ape_x_is_that_of_the_arithmetic_by_hand() -> None:
@@ -55,11 +48,6 @@ def test_one_server_less_than_needed_is_too_few(fleet: Fleet, machine: Machine, 
     assert load(fleet, ROUND, machine, servers - 1).bound == bound
 
 
-def test_learners_that_ask_each_server_too_often_fit_on_no_number_of_servers() -> None:
-    with pytest.raises(ValueError, match="more than 64 servers"):
-        servers_needed(replace(APE_X, learners=1, steps_per_s=2 * BUSY / 500e-6), ROUND, ENDLESS, most=64)
-
-
 @pytest.mark.parametrize(("servers", "learners"), [(3, 1), (8, 4)])
 def test_the_simulation_of_a_light_load_uses_what_the_formula_says(servers: int, learners: int) -> None:
     fleet = replace(APE_X, learners=learners, row_bytes=20_000)
@@ -70,23 +58,6 @@ def test_the_simulation_of_a_light_load_uses_what_the_formula_says(servers: int,
     # The busiest server has a few more writers than the mean.
     assert told.cpu <= outcome.core * 1.02
     assert outcome.core <= told.cpu * 1.25
-
-
-def test_a_server_with_too_much_to_do_is_never_idle_and_does_what_it_can() -> None:
-    fleet = replace(APE_X, writers=40, rows_per_s=40.0, learners=4, steps_per_s=1e6, row_bytes=1)
-    outcome = Simulation(fleet, ROUND, ENDLESS, 1).run(2.0)
-    assert outcome.core == pytest.approx(1, abs=0.01)
-    for_steps = 1 - ROUND.write.seconds(outcome.rows_per_s, 1, outcome.messages_per_s)
-    assert outcome.steps_per_s == pytest.approx(for_steps / ROUND.draw.seconds(512, 1), rel=0.02)
-    assert outcome.bound == "CPU of servers"
-
-
-def test_a_slow_network_is_the_bound_of_its_learners() -> None:
-    fleet = replace(APE_X, learners=1, steps_per_s=1e6, writers=1, rows_per_s=1.0)
-    slow = Machine(network_bytes_per_s=1e8, memory_bytes=1e15)
-    outcome = Simulation(fleet, ROUND, slow, 4).run(4.0)
-    assert outcome.bound == "network of learners"
-    assert outcome.steps_per_s * 512 * fleet.row_bytes == pytest.approx(1e8, rel=0.05)
 
 
 def test_the_simulation_tells_what_a_real_server_used() -> None:

@@ -129,13 +129,6 @@ def test_figures_of_a_table_of_steps(server: ServerProcess, new_table: NewTable)
     assert "step" in seen.stdout
 
 
-def test_an_empty_table_has_figures_too(server: ServerProcess, new_table: NewTable) -> None:
-    new_table(name="cli-empty")
-    done = run("stats", "cli-empty", "--server", server.address)
-    assert done.returncode == 0, done.stderr
-    assert "0 of 1,000" in done.stdout
-
-
 def test_figures_go_on_as_lines_of_json(server: ServerProcess, table: Table) -> None:
     command = [COMMAND, "stats", "--watch", "--json", "--interval", "0.1", "--server", server.address]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as process:
@@ -242,13 +235,7 @@ def test_the_rows_of_a_table_are_seen(server: ServerProcess, new_table: NewTable
     assert max(map(len, done.stdout.splitlines())) <= width
     for part in ("30 of 1,000", "all, exact", "rows by priority", "rows by age", "rows by times drawn", "uint8[84,84]"):
         assert part in done.stdout
-    slope = {
-        "sum_tree": "p^0.600, alpha 0.6",
-        "rank": "rank^-0.600, alpha 0.6",
-        "uniform": "all alike",
-        "fifo": "A queue",
-    }
-    assert slope[backend] in done.stdout
+    assert SLOPES[backend] in done.stdout
     assert "[0.5, 0.5]" in done.stdout
     assert "done false" in done.stdout
 

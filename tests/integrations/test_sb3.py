@@ -28,7 +28,7 @@ from replay_client import (
 pytest.importorskip("stable_baselines3", reason="stable-baselines3 is not installed")
 
 from replay_client.sb3 import PrioritizedDQN, ServiceReplayBuffer, ServiceSamples
-from stable_baselines3 import DQN, SAC
+from stable_baselines3 import SAC
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
@@ -122,24 +122,6 @@ def by_obs(samples: Any) -> dict[float, tuple[Any, ...]]:
     }
 
 
-@pytest.mark.parametrize("n_envs", [1, 3])
-@pytest.mark.parametrize("n_steps", [1, 3])
-@pytest.mark.parametrize("with_timeouts", [True, False])
-def test_samples_are_those_of_the_buffers_of_sb3(
-    new_buffer: NewBuffer, n_envs: int, n_steps: int, *, with_timeouts: bool
-) -> None:
-    options: dict[str, Any] = {"n_envs": n_envs, "handle_timeout_termination": with_timeouts}
-    returns: dict[str, Any] = {} if n_steps == 1 else {"n_steps": n_steps, "gamma": 0.9}
-    kind: Any = ReplayBuffer if n_steps == 1 else NStepReplayBuffer
-    expected = kind(60, BOX, spaces.Discrete(4), "cpu", **options, **returns)
-    buffer = new_buffer(**options, **returns)
-    for step in steps(n_envs, 60 // n_envs, seed=n_envs):
-        expected.add(*step)
-        buffer.add(*step)
-    assert by_obs(buffer.sample(MANY)) == by_obs(expected.sample(8 * MANY))
-    assert (buffer.pos, buffer.full, buffer.buffer_size * n_envs) == (60 // n_envs, False, 10_000 // n_envs * n_envs)
-
-
 def test_each_observation_is_stored_once(new_buffer: NewBuffer) -> None:
     buffer = new_buffer(n_envs=2, n_steps=3, gamma=0.99)
     episodes = 0
@@ -163,17 +145,6 @@ def test_an_interrupted_episode_ends_with_its_own_observation(new_buffer: NewBuf
     pairs = torch.stack([samples.observations[:, 0], samples.next_observations[:, 0]], dim=1).tolist()
     assert {tuple(pair) for pair in pairs} == {(0, 2), (1, 3), (2, 3), (50, 52), (51, 53), (52, 53)}
     assert not samples.dones.any()
-
-
-def test_an_observation_with_nan_goes_on_with_the_same_episode(new_buffer: NewBuffer) -> None:
-    buffer = new_buffer(n_steps=3, gamma=0.5)
-    seen = np.array([[number, np.nan] for number in range(7)], np.float32)
-    for number in range(6):
-        after = seen[None, number + 1].astype(np.float64)  # of another dtype, but the same
-        buffer.add(seen[None, number], after, np.array([0]), np.ones(1), np.array([number == 5]), [{}])
-    samples = buffer.sample(MANY)
-    returns = dict(zip(samples.observations[:, 0].tolist(), samples.rewards[:, 0].tolist(), strict=True))
-    assert returns == {0: 1.75, 1: 1.75, 2: 1.75, 3: 1.75, 4: 1.5, 5: 1.0}
 
 
 def test_infos_of_vector_environments_are_ignored_without_timeouts(new_buffer: NewBuffer) -> None:
@@ -254,7 +225,7 @@ def test_all_arguments_are_checked_before_anything_is_added(
     assert (buffer.size(), buffer.pos) == (2, 1)  # two steps, and the rows that close their episodes
 
 
-@pytest.mark.parametrize("shape", [(6, 2), (2, 4, 3), (3, 4, 2), (24,)])
+@pytest.mark.parametrize("shape", [(6, 2), (3, 4, 2)])
 def test_images_of_another_layout_are_refused(new_buffer: NewBuffer, shape: tuple[int, ...]) -> None:
     buffer = new_buffer(spaces.Box(-1, 1, (4, 3, 2)), n_envs=1)
     with pytest.raises(InvalidArgumentError, match=r"obs: expected float32\[1,4,3,2\]"):
@@ -370,8 +341,7 @@ def test_samples_are_of_all_steps_so_far(new_buffer: NewBuffer) -> None:
             assert buffer.sample(MANY).observations[:, 0].abs().max() == number - 1
 
 
-@pytest.mark.parametrize("prefetch", [None, 1, 3, 16])
-@pytest.mark.parametrize("max_lag_steps", [0, 1, 7, 40])
+@pytest.mark.parametrize(("max_lag_steps", "prefetch"), [(0, None), (0, 16), (1, 1), (7, None), (7, 3), (40, 16)])
 def test_samples_miss_at_most_the_newest_steps(new_buffer: NewBuffer, max_lag_steps: int, prefetch: int | None) -> None:
     buffer = new_buffer(n_envs=2, backend="uniform", max_lag_steps=max_lag_steps, prefetch=prefetch)
     rng = np.random.default_rng(max_lag_steps)
@@ -707,15 +677,7 @@ def test_other_actors_can_share_the_table(new_buffer: NewBuffer) -> None:
     np.testing.assert_array_equal(np.unique(samples.observations.numpy()[:, 0]), np.sort([obs[0] for obs in given]))
 
 
-def test_plain_dqn_takes_the_buffer(in_table: dict[str, Any], client: ReplayClient, name: str) -> None:
-    kwargs: dict[str, Any] = {"replay_buffer_class": ServiceReplayBuffer, "replay_buffer_kwargs": in_table}
-    model = DQN("MlpPolicy", "CartPole-v1", learning_starts=0, train_freq=1, **kwargs)
-    model.learn(40)
-    model.learn(10)  # another episode
-    assert client[name].stats().sampled >= 32 * 49
-
-
-@pytest.mark.parametrize("algorithm", ["SAC", "TD3", "DDPG", "TQC", "CrossQ"])
+@pytest.mark.parametrize("algorithm", ["TD3", "CrossQ"])
 def test_every_algorithm_for_continuous_actions_takes_the_buffer(
     in_table: dict[str, Any], client: ReplayClient, name: str, algorithm: str
 ) -> None:

@@ -105,21 +105,6 @@ def targets(buffer: Any, sampled: Any, n_step: int) -> dict[tuple[float, ...], f
     return dict(zip(map(tuple, batch.obs.tolist()), returns.flatten().tolist(), strict=True))
 
 
-@pytest.mark.parametrize("n_step", [1, 3])
-def test_targets_are_those_of_tianshou(new_buffer: NewBuffer, n_step: int) -> None:
-    buffer = new_buffer(n_step=n_step, gamma=GAMMA)
-    theirs = VectorReplayBuffer(total_size=1000, buffer_num=2)
-    for number in range(60):
-        ends = {"terminated": number % 7 == 5, "truncated": number % 11 == 9}
-        buffer.add(step(number, **ends))
-        theirs.add(step(number, **ends))
-    expected = targets(theirs, theirs.sample(0), n_step)
-    drawn = targets(buffer, buffer.sample(2000), n_step)
-    assert drawn == pytest.approx({obs: expected[obs] for obs in drawn}, rel=1e-5)
-    incomplete = 2 * (n_step - 1) + 2  # at most: the last steps of the episodes that run
-    assert len(drawn) >= len(expected) - incomplete
-
-
 def test_an_algorithm_with_another_horizon_is_refused(new_buffer: NewBuffer) -> None:
     buffer = new_buffer(n_step=3, gamma=GAMMA)
     for number in range(10):
@@ -139,18 +124,6 @@ def test_a_reset_in_an_episode_truncates_it(buffer: ServiceReplayBuffer) -> None
     batch, _ = buffer.sample(200)
     assert not batch.terminated.any()
     assert set(batch.obs_next[:, 0].tolist()) == {1, 2, 3, 4, 5}
-
-
-def test_an_observation_with_nan_goes_on_with_the_same_episode(new_buffer: NewBuffer) -> None:
-    buffer = new_buffer(env_num=1, n_step=3, gamma=0.5)
-    seen = np.array([[number, np.nan] for number in range(7)], np.float32)
-    for number in range(6):
-        ends = {"terminated": np.array([number == 5]), "truncated": np.array([False])}
-        given = {"act": np.array([0]), "rew": np.array([1.0]), "info": Batch(), "policy": Batch(), **ends}
-        buffer.add(Batch(obs=seen[number : number + 1], obs_next=seen[number + 1 : number + 2].astype(float), **given))
-    batch, _ = buffer.sample(200)
-    returns = dict(zip(batch.obs[:, 0].tolist(), batch.rew.tolist(), strict=True))
-    assert returns == {0: 1.75, 1: 1.75, 2: 1.75, 3: 1.75, 4: 1.5, 5: 1.0}
 
 
 @pytest.mark.parametrize(
@@ -187,15 +160,6 @@ def test_add_answers_like_tianshou(buffer: ServiceReplayBuffer) -> None:
             assert (ours.rew.tolist(), ours.act.tolist()) == (other.rew.tolist(), other.act.tolist())
 
 
-def test_some_of_the_environments_may_step(buffer: ServiceReplayBuffer) -> None:
-    buffer.add(step(0)[1:], buffer_ids=np.array([1]))
-    buffer.add(step(0)[:1], buffer_ids=[0])
-    buffer.add(step(1))
-    batch, _ = buffer.sample(50)
-    assert set(map(tuple, batch.obs.tolist())) <= {(0, 0), (0, 100), (1, 0), (1, 100)}
-    assert len(buffer) == 4
-
-
 def test_priorities_and_weights_are_those_of_the_table(buffer: ServiceReplayBuffer) -> None:
     for number in range(3):
         buffer.add(step(number))
@@ -206,18 +170,6 @@ def test_priorities_and_weights_are_those_of_the_table(buffer: ServiceReplayBuff
     buffer.update_weight(indices, torch.where(torch.from_numpy(is_first), -8.0, 1.0))
     batch, _ = buffer.sample(64)
     assert sorted(set(batch.weight.tolist())) == pytest.approx([8**-0.6, 1.0], rel=1e-4)
-
-
-def test_nested_observations_keep_their_names(buffer: ServiceReplayBuffer) -> None:
-    def nested(number: int) -> Any:
-        return Batch(obs=np.full((2, 3), number, np.uint8), mask=np.array([[True, False], [True, True]]))
-
-    for number in range(4):
-        given = step(number)
-        buffer.add(Batch(given, obs=nested(number), obs_next=nested(number + 1)))
-    batch, _ = buffer.sample(16)
-    assert (batch.obs.obs.dtype, batch.obs.mask.shape) == (np.uint8, (16, 2))
-    np.testing.assert_array_equal(batch.obs.obs + 1, batch.obs_next.obs)
 
 
 def test_what_cannot_be_stored_is_refused_by_name(buffer: ServiceReplayBuffer) -> None:

@@ -72,20 +72,6 @@ def q_network(env: Any, cells: list[int]) -> Any:
     return QValueActor(layers, in_keys=["observation"], spec=env.action_spec)
 
 
-def test_nested_keys_make_a_round_trip(buffer: ServiceReplayBuffer) -> None:
-    given = transitions(10)
-    keys = buffer.extend(given)
-    drawn = buffer.sample(64)
-    expected = given[torch.searchsorted(keys, drawn["index"])]
-    assert (drawn.exclude("index", "priority_weight") == expected).all()
-    assert {key: value.dtype for key, value in drawn.items(True, True)} == {
-        **{key: value.dtype for key, value in given.items(True, True)},
-        "index": torch.int64,
-        "priority_weight": torch.float32,
-    }
-    assert drawn.batch_size == (64,)
-
-
 def test_each_element_of_any_batch_size_is_a_row(buffer: ServiceReplayBuffer) -> None:
     assert buffer.extend(transitions(2, 3)).shape == (6,)
     assert buffer.add(transitions(2)).shape == (2,)

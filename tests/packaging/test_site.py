@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 
 from scripts import contract
-from scripts.docstrings import as_restructured_text
 from tests.packaging.project import PACKAGES, ROOT
 
-TABLE = ".. list-table::\n   :header-rows: 1\n\n"
 PAGES = ("-t", "pages", "-b", "dummy")
 
 
@@ -44,18 +42,3 @@ def test_the_protocol_is_complete_with_links_and_comments() -> None:
     assert "| 1: `table`, string |" in text
     assert "(stream [LearnRequest](#contract-learnrequest))" in text
     assert all(f"(contract-{target})=" in text for target in ("replayservice", "tableconfig", "errorreason"))
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ("About it.\n\n    code()\n\n    more()", "About it.\n\n.. code-block:: python\n\n    code()\n\n    more()"),
-        (
-            "| a | b |\n|---|---|\n| 1 | 2 |",
-            ".. list-table::\n   :header-rows: 1\n\n   * - a\n     - b\n   * - 1\n     - 2",
-        ),
-        ("Args:\n    x: text", "Args:\n    x: text"),
-    ],
-)
-def test_code_and_tables_in_docstrings_are_converted(given: str, expected: str) -> None:
-    assert list(as_restructured_text(given.splitlines())) == expected.splitlines()

@@ -63,14 +63,12 @@ from tests.client.tables.test_sampler import (
 )
 from tests.client.tables.test_table import (
     test_a_batch_says_what_it_is,
-    test_a_seeded_table_repeats_its_draws,
     test_an_empty_table_has_nothing_to_draw,
     test_more_keys_than_one_call_takes_go_in_several,
     test_more_rows_than_the_ring_can_spare_are_all_inserted,
     test_only_live_keys_are_read,
     test_reset_takes_the_rows_and_leaves_the_table,
     test_rows_come_back_as_they_went,
-    test_updates_count_distinct_live_rows,
 )
 from tests.client.tables.test_updated_rows import (
     test_a_batch_asked_for_later_has_the_new_values,

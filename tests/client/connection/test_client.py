@@ -22,7 +22,6 @@ from replay_client import (
     ServerUnavailableError,
     Stack,
     Table,
-    TableExistsError,
     TableNotFoundError,
     TableReplacedError,
     Transitions,
@@ -65,18 +64,7 @@ def test_a_parameter_left_out_or_none_takes_its_default(new_table: NewTable) -> 
     assert new_table(alpha=None).parameters["alpha"] == 0.6
 
 
-def test_the_same_config_finds_the_same_table(client: ReplayClient, table: Table) -> None:
-    again = client.create_table(table.name, columns=COLUMNS, capacity=table.capacity)
-    assert again.uid == table.uid
-    assert client.table(table.name).uid == table.uid
-
-
-def test_another_config_is_refused_and_the_difference_is_named(client: ReplayClient, table: Table) -> None:
-    with pytest.raises(TableExistsError) as refusal:
-        client.create_table(table.name, columns=COLUMNS, capacity=table.capacity + 1)
-    assert refusal.value.metadata["field"] == "capacity"
-
-
+@wire_only
 @pytest.mark.parametrize(
     ("config", "field"),
     [

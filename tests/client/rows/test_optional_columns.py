@@ -67,17 +67,6 @@ def optional(new_table: NewTable) -> Table:
     return new_table(columns=COLUMNS, backend="uniform")
 
 
-def test_a_schema_has_a_mask_beside_each_optional_column(optional: Table) -> None:
-    assert list(optional.schema) == [
-        "number", "goal", "goal_present", "obs/camera", "obs/camera_present", "obs/speed", "hint", "hint_present",
-    ]  # fmt: skip
-    assert optional.schema.masks == MASKS
-    assert optional.schema["goal"].optional
-    assert str(optional.schema["goal"]) == "float32[2], optional"
-    assert optional.schema["goal_present"] == Column("bool")
-    assert optional.describe().schema == optional.schema
-
-
 def test_an_insert_may_leave_out_a_column(optional: Table) -> None:
     whole = expected_rows([set(OPTIONAL)] * 3)
     keys = optional.insert({name: whole[name] for name in COLUMNS})
@@ -193,13 +182,6 @@ def test_a_wrong_value_is_refused_by_name(
         with optional.writer() as writer, pytest.raises(InvalidArgumentError) as refused:
             writer.append(row)
         assert refused.value.metadata["field"] == field
-    assert optional.size() == 0
-
-
-def test_other_columns_cannot_be_left_out(optional: Table) -> None:
-    with pytest.raises(InvalidArgumentError, match="missing: obs/speed") as refused:
-        optional.insert({"number": [1]})
-    assert refused.value.metadata["field"] == "columns"
     assert optional.size() == 0
 
 

@@ -313,26 +313,6 @@ def test_a_sequence_combines_the_priorities_of_its_steps(eta: float, due: float)
     assert np.frombuffer(message.insertion.priorities).tolist() == pytest.approx([due])
 
 
-def test_rows_of_streams_with_and_without_priorities_are_sent_apart() -> None:
-    written = Written(Transitions(1), streams=4, capacity=20)
-    for stream, priority in enumerate([5.0, None, 6.0, None]):
-        written.episodes.append(stream, row(stream), priority)
-    columns = {
-        "number": np.arange(4) + 10,
-        "obs": np.repeat(np.arange(4.0)[:, None] + 10, 3, axis=1),
-        "done": np.zeros(4, bool),
-    }
-    which = np.arange(4)
-    while len(which):
-        which = which[written.episodes.append_all(columns, which, None) :]
-    found = []
-    for rows, message in zip(written.rows(), written.messages(), strict=True):
-        anchors = completed(WindowShape(1, 0), rows)
-        priorities = np.frombuffer(message.insertion.priorities).tolist() or [None] * len(anchors)
-        found += [(anchor[0], priority) for anchor, priority in zip(anchors, priorities, strict=True)]
-    assert found == [(0, 5.0), (1, None), (2, 6.0), (3, None)]
-
-
 def test_no_row_is_appended_if_a_later_stream_has_no_such_step(client: ReplayClient) -> None:
     table = client.create_table(
         "whole-vectors", columns={"x": Column("int64"), "y": Next("x")}, capacity=300, steps=Transitions(n_step=3)

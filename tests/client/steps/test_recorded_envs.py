@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
-from gymnasium.wrappers import TimeLimit
 from replay_client import Column, InvalidArgumentError, Next, ServerUnavailableError, Table, Transitions, Writer
 from replay_client.gymnasium import RecordSteps
 from replay_proto.v1 import replay_pb2
@@ -80,18 +79,15 @@ def run(envs: Any, steps: int, rng: np.random.Generator, over: np.ndarray[Any, A
             envs.reset(options={"reset_mask": over})
 
 
-@pytest.mark.parametrize("is_nested", [False, True])
 @pytest.mark.parametrize("mode", AutoresetMode)
-def test_every_step_of_a_vector_environment_is_stored_once(
-    new_table: NewTable, mode: AutoresetMode, *, is_nested: bool
-) -> None:
-    table = new_table(columns=NESTED if is_nested else FLAT, steps=Transitions(1), backend="uniform", capacity=1000)
-    envs = numbered(mode, is_nested=is_nested)
+def test_every_step_of_a_vector_environment_is_stored_once(new_table: NewTable, mode: AutoresetMode) -> None:
+    table = new_table(columns=NESTED, steps=Transitions(1), backend="uniform", capacity=1000)
+    envs = numbered(mode, is_nested=True)
     with table.writer(streams=ENVS) as writer:
         recorded = RecordSteps(envs, writer)
         recorded.reset()
         run(recorded, 40, np.random.default_rng(1))
-        found = stored(table, writer, "obs/b" if is_nested else "obs")
+        found = stored(table, writer, "obs/b")
     assert found == [really_made(env) for env in envs.envs]
     assert {made.end for episodes in found for made in episodes} >= {
         replay_pb2.EPISODE_END_TRUNCATED,
@@ -123,31 +119,6 @@ def test_a_reset_in_the_middle_truncates_running_episodes(steps_table: Table, mo
         run(recorded, 4, rng)
         found = stored(steps_table, writer)
     assert found == [really_made(env) for env in envs.envs]
-
-
-def test_every_step_of_a_single_environment_is_stored_once(steps_table: Table) -> None:
-    env = NumberedEnv(1)
-    with steps_table.writer() as writer:
-        recorded = RecordSteps(env, writer)
-        for episode in range(10):
-            recorded.reset()
-            is_over = False
-            while not is_over:
-                _, _, terminated, truncated, _ = recorded.step(episode)
-                is_over = terminated or truncated or (episode == 4)
-        assert stored(steps_table, writer) == [really_made(env)]
-
-
-def test_a_time_limit_truncates(steps_table: Table) -> None:
-    env = NumberedEnv(1, is_endless=True)
-    with steps_table.writer(streams=2) as writer:
-        recorded = RecordSteps(TimeLimit(env, 3), writer[1])
-        for _ in range(2):
-            recorded.reset()
-            for _ in range(3):
-                recorded.step(1)
-            env.truncate()
-        assert stored(steps_table, writer) == [[], really_made(env)]
 
 
 def test_other_columns_are_given_for_the_next_step(new_table: NewTable) -> None:

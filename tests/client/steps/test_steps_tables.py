@@ -20,7 +20,6 @@ from replay_client import (
     Return,
     Sequences,
     Stack,
-    StepStats,
     Table,
     Transitions,
 )
@@ -28,7 +27,7 @@ from replay_client.torch import to_torch
 
 from tests.client.steps.comparing import places, stored_columns
 from tests.client.steps.oracle import Columns
-from tests.client.steps.planned_episodes import GOES_ON, TERMINATED, TRUNCATED, PlannedEpisode, anchors, drawn
+from tests.client.steps.planned_episodes import GOES_ON, TERMINATED, TRUNCATED, PlannedEpisode, drawn
 
 ALL_DATA_PATHS = True
 
@@ -86,17 +85,6 @@ def written(table: Table, columns: Columns, episodes: int = 6) -> dict[tuple[int
     return made
 
 
-def test_stats_count_rows_by_what_they_are(new_table: NewTable) -> None:
-    item = Transitions(3)
-    table = new_table(columns=TRANSITIONS, steps=item, backend="uniform", capacity=500)
-    made = written(table, TRANSITIONS)
-    closing = sum(episode.end != GOES_ON for episode in made.values())
-    expected = sum(len(anchors(TRANSITIONS, item, episode)) for episode in made.values())
-    rest = len(table) - closing - expected
-    assert table.stats().steps == StepStats(drawable=expected, pending=rest, broken=0, closing=closing)
-    assert table.describe().steps == table.steps
-
-
 def test_batches_of_long_sequences_are_requested_in_messages_that_the_server_allows(new_table: NewTable) -> None:
     """Each row of a window counts: 16 batches of 32 sequences together would be 41,000 rows, and 32,768 are allowed."""
     table = new_table(columns={"x": Column("int64")}, steps=Sequences(80), backend="uniform", capacity=1000)
@@ -106,22 +94,6 @@ def test_batches_of_long_sequences_are_requested_in_messages_that_the_server_all
     with table.sampler(32, prefetch=64) as sampler:
         for _ in range(100):
             assert next(sampler)["x"].shape == (32, 80)
-
-
-@pytest.mark.parametrize("steps_ago", [0, 1, 2])
-def test_priorities_of_the_writer_belong_to_steps(new_table: NewTable, steps_ago: int) -> None:
-    columns = {"x": Column("int64")}
-    table = new_table(columns=columns, steps=Transitions(2), capacity=500)
-    with table.writer(streams=2) as writer:
-        for step in range(6):
-            for stream in range(2):
-                priority = 10.0 * (stream + 1) + step - steps_ago if step >= steps_ago else None
-                writer[stream].append(x=step, priority=priority, steps_ago=steps_ago)
-        writer[0].end_episode(x=0, priorities=[14.0, 15.0])
-    rows = table.read(np.arange(13))
-    for stream, (first, steps) in enumerate([(10.0, 6), (20.0, 4)]):
-        mine = rows.priorities[rows.streams == writer[stream].number]
-        assert mine[:steps].tolist() == [first + step for step in range(steps)]
 
 
 def test_a_refused_step_leaves_the_priority_of_an_earlier_one(new_table: NewTable) -> None:
@@ -135,15 +107,6 @@ def test_a_refused_step_leaves_the_priority_of_an_earlier_one(new_table: NewTabl
         writer.append(x=2)
         writer.append(x=3, priority=6.0, steps_ago=2)
     assert table.read([0, 1]).priorities.tolist() == [5.0, 6.0]
-
-
-def test_equal_seeds_draw_equal_steps(new_table: NewTable) -> None:
-    drawn_keys = []
-    for seed in (7, 7, 8):
-        table = new_table(columns=TRANSITIONS, steps=Transitions(3), capacity=500, seed=seed)
-        written(table, TRANSITIONS)
-        drawn_keys.append([table.sample(16, beta=0.4).row_keys.tolist() for _ in range(3)])
-    assert drawn_keys[0] == drawn_keys[1] != drawn_keys[2]
 
 
 def test_draws_wait_for_as_many_drawable_steps_as_the_limiter_requires(new_table: NewTable) -> None:

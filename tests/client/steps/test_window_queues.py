@@ -13,15 +13,12 @@ from replay_client import (
     Batch,
     Column,
     DeadlineExceededError,
-    Discount,
     Mask,
     ReplayClient,
     ResourceExhaustedError,
-    Return,
     Sequences,
     Table,
     TableEmptyError,
-    Transitions,
 )
 from replay_proto.steps import Derived
 
@@ -75,27 +72,6 @@ def test_unrolls_go_out_in_the_order_in_which_they_became_complete(new_queue: Ne
     assert unrolls(table.sample(1)) == [[14]]
     with pytest.raises(TableEmptyError):
         table.sample(1)
-
-
-def test_transitions_overlap_and_go_out_once_each(new_queue: NewQueue) -> None:
-    columns = {"reward": Column("float32"), "sum": Return("reward"), "discount": Discount()}
-    table = new_queue(columns=columns, steps=Transitions(n_step=2, gamma=1.0))
-    with table.writer() as writer:
-        for step in range(4):
-            writer.append(reward=step)
-        writer.end_episode(terminated=True)
-    batch = table.sample(4)
-    assert batch["reward"].tolist() == [0, 1, 2, 3]
-    assert batch["sum"].tolist() == [1, 3, 5, 3]
-    assert batch["discount"].tolist() == [1, 1, 0, 0]
-
-
-@pytest.mark.parametrize("times", [1, 3])
-def test_each_unroll_is_repeated_before_the_next_one(new_queue: NewQueue, times: int) -> None:
-    table = new_queue(max_times_sampled=times)
-    write(table, range(12))
-    found = [unrolls(table.sample(1))[0][0] for _ in range(3 * times)]
-    assert found == [first for first in (0, 4, 8) for _ in range(times)]
 
 
 def test_a_draw_waits_for_its_last_unroll(new_queue: NewQueue) -> None:
@@ -172,16 +148,6 @@ def test_reading_and_statistics_take_nothing(new_queue: NewQueue) -> None:
     table.sample(1)
     assert table.stats().steps.drawable == 1  # type: ignore[union-attr]
     assert len(unrolls(table.sample(1))) == 1
-
-
-def test_a_reset_removes_what_waits(new_queue: NewQueue) -> None:
-    table = new_queue()
-    write(table, range(8))
-    table.reset()
-    with pytest.raises(TableEmptyError):
-        table.sample(1)
-    write(table, range(50, 54))
-    assert unrolls(table.sample(1)) == [[50, 51, 52, 53]]
 
 
 def test_a_sampler_delivers_all_of_them_in_order(new_queue: NewQueue) -> None:

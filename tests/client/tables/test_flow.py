@@ -14,7 +14,6 @@ import pytest
 from replay_client import (
     Column,
     DeadlineExceededError,
-    InvalidArgumentError,
     LimitedError,
     ReplayClient,
     ResourceExhaustedError,
@@ -50,37 +49,6 @@ def test_a_table_says_what_its_limit_is(client: ReplayClient, new_table: NewTabl
     assert (stands.inserted, stands.sampled, stands.difference) == (100, 10, 390.0)
     assert new_table().describe().rate_limit is None
     assert new_table().stats().rate_limiter is None
-
-
-@pytest.mark.parametrize(
-    ("given", "field"),
-    [
-        ({"min_size": 0}, "min_size"),
-        ({"min_size": 1001}, "min_size"),
-        ({"samples_per_insert": 1.0}, "error_buffer"),
-        ({"samples_per_insert": 1.0, "error_buffer": 0.5}, "error_buffer"),
-        ({"error_buffer": 0.5}, "error_buffer"),
-        ({"max_times_sampled": 0}, "max_times_sampled"),
-    ],
-)
-def test_what_cannot_be_is_refused(new_table: NewTable, given: dict[str, object], field: str) -> None:
-    with pytest.raises(InvalidArgumentError) as error:
-        new_table(**given)
-    assert error.value.metadata["field"] == field
-
-
-def test_a_sample_is_refused_waits_or_gives_up(new_table: NewTable) -> None:
-    table = new_table(min_size=5)
-    table.insert(rows(range(4)))
-    with pytest.raises(LimitedError) as limited:
-        table.sample(2, beta=0.4)
-    assert limited.value.metadata["waited_for"] == "rows"
-    with pytest.raises(DeadlineExceededError, match="4 of 5 rows"):
-        table.sample(2, beta=0.4, timeout_s=0.05)
-    waiting = threading.Timer(0.05, lambda: table.insert(rows([4])))
-    waiting.start()
-    assert len(table.sample(2, beta=0.4, timeout_s=30).row_keys) == 2
-    waiting.join()
 
 
 def test_a_large_insert_goes_in_as_the_limiter_allows(new_table: NewTable) -> None:

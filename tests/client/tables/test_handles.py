@@ -23,7 +23,6 @@ from replay_client import (
     Table,
     TableExistsError,
     TableNotFoundError,
-    TableReplacedError,
     UnauthenticatedError,
 )
 
@@ -90,22 +89,6 @@ def test_spawned_workers_are_given_the_table(table: Table) -> None:
         worker.join()
         assert worker.exitcode == 0
     assert sorted(table.read(range(50)).columns["number"].tolist()) == list(range(50))
-
-
-def test_a_table_that_was_made_anew_meanwhile_is_another_one(client: ReplayClient, table: Table) -> None:
-    packed = pickle.dumps(table)
-    table.drop()
-    again = client.create_table(table.name, columns=COLUMNS, capacity=1000)
-    again.insert(rows([1]))
-    arrived: Table = pickle.loads(packed)
-    attempts: list[Callable[[], object]] = [
-        lambda: arrived.insert(rows([1])),
-        lambda: arrived.sample(1, beta=0.4),
-        arrived.size,
-    ]
-    for attempt in attempts:
-        with pytest.raises(TableReplacedError):
-            attempt()
 
 
 @pytest.fixture

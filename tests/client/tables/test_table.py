@@ -11,7 +11,6 @@ from replay_client import (
     Column,
     DeadlineExceededError,
     InvalidArgumentError,
-    ReplayClient,
     ResourceExhaustedError,
     Table,
     TableEmptyError,
@@ -22,13 +21,6 @@ from tests.client.numbered import assert_whole, rows
 ALL_DATA_PATHS = True
 
 NewTable = Callable[..., Table]
-
-
-def test_keys_count_the_rows_inserted(table: Table) -> None:
-    first, second = table.insert(rows(range(5))), table.insert(rows(range(3)))
-    assert first.dtype == np.int64
-    assert first.tolist() == [0, 1, 2, 3, 4]
-    assert second.tolist() == [5, 6, 7]
 
 
 def test_rows_come_back_as_they_went(table: Table) -> None:
@@ -140,13 +132,6 @@ def test_nested_observations_are_columns_of_their_own(new_table: NewTable) -> No
     np.testing.assert_array_equal(again["obs/arm/1"], rows_read["obs/arm/1"])
 
 
-def test_updates_count_distinct_live_rows(table: Table) -> None:
-    table.insert(rows(range(4)))
-    result = table.update_priorities([0, 0, 1, 77, -1, 77], [9.0, 5.0, 2.0, 1.0, 1.0, 1.0])
-    assert (result.updated, result.stale) == (2, 3)
-    assert table.read([0, 1]).priorities.tolist() == [5.0, 2.0]
-
-
 @pytest.mark.parametrize(
     ("keys", "priorities", "field"),
     [
@@ -211,21 +196,6 @@ def test_reset_takes_the_rows_and_leaves_the_table(table: Table) -> None:
     assert table.reset() == 5
     assert table.describe().size == 0
     assert table.insert(rows([1])).tolist() == [5]
-
-
-def test_a_seeded_table_repeats_its_draws(client: ReplayClient, new_table: NewTable) -> None:
-    drawn = []
-    for name in ("seeded-1", "seeded-2"):
-        table = new_table(name=name, seed=11)
-        table.insert(rows(range(50)))
-        drawn.append([table.sample(16, beta=0.4).row_keys.tolist() for _ in range(3)])
-    assert drawn[0] == drawn[1]
-
-
-def test_new_rows_take_the_largest_priority(table: Table) -> None:
-    table.insert(rows([1, 2]), priorities=[2.0, 9.0])
-    keys = table.insert(rows([3]))
-    assert table.read(keys).priorities.tolist() == [9.0]
 
 
 def test_the_table_shows_what_it_is(table: Table) -> None:

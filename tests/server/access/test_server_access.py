@@ -19,7 +19,6 @@ from replay_client import (
     ReplayClient,
     UnauthenticatedError,
 )
-from replay_client.security import token_metadata
 from replay_proto.access.exposure import ExposedError, Protection, check_exposure, is_loopback
 from replay_proto.access.tokens import REFRESH_S
 from replay_proto.v1 import replay_pb2, replay_pb2_grpc
@@ -166,20 +165,6 @@ def test_a_token_that_is_added_is_known_soon(client_of: ClientOf, tokens: Path, 
     assert new not in server.wait_for_log("tokens.toml has changed and was read again")
 
 
-def test_a_stream_keeps_to_the_table_it_may_touch(server: ServerProcess, client_of: ClientOf) -> None:
-    client_of(ALL).create_table(NAME, columns=COLUMNS, capacity=10).insert({"x": [1]})
-    client_of(OTHER).create_table("other-table", columns=COLUMNS, capacity=10).insert({"x": [2]})
-    first = replay_pb2.LearnRequest(table=NAME, draw=replay_pb2.Draw(batch_size=1))
-    second = replay_pb2.LearnRequest(table="other-table", draw=replay_pb2.Draw(batch_size=1))
-    with grpc.insecure_channel(server.address) as channel:
-        stub = replay_pb2_grpc.ReplayServiceStub(channel)
-        answers = stub.Learn(iter([first, first, second]), metadata=token_metadata(READ))
-        assert next(answers).batches
-        assert next(answers).batches
-        with refused("PERMISSION_DENIED", table="other-table", right="read"):
-            next(answers)
-
-
 def test_metadata_that_is_no_token_is_refused(server: ServerProcess) -> None:
     with grpc.insecure_channel(server.address) as channel:
         stub = replay_pb2_grpc.ReplayServiceStub(channel)
@@ -278,14 +263,6 @@ def test_where_anybody_could_call_other_machines_are_kept_out(tls: bool, caplog:
     with pytest.raises(ExposedError, match="anyone could read and delete everything") as refusal:
         check_exposure("0.0.0.0", nothing, insecure=False)
     assert ("TLS alone encrypts, but admits everyone" in str(refusal.value)) == tls
-
-
-def test_a_server_with_tls_alone_does_not_listen_beyond_this_machine(tmp_path: Path) -> None:
-    certified = Authority(tmp_path / "ca").certify("server")
-    ended = run_to_its_end("--host", "0.0.0.0", *tls_flags(certified), "--memory-dir", str(tmp_path / "memory"))
-    assert ended.returncode == 2
-    for part in ("TLS alone encrypts, but admits everyone", "--tokens", "--tls-client-ca", "--insecure"):
-        assert part in ended.stderr
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])

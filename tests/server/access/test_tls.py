@@ -43,11 +43,6 @@ def gets_in(server: ServerProcess, tls: Tls | None, token: str | None = None) ->
     return True
 
 
-def test_a_client_that_trusts_the_authority_gets_in(start_server: StartServer, authority: Authority) -> None:
-    server = start_server(*tls_flags(authority.certify("server")))
-    assert gets_in(server, authority.tls())
-
-
 def test_rows_travel_in_all_ways_over_tls(start_server: StartServer, authority: Authority) -> None:
     server = start_server(*tls_flags(authority.certify("server")))
     with ReplayClient(server.address, tls=authority.tls(), same_host=False) as client:

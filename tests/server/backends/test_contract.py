@@ -50,14 +50,6 @@ def test_a_fraction_that_was_rounded_up_to_one_draws_a_row_all_the_same(backend:
     ring.draw([1.0, LAST_FRACTION])
 
 
-def test_rows_of_zero_mass_are_never_drawn(backend: str) -> None:
-    ring = IndexedRing(backend, capacity=30, given={"epsilon": 0.0} if backend == "sum_tree" else {})
-    priorities = np.zeros(30)
-    priorities[[3, 17]] = 1e-9, 1e9
-    ring.insert(priorities)
-    ring.draw(np.concatenate([[0.0, 1e-300, LAST_FRACTION, 1.0], np.random.default_rng(0).random(500)]))
-
-
 def test_rows_are_drawn_evenly_when_all_priorities_are_zero_and_nothing_is_added(backend: str) -> None:
     ring = IndexedRing(backend, capacity=8, given={"epsilon": 0.0, "alpha": 1.0} if backend == "sum_tree" else {})
     ring.insert(np.zeros(12))
@@ -67,46 +59,12 @@ def test_rows_are_drawn_evenly_when_all_priorities_are_zero_and_nothing_is_added
         np.testing.assert_array_equal(drawn.probabilities, 1 / 8)
 
 
-def test_the_largest_and_smallest_priorities_are_those_of_live_rows(backend: str) -> None:
-    ring = IndexedRing(backend, capacity=200, slack=20)
-    for seed in range(10):
-        ring.insert(exponential(30, seed))
-        ring.update(sorted(ring.truth)[:10], exponential(10, 50 + seed) * 0.1)
-        assert ring.index.largest_priority == max(ring.truth.values())
-        assert ring.index.smallest_priority == min(ring.truth.values())
-
-
-def test_an_empty_index_has_no_mass_and_no_priorities(backend: str) -> None:
-    ring = IndexedRing(backend, capacity=5)
-    for _ in range(2):
-        assert (ring.index.total_mass, ring.index.largest_priority, ring.index.smallest_priority) == (0.0, 0.0, 0.0)
-        ring.insert([1.0, 2.0])
-        ring.reset()
-
-
-@pytest.mark.parametrize("priority", [0.0, 1.0, 1e-300, 1e300])
-def test_equal_priorities_are_kept_apart_by_nothing_but_their_keys(backend: str, priority: float) -> None:
-    ring = IndexedRing(backend, capacity=300, slack=30)
-    for _ in range(3):
-        ring.insert(np.full(250, priority))
-        ring.draw(ring.expected().middles())
-        ring.update_all(np.full(len(ring.truth), priority))
-
-
 def test_priorities_may_span_everything_a_float_can_hold(backend: str) -> None:
     ring = IndexedRing(backend, capacity=300, slack=30)
     exponents = np.random.default_rng(1).uniform(-300, 300, size=400)
     ring.insert(10.0**exponents)
     ring.draw(np.random.default_rng(2).random(1000))
     assert ring.index.total_mass == pytest.approx(ring.expected().total_mass, rel=1e-12)
-
-
-def test_the_smallest_probability_is_that_of_the_least_probable_row(backend: str) -> None:
-    ring = IndexedRing(backend, capacity=77)
-    for seed in range(20):
-        ring.insert(exponential(9, seed))
-        smallest = ring.index.smallest_probability(ring.live)
-        assert smallest == pytest.approx(ring.expected().smallest_probability, rel=1e-12)
 
 
 def test_masses_by_rank_are_those_that_rows_are_drawn_by(backend: str) -> None:
@@ -118,16 +76,6 @@ def test_masses_by_rank_are_those_that_rows_are_drawn_by(backend: str) -> None:
     expected = ring.expected()
     probabilities = expected.probabilities[expected.places(np.array(keys))]
     np.testing.assert_allclose(masses / ring.index.total_mass, probabilities, rtol=1e-12)
-
-
-def test_an_index_rebuilt_from_the_priority_array_draws_as_before(backend: str) -> None:
-    ring = IndexedRing(backend, capacity=150, slack=10)
-    ring.insert(exponential(400))
-    ring.update(sorted(ring.truth)[20:60], exponential(40, seed=9))
-    fractions = np.random.default_rng(3).random(300)
-    before = ring.draw(fractions)
-    ring.rebuild()
-    np.testing.assert_array_equal(ring.draw(fractions).keys, before.keys)
 
 
 def test_rebuilding_buries_rows_that_are_not_live_any_more(backend: str) -> None:

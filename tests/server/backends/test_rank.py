@@ -86,13 +86,6 @@ def test_a_ring_of_a_million_rows_inserted_does_not_outgrow_its_pools() -> None:
         check_index(ring.index)
 
 
-def test_updating_rows_to_the_priority_they_have_changes_nothing() -> None:
-    ring = IndexedRing("rank", capacity=100)
-    ring.insert(np.arange(100, dtype=np.float64))
-    ring.update_all(list(ring.truth.values()))
-    require_exact_ranks(ring)
-
-
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.6, 1.0, 1.7])
 def test_sums_of_powers_are_as_exact_as_a_float_can_be(alpha: float) -> None:
     count = 20_000
@@ -147,14 +140,6 @@ def test_ranks_without_any_mass_are_never_drawn_and_not_the_least_probable(alpha
 def test_it_takes_at_most_60_bytes_per_row() -> None:
     rows = 1_000_000
     assert nbytes(RankIndex(RankParameters(), np.zeros(rows))) / rows <= 60
-
-
-def test_check_finds_a_row_that_is_ranked_by_another_priority() -> None:
-    ring = IndexedRing("rank", capacity=10)
-    ring.insert(np.ones(10))
-    ring.priorities[3] = 7.0
-    with pytest.raises(AssertionError, match="their own priorities"):
-        check_index(ring.index)
 
 
 def test_the_largest_ring_has_no_more_rows_than_the_tree_can_count() -> None:

@@ -13,7 +13,7 @@ from replay_server.backends.index import LEAST_PROBABILITY
 from replay_server.backends.sum_tree import MASS_LIMIT
 
 from tests.server.backends.indexed_ring import IndexedRing
-from tests.support.invariants import check_index, nbytes
+from tests.support.invariants import nbytes
 
 
 def pairwise_sum(masses: NDArray[np.float64]) -> float:
@@ -119,11 +119,3 @@ def test_an_epsilon_that_alone_passes_the_limit_is_refused() -> None:
 def test_it_takes_at_most_32_bytes_per_row() -> None:
     rows = 1_000_000
     assert nbytes(SumTree(SumTreeParameters(), np.zeros(rows))) / rows <= 32
-
-
-def test_check_names_the_invariant_that_is_broken() -> None:
-    ring = IndexedRing("sum_tree", 10)
-    ring.insert(np.ones(10))
-    ring.priorities[3] = 7.0
-    with pytest.raises(AssertionError, match="masses and their sums"):
-        check_index(ring.index)

@@ -26,7 +26,6 @@ from replay_server.storage.table_config import TableConfig
 from tests.server.lifecycle.test_restart import lived_in
 from tests.support.caller import Caller
 from tests.support.deadlines import wait_until
-from tests.support.flow import rate_limiter
 from tests.support.refusals import refused
 from tests.support.rows import WHOLE
 from tests.support.server_process import ServerProcess, run_to_its_end
@@ -109,55 +108,6 @@ def test_a_million_rows_are_copied_and_restored(caller: Caller, start_server: St
     assert again.read(keys).values.tolist() == keys.tolist()
     assert again.read(keys).priorities.tolist() == (1.0 + keys % 100_000 % 7).tolist()
     assert again.stats().total_mass == table.stats().total_mass
-
-
-@pytest.mark.parametrize("durability", ["process", "power"])
-def test_an_insert_counts_once_over_a_restore(
-    caller: Caller, start_server: StartServer, call: Call, tmp_path: Path, durability: str
-) -> None:
-    table = caller.create()
-    for sequence in range(1, 6):
-        table.insert([sequence], writer_id=WRITER, sequence=sequence)
-    flags = ("--data-dir", str(tmp_path / "data"), "--durability", durability)
-    again = table.through(call(start_server(*flags, "--restore", caller.checkpoint().directory)))
-    assert again.insert([5], writer_id=WRITER, sequence=5).tolist() == [4]
-    with refused("SEQUENCE_GAP", expected=6):
-        again.insert([7], writer_id=WRITER, sequence=7)
-    assert again.insert([6], writer_id=WRITER, sequence=6).tolist() == [5]
-    assert again.read(range(6)).values.tolist() == [1, 2, 3, 4, 5, 6]
-
-
-@pytest.mark.parametrize("durability", ["process", "power"])
-def test_a_restored_limiter_goes_on_as_if_nothing_had_happened(
-    caller: Caller, start_server: StartServer, call: Call, tmp_path: Path, durability: str
-) -> None:
-    table = caller.create(capacity=1000, rate_limiter=rate_limiter(1, 8.0, 100.0))
-    for first in range(0, 490, 10):
-        table.insert(range(first, first + 10), wait_s=0.0)
-        table.sample(80)
-    table.insert(range(490, 500), wait_s=0.0)
-    flags = ("--data-dir", str(tmp_path / "data"), "--durability", durability)
-    again = table.through(call(start_server(*flags, "--restore", caller.checkpoint().directory)))
-    limiter = again.stats().rate_limiter
-    assert (limiter.inserted, limiter.sampled, limiter.difference) == (500, 3920, 80.0)
-    for each in (table, again):
-        assert each.insert(range(3), wait_s=0.0).tolist() == [500, 501, 502]
-        with refused("LIMITED", waited_for="inserts"):
-            each.insert([3], wait_s=0.0)
-        each.sample(196)
-        with refused("LIMITED", waited_for="samples"):
-            each.sample(1)
-
-
-def test_a_restored_queue_delivers_no_row_again(caller: Caller, start_server: StartServer, call: Call) -> None:
-    table = caller.create(backend="fifo", parameters={"max_times_sampled": 3})
-    table.insert(range(2))
-    assert table.sample(2).keys.tolist() == [0, 0]
-    made = caller.checkpoint()
-    for each in (table, table.through(call(start_server("--restore", made.directory)))):
-        assert each.sample(4).keys.tolist() == [0, 1, 1, 1]
-        with refused("TABLE_EMPTY"):
-            each.sample(1)
 
 
 def test_a_restored_table_outlives_its_server(

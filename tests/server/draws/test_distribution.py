@@ -127,15 +127,6 @@ def situation(request: pytest.FixtureRequest, new_table: NewTable) -> Situation:
     return Situation.of(table)
 
 
-def test_the_probabilities_reported_are_those_of_the_formula(situation: Situation) -> None:
-    for mode in (STRATIFIED, INDEPENDENT):
-        batch = situation.table.sample(2000, draw_mode=mode)
-        np.testing.assert_allclose(batch.probabilities, situation.probability_of(batch.keys), rtol=1e-12)
-        positive = situation.exact[situation.exact > 0]
-        assert batch.batch.smallest_probability == pytest.approx(positive.min(), rel=1e-12)
-        assert batch.batch.size == len(situation.keys)
-
-
 def test_independent_draws_have_the_exact_distribution(situation: Situation) -> None:
     batches = [situation.table.sample(MOST_DRAWS, draw_mode=INDEPENDENT) for _ in range(2)]
     keys = np.concatenate([batch.keys for batch in batches])
@@ -211,31 +202,10 @@ def test_stratified_batches_come_shuffled(situation: Situation) -> None:
     assert abs(correlation.statistic) < 4 / np.sqrt(4000)
 
 
-def test_stratification_spreads_a_batch_more_evenly_than_chance(new_table: NewTable) -> None:
-    """With one draw from each of 97 segments of 97 equal rows, each row is drawn about once, at most three times."""
-    table = new_table(capacity=CAPACITY, backend="uniform", seed=5)
-    table.insert(np.arange(CAPACITY))
-    stratified = np.array([np.bincount(table.sample(CAPACITY).keys, minlength=CAPACITY) for _ in range(20)])
-    independent = np.array(
-        [np.bincount(table.sample(CAPACITY, draw_mode=INDEPENDENT).keys, minlength=CAPACITY) for _ in range(20)]
-    )
-    assert stratified.max() <= 3
-    assert stratified.var() < 0.5 * independent.var()
-
-
 # Weights.
 
 
 BETAS_AND_MODES = list(itertools.product([0.0, 0.4, 1.0, 2.5], [STRATIFIED, INDEPENDENT]))
-
-
-def test_weights_over_the_largest_of_the_batch(situation: Situation) -> None:
-    for beta, mode in BETAS_AND_MODES:
-        batch = situation.table.sample(64, beta=beta, weight_norm=BATCH, draw_mode=mode)
-        chosen = situation.probability_of(batch.keys)
-        expected = formulas.weights(chosen, chosen.min(), len(situation.keys), beta)
-        np.testing.assert_allclose(batch.weights, expected, rtol=1e-6)
-        assert batch.weights.max() == 1.0
 
 
 def test_each_batch_of_a_request_has_its_own_largest_weight(situation: Situation) -> None:
@@ -260,51 +230,6 @@ def test_weights_over_the_largest_of_the_table(situation: Situation) -> None:
 
 def test_weights_are_over_the_batch_unless_something_else_is_asked_for(situation: Situation) -> None:
     assert situation.table.sample(4, beta=1.0).weights.max() == 1.0
-
-
-@dataclass(frozen=True)
-class WeightedValue:
-    """The weighted value of a row drawn at beta 1 with the table's norm, as a random variable.
-
-    Up to a factor, its mean is that of a uniform draw (section 3.4): the sum over i of P(i) * (P_least / P(i)) * x(i)
-    is P_least * sum x(i). Rows without mass are never drawn, so the sum excludes them.
-    """
-
-    of: NDArray[np.float64]
-    mean: float
-    variance: float
-
-    @classmethod
-    def in_situation(cls, situation: Situation) -> WeightedValue:
-        """Assign values between 1 and 3 to the rows."""
-        x = np.sin(situation.values * 0.7) + 2.0
-        drawable = situation.exact > 0
-        exact, least = situation.exact[drawable], situation.exact[drawable].min()
-        mean = least * x[drawable].sum()
-        return cls(x, mean, float((exact * (least / exact * x[drawable]) ** 2).sum() - mean**2))
-
-    def check(self, mean: float, draws: int) -> None:
-        """Check that the mean of this many draws is within 5 standard errors, plus float32 rounding of the weights."""
-        assert abs(mean - self.mean) < 5 * np.sqrt(self.variance / draws) + 1e-6 * self.mean
-
-
-def test_means_weighted_at_beta_1_are_unbiased(situation: Situation) -> None:
-    weighted, means = WeightedValue.in_situation(situation), []
-    for _ in range(2):
-        batch = situation.table.sample(MOST_DRAWS, beta=1.0, weight_norm=TABLE, draw_mode=INDEPENDENT)
-        means.append((batch.weights * weighted.of[batch.keys - situation.keys[0]]).mean())
-    weighted.check(float(np.mean(means)), 2 * MOST_DRAWS)
-
-
-def test_means_weighted_at_beta_1_are_unbiased_over_stratified_batches(situation: Situation) -> None:
-    """Their variance is at most that of independent draws."""
-    weighted, means = WeightedValue.in_situation(situation), []
-    stream = LearnStream(situation.table)
-    for _ in range(4):
-        _, batches = stream.ask(draw=make_draw(50, beta=1.0, weight_norm=TABLE), batches=100)
-        means += [(batch.weights * weighted.of[batch.keys - situation.keys[0]]).mean() for batch in batches]
-    stream.close()
-    weighted.check(float(np.mean(means)), 50 * len(means))
 
 
 # Other transports.

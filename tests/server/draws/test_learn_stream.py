@@ -229,22 +229,6 @@ def test_requests_behind_one_that_waits_are_answered_after_it(table: CalledTable
     stream.close()
 
 
-def test_a_wait_that_is_too_long_ends_the_stream(table: CalledTable) -> None:
-    stream = LearnStream(table)
-    stream.send(draw=make_draw(5, wait_s=0.05))
-    with refused("WAITED_TOO_LONG", table=table.name):
-        stream.receive()
-    assert table.stats().waiting == 0
-
-
-@wire_only
-def test_a_draw_from_an_empty_table_without_a_wait_ends_the_stream(table: CalledTable) -> None:
-    stream = LearnStream(table)
-    stream.send(draw=make_draw(5))
-    with refused("TABLE_EMPTY", table=table.name):
-        stream.receive()
-
-
 def test_a_table_that_is_dropped_sends_away_those_who_wait(new_table: NewTable) -> None:
     table = new_table()
     learners = [LearnStream(table) for _ in range(5)]
@@ -267,17 +251,6 @@ def test_a_table_that_is_made_anew_is_not_the_one_that_was_waited_for(new_table:
     new_table(table.name).insert([1])
     with pytest.raises(grpc.RpcError):
         nameless.receive()
-
-
-@wire_only
-def test_a_reset_sends_those_who_wait_away(table: CalledTable) -> None:
-    stream = LearnStream(table)
-    stream.send(draw=make_draw(5, wait_s=CALL_TIMEOUT_S))
-    wait_until(lambda: table.stats().waiting == 1, "the draw waits")
-    table.reset()
-    with refused("TABLE_RESET", table=table.name):
-        stream.receive()
-    assert table.stats().waiting == 0
 
 
 def test_a_stream_of_a_table_that_was_replaced_learns_it(new_table: NewTable) -> None:

@@ -111,35 +111,6 @@ def test_each_row_is_drawn_so_often_and_then_no_more(
     assert (described.size, described.config.backend.parameters["max_times_sampled"]) == (600, times)
 
 
-def test_rows_that_had_their_last_draw_can_be_read_and_are_stale(new_table: NewTable) -> None:
-    table = new_table(parameters={"max_times_sampled": 1}, capacity=10)
-    table.insert(np.arange(4))
-    gone = int(table.sample(1).keys[0])
-    rest = [key for key in range(4) if key != gone]
-    answer = table.update(np.arange(4), np.ones(4))
-    assert (answer.updated, answer.stale) == (3, 1)
-    read = table.read(np.arange(4))
-    assert read.keys.tolist() == [0, 1, 2, 3]
-    assert np.flatnonzero(~np.isnan(read.priorities)).tolist() == rest
-    assert sorted(table.sample(3).keys.tolist()) == rest
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_rows_that_had_their_last_draw_are_out_after_a_restart(tmp_path: Path, backend: str) -> None:
-    schema = Schema({"value": Column("int64")})
-    config = TableConfig("limited", schema, 100, backend, {"max_times_sampled": 1}, seed=5)
-    table = Table(TableDirectory.create(tmp_path, config))
-    table.insert(NewRows({"value": np.arange(20)}, 20), None)
-    table.hand_out(table.draw_at(Draw(12, beta=1.0), table.draws.choose_points(Draw(12, beta=1.0), 1)))
-    gone = np.isnan(table.priorities(np.arange(20), of_others=np.nan))
-    table.close()
-    again = Table(TableDirectory.open(tmp_path / "limited"))
-    assert (again.size, again.drawable, gone.sum()) == (20, 8, 12)
-    (batch,) = again.draw_at(Draw(8, beta=1.0), again.draws.choose_points(Draw(8, beta=1.0), 1))
-    assert sorted(batch.keys.tolist()) == np.flatnonzero(~gone).tolist()
-    again.close()
-
-
 def test_a_draw_waits_for_rows_with_draws_left(new_table: NewTable) -> None:
     table = new_table(parameters={"max_times_sampled": 2}, capacity=10)
     table.insert(np.arange(2))

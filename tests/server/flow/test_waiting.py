@@ -330,6 +330,19 @@ def test_the_limiter_counts_who_only_says_that_a_copy_was_overtaken(even: Called
     assert even.stats().overtaken == 0
 
 
+def test_over_a_long_run_each_row_is_sampled_so_often(new_table: NewTable) -> None:
+    table = new_table(capacity=500, rate_limiter=rate_limiter(50, 4.0, 100.0))
+    inserts = [table.begin_insert(range(20)) for _ in range(50)]
+    draws = [table.begin_sample(64, CALL_TIMEOUT_S) for _ in range(60)]
+    for draw in draws:
+        draw.result()
+    for insert in inserts:
+        insert.result()
+    stands = table.stats().rate_limiter
+    assert (stands.inserted, stands.sampled) == (1000, 3840)
+    assert 100.0 <= stands.difference <= 300.0
+
+
 @pytest.fixture
 def blocked(even: CalledTable) -> Iterator[tuple[CalledTable, list[Callable[[], object]]]]:
     """A table with waiting inserts of both kinds, and functions that return their outcomes."""
@@ -400,32 +413,6 @@ def test_a_server_that_ends_sends_those_who_wait_away_without_effect(
     assert again.read(again.live_keys()).values.tolist() == list(range(15))
     again.sample(5)
     assert again.insert([1, 2], writer_id=WRITER, sequence=1).tolist() == [15, 16]
-
-
-@pytest.mark.parametrize("end", ["terminate", "kill"])
-def test_the_limiter_goes_on_where_it_was_after_a_restart(
-    start_server: StartServer, call: Call, tmp_path: object, end: str
-) -> None:
-    server = start_server("--data-dir", f"{tmp_path}/data")
-    table = call(server).create(capacity=12, rate_limiter=rate_limiter(10, 2.0, 8.0))
-    table.insert(range(10))
-    table.reset()
-    table.insert(range(12))
-    table.sample(10)
-    table.insert([12, 13])
-    before = table.stats().rate_limiter
-    getattr(server, end)()
-    server.restart()
-    again = call(server).table(table.name)
-    assert again.stats().rate_limiter == before
-    assert (before.inserted, before.sampled, before.difference) == (14, 10, 18.0)
-    with refused("LIMITED", waited_for="samples"):
-        again.sample(7)
-    again.sample(6)
-    for value in range(8):
-        again.insert([value], wait_s=0.0)
-    with refused("LIMITED", waited_for="inserts"):
-        again.insert([8], wait_s=0.0)
 
 
 def test_too_many_bytes_that_wait_are_refused(start_server: StartServer, call: Call) -> None:

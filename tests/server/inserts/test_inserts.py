@@ -47,81 +47,30 @@ def test_a_table_can_be_named_without_its_uid(table: CalledTable) -> None:
     assert table.stub.Insert(request).table_uid == table.uid
 
 
-# Rule 3: new rows get the largest live priority.
+# Rule 3: new rows get the largest live priority. `test_table_machine.py` has its oracle.
+
+
+def test_new_rows_take_the_largest_priority_in_every_piece_of_a_long_request(new_table: NewTable) -> None:
+    table = new_table(capacity=300)
+    table.insert(range(1), [9.0])
+    table.insert(range(1000))
+    assert set(table.read(table.live_keys()).priorities) == {9.0}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-class TestNewRows:
-    def test_take_1_in_an_empty_table(self, new_table: NewTable, backend: str) -> None:
-        table = new_table(backend=backend)
-        table.insert(range(3))
-        assert table.read(range(3)).priorities.tolist() == [1.0, 1.0, 1.0]
-
-    def test_take_the_largest_live_priority(self, new_table: NewTable, backend: str) -> None:
-        table = new_table(backend=backend)
-        table.insert(range(3), [0.25, 7.5, 3.0])
-        table.insert(range(2))
-        assert table.read([3, 4]).priorities.tolist() == [7.5, 7.5]
-
-    def test_take_a_largest_priority_that_is_below_1(self, new_table: NewTable, backend: str) -> None:
-        table = new_table(backend=backend)
-        table.insert(range(3), [0.25, 0.125, 0.0])
-        table.insert(range(1))
-        assert table.read([3]).priorities.tolist() == [0.25]
-
-    def test_take_1_when_all_live_priorities_are_0(self, new_table: NewTable, backend: str) -> None:
-        table = new_table(backend=backend)
-        table.insert(range(3), np.zeros(3))
-        table.insert(range(1))
-        assert table.read([3]).priorities.tolist() == [1.0]
-
-    def test_take_1_after_a_reset(self, new_table: NewTable, backend: str) -> None:
-        table = new_table(backend=backend)
-        table.insert(range(3), [9.0, 9.0, 9.0])
-        table.reset()
-        table.insert(range(1))
-        assert table.read([3]).priorities.tolist() == [1.0]
-
-    def test_follow_an_update_that_lowers_the_largest(self, new_table: NewTable, backend: str) -> None:
-        table = new_table(backend=backend)
-        table.insert(range(3), [9.0, 2.0, 4.0])
-        table.update([0], [3.0])
-        table.insert(range(1))
-        assert table.read([3]).priorities.tolist() == [4.0]
-
-    def test_forget_the_priority_of_rows_that_were_evicted(self, new_table: NewTable, backend: str) -> None:
-        table = new_table(backend=backend, capacity=4)
-        table.insert(range(1), [9.0])
-        table.insert(range(4), [1.0, 2.0, 3.0, 2.0])
-        table.insert(range(1))
-        assert table.read([5]).priorities.tolist() == [3.0]
-
-    def test_take_a_largest_priority_that_they_evict_themselves(self, new_table: NewTable, backend: str) -> None:
-        """The largest priority is read once per request, before anything is written."""
-        table = new_table(backend=backend, capacity=4)
-        table.insert(range(4), [9.0, 1.0, 2.0, 3.0])
-        table.insert(range(4))
-        assert table.read(range(4, 8)).priorities.tolist() == [9.0] * 4
-
-    def test_take_it_in_every_piece_of_a_long_request(self, new_table: NewTable, backend: str) -> None:
-        table = new_table(backend=backend, capacity=300)
-        table.insert(range(1), [9.0])
-        table.insert(range(1000))
-        assert set(table.read(table.live_keys()).priorities) == {9.0}
-
-    def test_keep_the_priority_that_came_with_them(self, new_table: NewTable, backend: str) -> None:
-        table = new_table(backend=backend)
-        given = [0.0, 5e-324, 1e-12, 0.1, 1.0, 1e300]
-        table.insert(range(6), given)
-        assert table.read(range(6)).priorities.tolist() == given
+def test_new_rows_keep_the_priority_that_came_with_them(new_table: NewTable, backend: str) -> None:
+    table = new_table(backend=backend)
+    given = [0.0, 5e-324, 1e-12, 0.1, 1.0, 1e300]
+    table.insert(range(6), given)
+    assert table.read(range(6)).priorities.tolist() == given
 
 
 # Rule 6: more rows than fit.
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("capacity", [1, 10, 64, 100, 5000])
-@pytest.mark.parametrize("more", [0, 1, 63, 64, 65, 1000])
+@pytest.mark.parametrize("capacity", [1, 64, 5000])
+@pytest.mark.parametrize("more", [0, 65, 1000])
 def test_of_more_rows_than_fit_all_get_keys_and_the_last_are_kept(
     new_table: NewTable, backend: str, capacity: int, more: int
 ) -> None:

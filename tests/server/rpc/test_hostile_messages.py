@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,6 +38,7 @@ from tests.support.wire import (
     varint,
 )
 from tests.support.wire_runs import one_run
+from tools.faults.mutations import mutated
 
 DIFFERENTLY_READ = ("Insert", "Learn", "Stats")
 """Methods that represent all others: a message with rows, one on a stream, and a plain one."""
@@ -224,38 +226,15 @@ def test_random_bytes_are_answered_or_refused(hostile_caller: Caller, method: st
     assert_usable(victim)
 
 
-@st.composite
-def damages(draw: st.DrawFn) -> Callable[[bytes], bytes]:
-    """Functions that damage a message; positions are fractions of its length."""
-    place, other = draw(st.floats(0, 1)), draw(st.floats(0, 1))
-    new = draw(st.binary(min_size=1, max_size=9))
-    kind = draw(st.sampled_from(["replace", "insert", "remove", "repeat", "swap"]))
-
-    def damage(message: bytes) -> bytes:
-        first, second = sorted((round(place * len(message)), round(other * len(message))))
-        start, middle, end = message[:first], message[first:second], message[second:]
-        return {
-            "replace": start + new + message[first + len(new) :],
-            "insert": start + new + message[first:],
-            "remove": start + end,
-            "repeat": start + middle + middle + end,
-            "swap": start + end + middle,
-        }[kind]
-
-    return damage
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_damaged_messages_are_answered_or_refused(hostile_caller: Caller, method: str) -> None:
     victim = make_victim(hostile_caller)
 
     @examples_of(method)
-    @given(st.lists(damages(), min_size=1, max_size=3))
-    def try_damages(several: list[Callable[[bytes], bytes]]) -> None:
+    @given(st.integers(0, 2**32))
+    def try_damages(seed: int) -> None:
         nonlocal victim
-        message = good_request(method, victim).SerializeToString()
-        for damage in several:
-            message = damage(message)
+        message = mutated(good_request(method, victim).SerializeToString(), random.Random(seed))
         if send(victim, method, message):
             victim = make_victim(hostile_caller)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
 from collections.abc import Callable
@@ -36,9 +35,8 @@ def test_a_new_table_has_figures_of_nothing(table: CalledTable) -> None:
     assert stats.bytes > 0
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_counters_add_up_exactly(new_table: NewTable, backend: str) -> None:
-    table = new_table(backend=backend, capacity=50)
+def test_counters_add_up_exactly(new_table: NewTable) -> None:
+    table = new_table(capacity=50)
     writer = b"0123456789abcdef"
     table.insert(range(30))
     table.insert(range(40), writer_id=writer, sequence=1)
@@ -60,25 +58,6 @@ def test_counters_add_up_exactly(new_table: NewTable, backend: str) -> None:
     table.reset()
     after = table.stats()
     assert (after.evicted, after.table.inserted, after.sampled) == (70, 70, 43)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_masses_and_extremes_are_those_of_the_live_rows(new_table: NewTable, backend: str) -> None:
-    table = new_table(backend=backend, capacity=60)
-    random = np.random.default_rng(0)
-    for first in range(0, 200, 40):
-        table.insert(range(first, first + 40), random.exponential(size=40))
-        rows = table.read(table.live_keys())
-        stats = table.stats()
-        assert stats.largest_priority == rows.priorities.max()
-        assert stats.smallest_priority == rows.priorities.min()
-        if backend == "sum_tree":
-            assert stats.total_mass == pytest.approx(((rows.priorities + 1e-6) ** 0.6).sum(), rel=1e-12)
-        elif backend == "rank":
-            ranks = np.arange(1, len(rows.keys) + 1)
-            assert stats.total_mass == pytest.approx((ranks**-0.6).sum(), rel=1e-12)
-        else:
-            assert stats.total_mass == len(rows.keys)
 
 
 @pytest.mark.parametrize("size", [1, 2, 10, 4096])
@@ -114,24 +93,6 @@ def test_ages_grow_from_the_newest_row_to_the_oldest(table: CalledTable) -> None
     assert values == sorted(values)
     assert 0 <= values[0] < values[-1] <= time.monotonic() - began
     assert values[-1] > 0.2
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_times_sampled_add_up_to_the_rows(new_table: NewTable, backend: str) -> None:
-    table = new_table(backend=backend, capacity=40, seed=1)
-    drawn: dict[int, int] = {}
-    for first in range(0, 100, 20):
-        keys = table.insert(range(first, first + 20))
-        drawn = {key: count for key, count in drawn.items() if key >= keys[-1] + 1 - 40} | dict.fromkeys(
-            keys.tolist(), 0
-        )
-        for key in table.sample(64).keys.tolist():
-            drawn[key] += 1
-        bars = [(bar.at_least, bar.at_most, bar.rows) for bar in table.stats().times_sampled]
-        assert sum(rows for _, _, rows in bars) == table.describe().size
-        for at_least, at_most, rows in bars:
-            assert rows == sum(1 for count in drawn.values() if at_least <= count <= at_most)
-        assert all(earlier[1] < later[0] for earlier, later in itertools.pairwise(bars))
 
 
 def test_rates_count_what_just_happened(new_table: NewTable) -> None:

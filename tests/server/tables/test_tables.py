@@ -34,25 +34,6 @@ def test_a_new_table_is_described_with_every_default_filled_in(caller: Caller, n
     assert description.row_bytes == 8 + 12 + 8
 
 
-@pytest.mark.parametrize(
-    ("backend", "given", "resolved"),
-    [
-        ("sum_tree", {"alpha": 1.0, "epsilon": 0.0}, {"alpha": 1.0, "epsilon": 0.0}),
-        ("sum_tree", {"max_priority": 2.5}, {"alpha": 0.6, "epsilon": 1e-6, "max_priority": 2.5}),
-        ("rank", {}, {"alpha": 0.6}),
-        ("rank", {"alpha": 0.0}, {"alpha": 0.0}),
-        ("uniform", {}, {}),
-    ],
-)
-def test_a_table_keeps_the_parameters_of_its_backend(
-    new_table: NewTable, backend: str, given: dict[str, float], resolved: dict[str, float]
-) -> None:
-    config = new_table(backend=backend, parameters=given, seed=2**64 - 1).describe().config
-    assert config.backend.name == backend
-    assert dict(config.backend.parameters) == resolved
-    assert config.seed == 2**64 - 1
-
-
 def test_every_dtype_and_shape_comes_back_as_it_was_sent(new_table: NewTable) -> None:
     dtypes = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
     floats = ("float16", "float32", "float64")
@@ -65,17 +46,6 @@ def test_every_dtype_and_shape_comes_back_as_it_was_sent(new_table: NewTable) ->
     )
     assert (answer.keys[0].first, answer.keys[0].count) == (0, 5)
     assert table.read(range(5)).rows == rows
-
-
-def test_making_the_same_table_again_finds_it(caller: Caller, new_table: NewTable) -> None:
-    table = new_table()
-    table.insert(range(3))
-    request = replay_pb2.CreateTableRequest(config=table_config(table.name))
-    answer = caller.stub.CreateTable(request)
-    assert not answer.created
-    assert answer.table == table.describe()
-    assert answer.table.uid == table.uid
-    assert answer.table.size == 3
 
 
 def test_a_table_that_is_made_says_so(caller: Caller, new_table: NewTable) -> None:
@@ -92,18 +62,7 @@ REORDERED = Schema({name: WHOLE[name] for name in ("check", "payload", "value")}
     ("change", "field", "expected", "got"),
     [
         ({"capacity": 101}, "capacity", "100", "101"),
-        ({"backend": "rank"}, "backend", "sum_tree", "rank"),
-        ({"parameters": {"alpha": 0.5}}, "alpha", "0.6", "0.5"),
-        ({"parameters": {"max_priority": 4.0}}, "max_priority", "absent", "4.0"),
-        ({"schema": Schema({**WHOLE, "value": Column("int32")})}, "columns.value", "int64", "int32"),
-        (
-            {"schema": Schema({**WHOLE, "payload": Column("float32", (4,))})},
-            "columns.payload",
-            "float32[3]",
-            "float32[4]",
-        ),
         ({"schema": Schema({**WHOLE, "more": Column("bool")})}, "columns.more", "absent", "bool"),
-        ({"schema": Schema({"value": WHOLE["value"]})}, "columns.payload", "float32[3]", "absent"),
         ({"schema": REORDERED}, "columns", None, None),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
