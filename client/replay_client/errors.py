@@ -262,9 +262,17 @@ def _of_transport(code: grpc.StatusCode, detail: str, address: str) -> ReplayErr
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return _cut_off(detail)
     saying = _SAYINGS.get(code, f"failed with {code.name}: {detail}")
-    return _BY_CODE.get(code, ReplayError)(
+    error = _BY_CODE.get(code, ReplayError)(
         f"the replay server at {address} {saying}", code=code, metadata={"detail": detail}
     )
+    note_handshake(error, detail)
+    return error
+
+
+def note_handshake(error: ReplayError, detail: str) -> None:
+    """Add gRPC's text to an error if it alone says why TLS failed, for example that a certificate has expired."""
+    if "handshake" in detail:
+        error.add_note(f"gRPC: {detail}")
 
 
 def _typed(code: grpc.StatusCode, message: str, info: error_details_pb2.ErrorInfo | None) -> ReplayError:

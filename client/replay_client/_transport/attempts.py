@@ -22,7 +22,7 @@ from typing import Final
 import grpc
 
 from replay_client._transport.address import how_to_start
-from replay_client.errors import DeadlineExceededError, ReplayError, ServerUnavailableError
+from replay_client.errors import DeadlineExceededError, ReplayError, ServerUnavailableError, note_handshake
 
 log = logging.getLogger(__name__)
 
@@ -123,4 +123,6 @@ class FirstContact:
 
 
 def _unreached(message: str, detail: str) -> ServerUnavailableError:
-    return ServerUnavailableError(f"no replay server answers at {message}", metadata={"detail": detail})
+    error = ServerUnavailableError(f"no replay server answers at {message}", metadata={"detail": detail})
+    note_handshake(error, detail)
+    return error

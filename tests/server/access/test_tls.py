@@ -65,6 +65,16 @@ def test_whoever_does_not_trust_it_or_speaks_plainly_stays_out(
     assert not gets_in(server, None)
 
 
+def test_the_error_says_why_a_certificate_is_not_trusted(
+    start_server: StartServer, authority: Authority, tmp_path: Path
+) -> None:
+    server = start_server(*tls_flags(authority.certify("server")))
+    tls = Authority(tmp_path / "other").tls()
+    with ReplayClient(server.address, tls=tls) as client, pytest.raises(ServerUnavailableError) as refused:
+        client.stats()
+    assert "CERTIFICATE_VERIFY_FAILED" in refused.value.__notes__[0]
+
+
 def test_a_certificate_of_another_host_is_not_trusted_unless_its_name_is_given(
     start_server: StartServer, authority: Authority
 ) -> None:
