@@ -101,9 +101,3 @@ def test_a_sample_waits_until_rows_come(
     waiting.join()
     assert drawn == [42] * 5
     assert table.stats().waiting == 0
-
-
-@wire_only
-def test_a_sample_of_a_table_with_rows_does_not_wait(table: CalledTable) -> None:
-    table.insert([1])
-    assert len(table.sample(3, wait_s=1e300).keys) == 3
