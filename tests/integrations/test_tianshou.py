@@ -105,6 +105,21 @@ def targets(buffer: Any, sampled: Any, n_step: int) -> dict[tuple[float, ...], f
     return dict(zip(map(tuple, batch.obs.tolist()), returns.flatten().tolist(), strict=True))
 
 
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_targets_are_those_of_tianshou(new_buffer: NewBuffer, n_step: int) -> None:
+    buffer = new_buffer(n_step=n_step, gamma=GAMMA)
+    theirs = VectorReplayBuffer(total_size=1000, buffer_num=2)
+    for number in range(60):
+        ends = {"terminated": number % 7 == 5, "truncated": number % 11 == 9}
+        buffer.add(step(number, **ends))
+        theirs.add(step(number, **ends))
+    expected = targets(theirs, theirs.sample(0), n_step)
+    drawn = targets(buffer, buffer.sample(2000), n_step)
+    assert drawn == pytest.approx({obs: expected[obs] for obs in drawn}, rel=1e-5)
+    incomplete = 2 * (n_step - 1) + 2  # at most: the last steps of the episodes that run
+    assert len(drawn) >= len(expected) - incomplete
+
+
 def test_an_algorithm_with_another_horizon_is_refused(new_buffer: NewBuffer) -> None:
     buffer = new_buffer(n_step=3, gamma=GAMMA)
     for number in range(10):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import count
 
 import numpy as np
-from replay_client import Column, Derived, Discount, Return, Stack, WriterStream
+from replay_client import Column, Derived, Discount, ReplayClient, Return, Stack, WriterStream
 
 from tests.client.steps.planned_episodes import TERMINATED, TRUNCATED, PlannedEpisode
 
@@ -40,3 +40,10 @@ def play(stream: WriterStream, actor: int) -> Iterator[None]:
             yield
         stream.end_episode(episode.row(episode.steps), terminated=episode.end == TERMINATED)
         yield
+
+
+def play_in_process(address: str, table: str, actor: int) -> None:
+    """Write an actor's episodes in blocks of one row, until this process is killed."""
+    with ReplayClient(address) as client, client[table].writer(block_rows=1) as writer:
+        for _ in play(writer[0], actor):
+            writer.flush()

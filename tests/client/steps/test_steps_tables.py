@@ -20,6 +20,7 @@ from replay_client import (
     Return,
     Sequences,
     Stack,
+    StepStats,
     Table,
     Transitions,
 )
@@ -27,7 +28,7 @@ from replay_client.torch import to_torch
 
 from tests.client.steps.comparing import places, stored_columns
 from tests.client.steps.oracle import Columns
-from tests.client.steps.planned_episodes import GOES_ON, TERMINATED, TRUNCATED, PlannedEpisode, drawn
+from tests.client.steps.planned_episodes import GOES_ON, TERMINATED, TRUNCATED, PlannedEpisode, anchors, drawn
 
 ALL_DATA_PATHS = True
 
@@ -83,6 +84,17 @@ def written(table: Table, columns: Columns, episodes: int = 6) -> dict[tuple[int
                     elif step == episode.steps and episode.end != GOES_ON:
                         writer[stream].end_episode(episode.row(step), terminated=episode.end == TERMINATED)
     return made
+
+
+def test_stats_count_rows_by_what_they_are(new_table: NewTable) -> None:
+    item = Transitions(3)
+    table = new_table(columns=TRANSITIONS, steps=item, backend="uniform", capacity=500)
+    made = written(table, TRANSITIONS)
+    closing = sum(episode.end != GOES_ON for episode in made.values())
+    expected = sum(len(anchors(TRANSITIONS, item, episode)) for episode in made.values())
+    rest = len(table) - closing - expected
+    assert table.stats().steps == StepStats(drawable=expected, pending=rest, broken=0, closing=closing)
+    assert table.describe().steps == table.steps
 
 
 def test_batches_of_long_sequences_are_requested_in_messages_that_the_server_allows(new_table: NewTable) -> None:

@@ -482,3 +482,25 @@ def test_a_draw_that_was_let_on_is_sent_away_by_a_reset_before_it_goes_on(tmp_pa
     assert table.gate is not None
     assert table.gate.grant(1) == 0, "nothing is given back that was not taken"
     table.close()
+
+
+def test_rows_that_are_evicted_still_count_as_inserted(new_table: Callable[..., CalledTable]) -> None:
+    table = new_table(capacity=3, rate_limiter=rate_limiter(2, 1.0, (-2.0, 6.0)))
+    for _ in range(6):
+        table.insert([0], wait_s=0.0)
+    assert table.describe().size == 3
+    with refused("LIMITED"):
+        table.insert([0], wait_s=0.0)
+    table.sample(8)
+    with refused("LIMITED"):
+        table.sample(1)
+
+
+def test_a_reset_clears_rows_and_limiter(new_table: Callable[..., CalledTable]) -> None:
+    table = new_table(rate_limiter=rate_limiter(1, 1.0, (-1.0, 1.0)))
+    table.insert([1])
+    with refused("LIMITED"):
+        table.insert([0], wait_s=0.0)
+    table.reset()
+    assert table.describe().size == 0
+    table.insert([0], wait_s=0.0)
