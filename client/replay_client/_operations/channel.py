@@ -21,6 +21,7 @@ from replay_client._rows.published_state import (
     has_publications,
     is_whole,
     last_rows,
+    rows_ahead,
     unpacked,
 )
 from replay_client._transport.call import Operation
@@ -33,6 +34,8 @@ WAITS_FOR_S: Final = 5.0
 ended before the last part."""
 _ATTEMPTS_TO_PUBLISH: Final = KEPT - 1
 """Attempts to publish without rows of other publications in between. Failed ones evict earlier publications."""
+_LOOKS: Final = 8
+"""How often to look if it is the turn of a publication before trying again anyway."""
 _LEAST_TURN_S: Final = 0.5
 _INSERTS_PER_TURN: Final = 4
 """Limits of a wait for other publishers, which may have ended: in seconds, and in times of the insert before it."""
@@ -90,31 +93,31 @@ class Channel:
         if (self._parts, self._part_bytes) != state.shape:
             expected = f"as much as the table {self._name!r} was created for; publish under another name, or drop it"
             raise InvalidArgumentError.of_field("values", expected, f"{state.shape[0] * state.shape[1]:,} bytes")
+        rows = state.rows()
         for _ in range(_ATTEMPTS_TO_PUBLISH):
             began = time.monotonic()
-            keys = yield from self._operations.insert(state.rows(), priorities=None, timeout_s=timeout_s)
+            keys = yield from self._operations.insert(rows, priorities=None, timeout_s=timeout_s)
             if keys[-1] - keys[0] == self._parts - 1:
                 self._structure = state.structure
                 return self._version(keys)
             wait_s = max(_LEAST_TURN_S, _INSERTS_PER_TURN * (time.monotonic() - began))
-            yield from self._operations.read([(yield from self._turn_after(keys))], columns=[], wait_s=wait_s)
+            yield from self._await_turn(int(rows["publication"][0]), wait_s)
         raise ReplayError(f"other programs publish under {self._name!r} at the same time; use a name for each")
 
-    def _turn_after(self, keys: NDArray[np.int64]) -> Operation[int]:
-        """Return the key of the last row before the turn of a publisher whose rows with these keys mix with others'.
+    def _await_turn(self, publication: int, wait_s: float) -> Operation[None]:
+        """Wait for the turn of a publication whose rows mix with those of others; see `rows_ahead`.
 
-        Publishers take turns in the order in which they began.
+        Publishers that insert nothing for ``wait_s`` seconds may have ended, so they lose their turn.
         """
-        others = yield from self._operations.read(
-            np.setdiff1d(np.arange(keys[0], keys[-1]), keys), columns=PART_COLUMNS
-        )
-        last = int(keys[-1])
-        for publication in np.unique(others["publication"]):
-            parts = others["part"][others["publication"] == publication]
-            last += self._parts - 1 - int(parts[-1])  # rows that it still inserts
-            if parts[0] > 0:  # it began earlier
-                last += self._parts
-        return last
+        for _ in range(_LOOKS):
+            rows, inserted = yield from self._newest_rows()
+            ahead = rows_ahead(rows["part"], rows["publication"], self._parts, publication)
+            if not ahead or not (yield from self._has_come(inserted - 1 + ahead, wait_s)):
+                return
+
+    def _has_come(self, key: int, wait_s: float) -> Operation[bool]:
+        row = yield from self._operations.read([key], columns=[], wait_s=wait_s)
+        return row.batch_size == 1
 
     def check(self, state: PublishedState) -> Operation[None]:
         """Check that a state has the structure of the newest publication."""
@@ -164,9 +167,13 @@ class Channel:
             # The newest rows of a table are live. If the last of these is not, they include the newest ones.
             if rows.batch_size and rows.row_keys[-1] != keys[-1]:
                 return self._found(rows, int(rows.row_keys[-1]) + 1)
+        return self._found(*(yield from self._newest_rows()))
+
+    def _newest_rows(self) -> Operation[tuple[Rows, int]]:
+        """Read which parts all live rows have; return this and the number of rows ever inserted."""
         table = yield from self._operations.describe()
         keys = np.arange(table.inserted - table.size, table.inserted)
-        return self._found((yield from self._operations.read(keys, columns=PART_COLUMNS)), table.inserted)
+        return (yield from self._operations.read(keys, columns=PART_COLUMNS)), table.inserted
 
     def _found(self, rows: Rows, inserted: int) -> tuple[_Newest | None, int]:
         """Return what `_newest` does, given the newest live rows and the number of rows ever inserted."""

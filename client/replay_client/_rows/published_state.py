@@ -159,6 +159,30 @@ def last_rows(parts: NDArray[np.int32], publications: NDArray[np.uint64], count:
     return found
 
 
+def rows_ahead(parts: NDArray[np.int32], publications: NDArray[np.uint64], count: int, own: int) -> int:
+    """Return how many rows are inserted before the turn of publication ``own``, which mixes with others.
+
+    First, the publications that came after its beginning, or at the same time, are completed. Then those that mix with
+    others are inserted again, in the order in which they began.
+
+    Args:
+        parts: int32[n], the parts of rows in order of insertion.
+        publications: uint64[n], their publications. An attempt to repeat one has the same number.
+        count: the number of parts of a publication.
+        own: the publication.
+    """
+    places = {number: np.flatnonzero(publications == number) for number in dict.fromkeys(publications.tolist())}
+    if own not in places:
+        return 0
+    recent = [place[-1] for place in places.values() if place[-1] > places[own][0]]
+    missing = sum(count - 1 - int(parts[last]) for last in recent)
+    if missing:
+        return missing
+    # A publication that was evicted in part counts as whole if the rest of it is.
+    mixed = [number for number, place in places.items() if np.ptp(place[-count:]) >= len(place[-count:])]
+    return count * mixed.index(own) if own in mixed else 0
+
+
 def unpacked(data: Array) -> dict[str, Any]:
     """Return the arrays of a publication by name, nested as they were published; they are views of ``data``.
 

@@ -30,7 +30,7 @@ from replay_client import (
     TableNotFoundError,
 )
 from replay_client._operations.channel import WAITS_FOR_S
-from replay_client._rows.published_state import KEPT
+from replay_client._rows.published_state import KEPT, rows_ahead
 
 from tests.support.caller import wire_only
 from tests.support.deadlines import PATIENCE_S, wait_until
@@ -168,10 +168,42 @@ def test_the_time_limit_holds_when_the_server_hangs(
     assert client.latest("w").version == 1
 
 
+@pytest.mark.parametrize(
+    ("inserted", "own", "expected"),
+    [
+        ("abab" + "abab", "a", 0),  # no row is missing, and a began first
+        ("abab" + "abab", "b", 4),
+        ("baaa" + "bab", "a", 1),  # b lacks its last row
+        ("aabab" + "bcbccc" + "a", "a", 0),
+        ("aabab" + "bcb" + "a", "a", 3),  # c does not mix with a, but with b
+        ("aababbcbccca", "b", 4),
+        ("aababbcbccca", "c", 8),
+        ("aababbcbccca" + "aa", "b", 2),  # a is inserted again
+        ("aababbcbccca" + "aaaa", "b", 0),
+        ("aababbcbccca" + "aaaa", "c", 4),
+        ("aababbcbccca" + "aaaa" + "bbbb", "c", 0),
+        ("xx" + "abab" + "abab", "b", 4),  # x was evicted in part
+        ("xyx" + "aaaa", "z", 0),
+        ("x" + "yyyy" + "abab" + "abab", "a", 0),  # the publisher of x has ended
+    ],
+)
+def test_publications_that_mix_are_repeated_in_the_order_in_which_they_began(
+    inserted: str, own: str, expected: int
+) -> None:
+    """Each letter is a row of a publication with 4 parts."""
+    parts = np.array([inserted[:place].count(letter) % 4 for place, letter in enumerate(inserted)], np.int32)
+    if inserted.startswith("xx"):
+        parts[:2] += 2
+    assert rows_ahead(parts, np.array([ord(letter) for letter in inserted], np.uint64), 4, ord(own)) == expected
+
+
 @wire_only
-def test_two_publishers_of_one_name_take_turns(client: ReplayClient, name: str, server: ServerProcess) -> None:
-    """Each publication takes several inserts, between which those of the other come."""
-    rounds, others = 10, threading.Barrier(2)
+@pytest.mark.parametrize("publishers", [2, 3])
+def test_publishers_of_one_name_take_turns(
+    client: ReplayClient, name: str, server: ServerProcess, publishers: int
+) -> None:
+    """Each publication takes several inserts, between which those of the others come."""
+    rounds, others = 10, threading.Barrier(publishers)
     errors = queue.SimpleQueue[ReplayError]()
 
     def publish(number: int) -> None:
@@ -184,7 +216,7 @@ def test_two_publishers_of_one_name_take_turns(client: ReplayClient, name: str, 
                     errors.put(error)
 
     client.publish(name, {"w": np.zeros(1_200_000)})
-    threads = [threading.Thread(target=publish, args=(number,)) for number in range(2)]
+    threads = [threading.Thread(target=publish, args=(number,)) for number in range(publishers)]
     for thread in threads:
         thread.start()
     for thread in threads:
