@@ -90,7 +90,7 @@ def transition_columns(env: gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]) 
 
 
 def derived_of_transitions(columns: Iterable[str]) -> dict[str, Derived]:
-    """Return what a transition has besides the values of its first step.
+    """Return the derived columns of a transition.
 
     Args:
         columns: the names of columns, among them those of the observation: ``obs``, or nested below it.
