@@ -25,8 +25,12 @@ def exit_on_sigterm(status: int) -> None:
         signal.signal(signal.SIGTERM, end)
 
 
+EXIT_CTRL_C: Final = 130
+"""By convention, the status of a program that SIGINT, which has the number 2, has stopped: 128 + 2."""
+
+
 @contextmanager
-def exits_on_ctrl_c(status: int) -> Iterator[None]:
+def exits_on_ctrl_c(status: int = EXIT_CTRL_C) -> Iterator[None]:
     """Exit with this status on Ctrl-C inside the block: libraries that are being imported would catch an exception."""
     is_handled = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_handled and threading.current_thread() is threading.main_thread():

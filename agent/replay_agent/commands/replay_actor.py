@@ -11,9 +11,9 @@ import threading
 from collections.abc import Sequence
 
 from replay_proto.child_process import when_parent_dies
-from replay_proto.starting import exit_on_sigterm, needs_extras
+from replay_proto.starting import exit_on_sigterm, exits_on_ctrl_c, needs_extras
 
-with needs_extras("replay-actor", "agent"):
+with exits_on_ctrl_c(), needs_extras("replay-actor", "agent"):
     from replay_agent.settings.actor_settings import load_actor_settings
 
 log = logging.getLogger("replay_agent.actor")

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from replay_proto.starting import needs_extras
+from replay_proto.starting import exits_on_ctrl_c, needs_extras
 
-with needs_extras("replay-eval", "agent"):
+with exits_on_ctrl_c(), needs_extras("replay-eval", "agent"):
     from cyclopts import Parameter
     from cyclopts.types import NonNegativeInt, PositiveInt
     from cyclopts.validators import Number

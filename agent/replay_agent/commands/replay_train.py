@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from replay_proto.starting import exit_on_sigterm, needs_extras, quiet_grpc
+from replay_proto.starting import exit_on_sigterm, exits_on_ctrl_c, needs_extras, quiet_grpc
 
 log = logging.getLogger("replay_agent")
 
@@ -28,12 +28,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     exit_on_sigterm(EXIT_SIGNAL_BASE + signal.SIGTERM)
     quiet_grpc()
-    with needs_extras("replay-train", "server,agent"):  # it starts its own server unless one is given
+    with exits_on_ctrl_c(), needs_extras("replay-train", "server,agent"):  # it may start a server
         from replay_agent.settings.train_settings import load_train_settings
 
     settings = load_train_settings(arguments)
     # Imported here, because torch takes seconds to load and `--help` does not need it.
-    with needs_extras("replay-train", "server,agent"):
+    with exits_on_ctrl_c(), needs_extras("replay-train", "server,agent"):
         from rich.console import Console
 
         from replay_agent.processes.signals import StopRequest

@@ -16,7 +16,7 @@ from replay_proto.starting import exits_on_ctrl_c, needs_extras
 def main() -> None:
     """Run the command; if libraries are missing, say what to install."""
     with needs_extras("replay", "cli"):
-        with exits_on_ctrl_c(130):
+        with exits_on_ctrl_c():
             from replay_client.cli.app import run
 
         sys.exit(run())

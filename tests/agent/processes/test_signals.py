@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from replay_agent.processes.signals import StopRequest
+from replay_proto.starting import EXIT_CTRL_C
 
 
 @pytest.fixture(autouse=True)
@@ -32,3 +37,21 @@ def test_a_hangup_that_is_ignored_remains_so() -> None:
     with StopRequest() as stop:
         signal.raise_signal(signal.SIGHUP)
         assert not stop.is_set()
+
+
+@pytest.mark.parametrize(
+    ("command", "library"),
+    [("train", "cyclopts"), ("train", "torch"), ("actor", "cyclopts"), ("eval", "cyclopts"), ("play", "cyclopts")],
+)
+def test_ctrl_c_while_a_library_is_imported_ends_a_command_without_a_word(
+    tmp_path: Path, command: str, library: str
+) -> None:
+    (tmp_path / f"{library}.py").write_text("import signal, time; signal.raise_signal(signal.SIGINT); time.sleep(60)")
+    ended = subprocess.run(
+        [sys.executable, "-m", f"replay_agent.commands.replay_{command}"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (EXIT_CTRL_C, "", "")
