@@ -11,8 +11,6 @@ from replay_client._writing.writing import Writing
 from replay_client.errors import ReplayError
 from replay_client.results.description import TableDescription
 
-log = logging.getLogger(__name__)
-
 S = TypeVar("S")
 
 
@@ -86,6 +84,7 @@ class WriterHandle(Generic[S]):
         """End a ``with`` block whose last flush failed: raise this failure, or log it if the block raised an error."""
         if error is None and isinstance(failure, ReplayError):
             raise failure
+        log = logging.getLogger(type(self).__module__)  # that of the client
         log.warning("%d rows of table %r were not acknowledged", self.in_flight, self._table.name)
         if not isinstance(failure, ReplayError):
             raise failure

@@ -149,7 +149,7 @@ def test_nothing_is_exported_while_a_server_is_away(
     columns = dict.fromkeys(("obs", "action", "reward"), Column("float32"))
     reach(servers).create_table("t", columns=columns, capacity=3000, steps=Transitions(1))
     servers[1].kill()
-    monkeypatch.setattr(export_import, "TIMEOUT_S", 2.0)
+    monkeypatch.setattr(export_import, "COPY_TIMEOUT_S", 2.0)
     with pytest.raises(ServerUnavailableError, match=f"shard 1 at {servers[1].address}"):
         export_import.export("t", tmp_path / "exported", server=servers[0].address, what=what)
     assert not (tmp_path / "exported").exists()
