@@ -44,6 +44,8 @@ _ATTEMPTS: Final = 8
 _MANY: Final = KEPT + 2
 _MANY_ROWS: Final = 64
 """A reader that knows a version looks at so many publications from there on, or at so many rows."""
+_SMALL_BYTES: Final = 32_768
+"""If all publications of a table are that small, a reader that looks for the newest one reads their data at once."""
 _VERSION_BITS: Final = 40
 """Bits of the versions of each shard."""
 LOOK_AGAIN_S: Final = 0.5
@@ -56,6 +58,8 @@ class _Newest(NamedTuple):
     structure: int
     keys: NDArray[np.int64]
     """int64[parts]: keys of its rows."""
+    data: NDArray[np.uint8] | None
+    """uint8[parts, part bytes]: its data; None: it is not small, so it has not been read yet."""
 
 
 class Shown(NamedTuple):
@@ -84,6 +88,8 @@ class Channel:
         self._operations = operations
         self._parts = table.capacity // KEPT
         self._part_bytes = table.schema["data"].row_bytes
+        is_small = table.capacity * self._part_bytes <= _SMALL_BYTES
+        self._looks_at = [*PART_COLUMNS, "data"] if is_small else PART_COLUMNS
         self._structure: int | None = None  # of what it has published
         # If publications move to another shard, because the first one was removed, their versions keep increasing.
         self._first_version = (shard_id << _VERSION_BITS) + 1
@@ -141,6 +147,8 @@ class Channel:
         for _ in range(_ATTEMPTS):
             newest, expected_key = yield from self._newest(known)
             if newest is not None and self._version(newest.keys) != known:
+                if newest.data is not None:
+                    return self._shown(newest.keys, newest.data)
                 keys = newest.keys
             elif wait_s > 0 and (yield from self._has_ended(expected_key, wait_s)):
                 keys = np.arange(expected_key + 1 - self._parts, expected_key + 1)
@@ -148,8 +156,11 @@ class Channel:
                 return None
             rows = yield from self._operations.read(keys, columns=["publication", "part", "data"])
             if is_whole(rows["part"], rows["publication"], self._parts):
-                return Shown(self.uid, Published(self._version(keys), unpacked(rows["data"])))
+                return self._shown(keys, rows["data"])
         raise ReplayError(f"{self._name!r} is published faster than it can be read")
+
+    def _shown(self, keys: NDArray[np.int64], data: NDArray[np.uint8]) -> Shown:
+        return Shown(self.uid, Published(self._version(keys), unpacked(data)))
 
     def _has_ended(self, key: int, wait_s: float) -> Operation[bool]:
         """Wait for the row with this key, and return whether it ends a publication."""
@@ -163,7 +174,7 @@ class Channel:
         """
         if known is not None and known >= self._first_version:
             keys = (known - self._first_version) * self._parts + np.arange(max(_MANY_ROWS, _MANY * self._parts))
-            rows = yield from self._operations.read(keys, columns=PART_COLUMNS)
+            rows = yield from self._operations.read(keys, columns=self._looks_at)
             # The newest rows of a table are live. If the last of these is not, they include the newest ones.
             if rows.batch_size and rows.row_keys[-1] != keys[-1]:
                 return self._found(rows, int(rows.row_keys[-1]) + 1)
@@ -173,7 +184,7 @@ class Channel:
         """Read which parts all live rows have; return this and the number of rows ever inserted."""
         table = yield from self._operations.describe()
         keys = np.arange(table.inserted - table.size, table.inserted)
-        return (yield from self._operations.read(keys, columns=PART_COLUMNS)), table.inserted
+        return (yield from self._operations.read(keys, columns=self._looks_at)), table.inserted
 
     def _found(self, rows: Rows, inserted: int) -> tuple[_Newest | None, int]:
         """Return what `_newest` does, given the newest live rows and the number of rows ever inserted."""
@@ -184,7 +195,8 @@ class Channel:
         if not ends:
             return None, expected_key
         last = slice(ends[-1] + 1 - self._parts, ends[-1] + 1)
-        return _Newest(int(rows["structure"][ends[-1]]), rows.row_keys[last]), expected_key
+        data = rows["data"][last] if "data" in rows else None
+        return _Newest(int(rows["structure"][ends[-1]]), rows.row_keys[last], data), expected_key
 
     def _version(self, keys: NDArray[np.int64]) -> int:
         """Return the version of a publication with these keys.
