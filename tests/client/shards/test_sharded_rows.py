@@ -146,6 +146,8 @@ def test_the_commands_take_the_whole_table(servers: list[ServerProcess], reach: 
 def test_nothing_is_exported_while_a_server_is_away(
     servers: list[ServerProcess], reach: Reach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: Any
 ) -> None:
+    if what == "minari":
+        pytest.importorskip("minari")
     columns = dict.fromkeys(("obs", "action", "reward"), Column("float32"))
     reach(servers).create_table("t", columns=columns, capacity=3000, steps=Transitions(1))
     servers[1].kill()
