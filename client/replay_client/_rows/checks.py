@@ -167,15 +167,13 @@ def merged(row: Mapping[str, Any] | None, columns: Mapping[str, Any]) -> Mapping
     """Return values that a caller gives in a mapping, as keyword arguments, or both."""
     if row is None:
         return columns
+    if not columns and type(row) is dict:  # the usual case; a copy takes a tenth of the time of an append
+        return row
     try:
         return {**row, **columns}
     except TypeError:
-        raise not_a_row(row) from None
-
-
-def not_a_row(row: object) -> InvalidArgumentError:
-    """Return the error for a row that is not a mapping."""
-    return InvalidArgumentError.of_field("columns", "a mapping of names to values", type(row).__name__)
+        expected = "a mapping of names to values"
+        raise InvalidArgumentError.of_field("columns", expected, type(row).__name__) from None
 
 
 def nested_items(name: str, value: Mapping[Any, Any] | tuple[Any, ...]) -> list[tuple[str, Any]]:

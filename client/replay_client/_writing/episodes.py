@@ -113,11 +113,10 @@ class Episodes:
             self._begin_anew()
         block = outbox.block
         completes = self._steps is None or streams.completes(stream)
-        own = None if priority is None else checked_priority(priority)
-        before: list[float | None] = []
-        if own is not None:
-            before = self._give((stream,), (own,), steps_ago)
-            priority = own
+        before: Sequence[float | None] = ()
+        if priority is not None:
+            priority = checked_priority(priority)
+            before = self._give((stream,), (priority,), steps_ago)
         if given is not None and completes:
             anchor = streams.next_steps[stream] - streams.forward
             priority = given.of_window(stream, anchor) if given.are_used else None

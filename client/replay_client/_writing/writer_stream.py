@@ -8,7 +8,7 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
-from replay_client._rows.checks import merged, not_a_row
+from replay_client._rows.checks import merged
 from replay_client._transport.connection import Connection
 from replay_client._transport.unclosed import Lease
 from replay_client._writing.delivery import Delivery
@@ -51,10 +51,7 @@ class WriterStream(StreamHandle):
                 this episode, or whose windows are complete.
             ReplayError: an earlier row could not be sent. This row was not appended.
         """
-        try:
-            values = columns if row is None else {**row, **columns}
-        except TypeError:  # this path is hot, so `merged` is not called
-            raise not_a_row(row) from None
+        values = columns if row is None else merged(row, columns)
         self._connection.check_not_forked()
         with self._delivery.lock:
             self._delivery.writing.outbox.check()

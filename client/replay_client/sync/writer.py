@@ -40,7 +40,7 @@ from numpy.typing import ArrayLike
 from replay_proto.framing import Array
 
 from replay_client._rows.block import RowBlock
-from replay_client._rows.checks import merged, not_a_row
+from replay_client._rows.checks import merged
 from replay_client._transport.connection import Connection
 from replay_client._transport.data_path import DataPath
 from replay_client._transport.unclosed import Lease
@@ -122,10 +122,7 @@ class Writer(WriterHandle[WriterStream]):
         """Append a row to the only stream; see `WriterStream.append`."""
         if self._only is None:
             self._refuse()
-        try:
-            values = columns if row is None else {**row, **columns}
-        except TypeError:  # this path is hot, so `merged` is not called
-            raise not_a_row(row) from None
+        values = columns if row is None else merged(row, columns)
         self._connection.check_not_forked()
         with self._lock:
             self._outbox.check()
