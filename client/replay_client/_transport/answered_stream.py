@@ -209,8 +209,7 @@ class AnsweredStream(Generic[R]):
             token = self._token = object()
         stream = self._open(token)  # without the lock: a server that hangs must not block those who add requests
         if not self._adopt(stream):
-            stream.cancel()
-            stream.close()
+            self._drop(stream)  # it may have sent requests already
             raise ClosedError("this stream is closed")
         return stream
 

@@ -22,7 +22,7 @@ from replay_client import (
     TableNotFoundError,
     TableReplacedError,
 )
-from replay_client._transport.answered_stream import PulledMessages
+from replay_client._transport.answered_stream import AnsweredStream, PulledMessages, Stream
 from replay_client._transport.frame_stream import SentFrames
 from replay_client._writing import outbox
 from replay_client._writing.writing import DELAYED_BLOCK_ROWS
@@ -390,3 +390,24 @@ def test_an_actor_is_only_a_few_rows_ahead_of_the_draws_that_its_inserts_wait_fo
         thread.join(0.001)
     writer.abort()
     assert ahead <= 100 + 3 * DELAYED_BLOCK_ROWS + 1  # stored, two blocks on their way, and one that is collected
+
+
+def test_rows_can_be_given_up_while_their_stream_is_opened(
+    new_table: NewTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_sent = threading.Event()
+    open_stream = AnsweredStream._open
+
+    def opened_late(self: AnsweredStream[Any], token: object) -> Stream:
+        stream = open_stream(self, token)
+        wait_until(lambda: not self.pending.has_unsent, "the row has been sent")
+        has_sent.set()
+        wait_until(lambda: self.is_closed, "the stream is closed")
+        return stream
+
+    monkeypatch.setattr(AnsweredStream, "_open", opened_late)
+    writer = new_table().writer(block_rows=1)
+    writer.append(row(7))
+    assert has_sent.wait(timeout=30)
+    (block,) = writer._give_up()
+    assert block.count == 1
