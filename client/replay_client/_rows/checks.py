@@ -167,7 +167,7 @@ def merged(row: Mapping[str, Any] | None, columns: Mapping[str, Any]) -> Mapping
     """Return values that a caller gives in a mapping, as keyword arguments, or both."""
     if row is None:
         return columns
-    if not columns and type(row) is dict:  # the usual case; a copy takes a tenth of the time of an append
+    if not columns and type(row) is dict:  # the usual case, which actors repeat at every step, needs no copy
         return row
     try:
         return {**row, **columns}
