@@ -2,8 +2,8 @@
 
 As in Kapturowski et al. (2019, "Recurrent Experience Replay in Distributed Reinforcement Learning"), sequences begin
 with a stored state and a burn-in, values are rescaled, and a sequence's priority combines the largest and the mean TD
-error. The network's inputs are the observation and the last action and reward. Unlike in that paper, the burn-in and
-the steps to learn from are encoded separately, because no gradient reaches into the burn-in.
+error. The network's inputs are the observation and the last action and reward. All positions of a sequence are encoded
+at once; no gradient reaches into the burn-in.
 """
 
 from __future__ import annotations
@@ -91,19 +91,20 @@ class RecurrentQNetwork(ActingNetwork):
         is_first = mask & (mask.cumsum(dim=1) == 1)
         return torch.where(is_first.unsqueeze(-1), first.unsqueeze(1), lasts)
 
-    def burn_in(self, observations: Tensor, lasts: Tensor, states: Tensor, mask: Tensor) -> Tensor:
-        """Return the LSTM's states after the burn-in. The other arguments are those of `forward`.
+    def after_burn_in(self, observations: Tensor, lasts: Tensor, states: Tensor, mask: Tensor) -> Tensor:
+        """Run the burn-in without gradients, and return the action values at the positions after it.
 
-        The first positions may hold no step, where ``mask`` bool[batch, positions] is false; those do not change the
-        state.
+        The other arguments are those of `forward`. The first positions of the burn-in may hold no step, where ``mask``
+        bool[batch, burn_in] is false; those do not change the state.
         """
-        if not mask.shape[1]:
-            return states
         encoded = self._encode(observations, lasts)
-        for position, is_step in enumerate(mask.unbind(1)):
-            _, after = self._recur(encoded[:, position : position + 1], states)
-            states = torch.where(is_step[:, None, None], after, states)
-        return states
+        with torch.no_grad():
+            for position, is_step in enumerate(mask.unbind(1)):
+                _, after = self._recur(encoded[:, position : position + 1], states)
+                states = torch.where(is_step[:, None, None], after, states)
+        outputs, _ = self._recur(encoded[:, mask.shape[1] :], states)
+        values: Tensor = self.head(outputs).squeeze(-1)
+        return values
 
     def _encode(self, observations: Tensor, lasts: Tensor) -> Tensor:
         """Return the LSTM's inputs for all positions, float32[batch, positions, features + actions + 1]."""
@@ -220,13 +221,9 @@ class R2D2(Learner[RecurrentQNetwork, SequenceBatch]):
 
     def values(self, network: RecurrentQNetwork, batch: SequenceBatch) -> Tensor:
         """Run the burn-in, and compute rescaled action values: float32[batch, sequence_length + n_step, actions]."""
-        before = self._config.burn_in
         states, first = network.parts(batch.state)
         lasts = network.lasts(batch.action, batch.reward, batch.mask, first)
-        with torch.no_grad():
-            states = network.burn_in(batch.obs[:, :before], lasts[:, :before], states, batch.mask[:, :before])
-        values: Tensor = network(batch.obs[:, before:], lasts[:, before:], states)[0]
-        return values
+        return network.after_burn_in(batch.obs, lasts, states, batch.mask[:, : self._config.burn_in])
 
     @torch.no_grad()
     def _targets(self, batch: SequenceBatch, online: Tensor) -> Tensor:

@@ -45,22 +45,25 @@ def test_a_sequence_is_the_same_at_once_as_step_by_step(shape: tuple[int, ...], 
 
 @torch.no_grad()
 def test_places_without_a_step_leave_the_state_as_it_is() -> None:
-    network, seen, lasts = network_for((3,), "float32"), observations(2, 4, (3,), "float32"), lasts_of(2, 4)
+    network, seen, lasts = network_for((3,), "float32"), observations(2, 6, (3,), "float32"), lasts_of(2, 6)
     mask = torch.tensor([[False, False, True, True], [True, True, True, True]])
     states = torch.randn(2, 2, UNITS)
-    burned = network.burn_in(seen, lasts, states, mask)
-    torch.testing.assert_close(burned[:1], network(seen[:1, 2:], lasts[:1, 2:], states[:1])[1])
-    torch.testing.assert_close(burned[1:], network(seen[1:], lasts[1:], states[1:])[1])
-    assert torch.equal(network.burn_in(seen[:, :0], lasts[:, :0], states, mask[:, :0]), states)
+    values = network.after_burn_in(seen, lasts, states, mask)
+    torch.testing.assert_close(values[:1], network(seen[:1, 2:], lasts[:1, 2:], states[:1])[0][:, 2:])
+    torch.testing.assert_close(values[1:], network(seen[1:], lasts[1:], states[1:])[0][:, 4:])
+    assert torch.equal(network.after_burn_in(seen, lasts, states, mask[:, :0]), network(seen, lasts, states)[0])
 
 
-@torch.no_grad()
-def test_all_observations_of_a_burn_in_are_encoded_at_once() -> None:
-    network, seen = network_for((3,), "float32"), observations(2, 6, (3,), "float32")
+def test_all_positions_are_encoded_at_once_and_the_burn_in_without_gradients() -> None:
+    network, seen, lasts = network_for((3,), "float32"), observations(2, 6, (3,), "float32"), lasts_of(2, 6)
     encoded = []
     network.torso.register_forward_hook(lambda *call: encoded.append(len(call[-1])))
-    network.burn_in(seen, lasts_of(2, 6), torch.zeros(2, 2, UNITS), torch.ones(2, 6, dtype=torch.bool))
+    lasts.requires_grad_()
+    values = network.after_burn_in(seen, lasts, torch.zeros(2, 2, UNITS), torch.ones(2, 4, dtype=torch.bool))
     assert encoded == [12]
+    (gradient,) = torch.autograd.grad(values.sum(), lasts)
+    assert not gradient[:, :4].any()
+    assert gradient[:, 4:].any()
 
 
 @pytest.mark.parametrize("what", ["observation", "action", "reward"])
