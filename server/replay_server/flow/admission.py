@@ -271,7 +271,8 @@ class Admission:
         while moved:
             moved = self._serve_draws()
             moved = self._serve_stores() or moved
-        self._refuse_blocking_draw()
+        if self._draws:
+            self._refuse_blocking_draw()
         for read in self._reads:
             if read.inserted <= self.table.inserted and not read.turn.done():
                 read.turn.set_result(None)

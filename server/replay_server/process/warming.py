@@ -21,6 +21,7 @@ from replay_server.errors import StoppedError
 from replay_server.kernels import kernel_cache
 from replay_server.kernels.compile import KERNELS
 from replay_server.storage.power_loss.checksum_kernels import compile_checksums
+from replay_server.table.importance import importance_weights
 from replay_server.table.items.step_windows import warm_up_windows
 from replay_server.table.stratified import stratified_fractions
 from replay_server.table.times_sampled import TimesSampled
@@ -63,6 +64,7 @@ def _warm_up_the_rest() -> None:
     first_unusable(priorities, 1.0)
     resolve_update(keys, priorities, 0, len(keys), priorities)
     stratified_fractions(np.random.default_rng(0), len(keys))
+    importance_weights(priorities, len(keys), 0.0, 1.0)
     compile_checksums()
     warm_up_windows()
 

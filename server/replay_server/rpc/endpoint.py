@@ -64,13 +64,11 @@ class Endpoint(Generic[M]):
         began = time.perf_counter()
         self.figures.received += 1
         self.figures.active += not self.is_stream
-        request = None
+        request, stream_table = None, call.stream_table
         try:
-            request = self._read(data, call.caller, call.stream_table)
+            request = self._read(data, call.caller, stream_table)
             # Its rights may change while it waits.
-            call.caller = call.caller.requiring(
-                partial(self.demand.check, call.caller, request.head, call.stream_table)
-            )
+            call.caller = call.caller.requiring(partial(self.demand.check, call.caller, request.head, stream_table))
             answer = await self._handler(request, call)
         except (RequestError, FieldError):
             raise

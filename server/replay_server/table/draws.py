@@ -85,25 +85,3 @@ class DrawnBatch(NamedTuple):
     """Number of rows that could be drawn."""
     windows: Windows | None
     """The windows of the drawn anchors; None unless the table is a table of steps."""
-
-
-def least_of_batches(probabilities: NDArray[np.float64], batch_size: int) -> NDArray[np.float64] | float:
-    """Return the smallest probability in the batch of each row: float64[n], or one number if there is one batch."""
-    least: NDArray[np.float64]
-    if len(probabilities) == batch_size:
-        least = np.minimum.reduce(probabilities)
-        return least
-    least = np.minimum.reduce(probabilities.reshape(-1, batch_size), axis=1)
-    return least.repeat(batch_size)
-
-
-def importance_weights(
-    probabilities: NDArray[np.float64], reference: NDArray[np.float64] | float, beta: float
-) -> NDArray[np.float32]:
-    """Return importance-sampling weights, float32[n]. A row with the probability ``reference`` has the weight 1.
-
-    ``w = (N * P)**-beta / (N * P_ref)**-beta = (P_ref / P)**beta`` (Schaul et al. 2016, section 3.4).
-    """
-    weights = np.divide(reference, probabilities)
-    np.power(weights, beta, out=weights)
-    return weights.astype(np.float32)

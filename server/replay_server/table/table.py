@@ -22,6 +22,7 @@ from replay_server.backends.index import DEAD_PRIORITY, FIRST_PRIORITY, Priority
 from replay_server.errors import Lack
 from replay_server.files.mapped_file import NoSpaceError
 from replay_server.files.memory_limit import MemoryLimit
+from replay_server.kernels.compile import as_kernel_input
 from replay_server.storage.format import PRIORITIES_FILE
 from replay_server.storage.power_loss.row_checksums import origin_word
 from replay_server.storage.ranges import KEYS
@@ -29,8 +30,9 @@ from replay_server.storage.runs import Runs
 from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import DamagedTableError, TableDirectory
 from replay_server.table.copied_batches import CopiedBatches
-from replay_server.table.draws import Draw, DrawnBatch, Points, WeightNorm, importance_weights, least_of_batches
+from replay_server.table.draws import Draw, DrawnBatch, Points, WeightNorm
 from replay_server.table.gates import Gate
+from replay_server.table.importance import importance_weights
 from replay_server.table.items.items import Items, SingleRows, StepCounts
 from replay_server.table.items.limited import LEFT_BYTES, LimitedItems
 from replay_server.table.items.link_kernels import BYTES_PER_SLOT
@@ -329,13 +331,12 @@ class Table:
             raise errors.table_empty(self.name, self.draw_lacks(1, 0))
         if drawable < draw.least_drawable:
             raise errors.limited(self.name, Lack("rows", drawable, draw.least_drawable))
-        if not self.has_left(len(points.fractions)):
+        if self._items.draws_left < len(points.fractions):
             raise errors.limited(self.name, Lack("rows", int(self._items.draws_left), len(points.fractions)))
         drawn = self.draws.draw(draw, points, live)
         total_mass, smallest, inserted = self.total_mass, self.draws.smallest_probability(live), self.inserted
-        is_by_batch = draw.weight_norm is WeightNorm.BATCH
-        least = least_of_batches(drawn.probabilities, draw.batch_size) if is_by_batch else smallest
-        weights = importance_weights(drawn.probabilities, least, draw.beta)
+        least = 0.0 if draw.weight_norm is WeightNorm.BATCH else smallest
+        weights = importance_weights(as_kernel_input(drawn.probabilities), draw.batch_size, least, draw.beta)
         batches = []
         for start in range(0, len(drawn.keys), draw.batch_size):
             rows = slice(start, start + draw.batch_size)

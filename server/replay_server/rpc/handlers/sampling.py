@@ -128,7 +128,7 @@ class SamplingHandlers:
         lease = self._catalog.lease(name, uid)
         table = lease.table
         client = call.stream.client(table, call.caller, "learner")
-        replaces = wanted is not None and self._replaces_batches(call, table, wanted)
+        replaces = wanted is not None and wanted.is_overtaken and self._replaces_batches(call, table, wanted)
         if wanted is not None:
             self._check_size(call, table, wanted)
             if wanted.is_gated and not replaces:
@@ -209,11 +209,11 @@ class SamplingHandlers:
     def _replaces_batches(self, call: Call, table: Table, wanted: _Wanted) -> bool:
         """Whether a draw replaces batches that were counted, whose rows were overwritten while the caller copied them.
 
-        The caller's word is not enough, because the rate limiter neither delays nor counts the draw.
+        Ask this only if the caller says so, which is rare. Its word is not enough, because the rate limiter neither
+        delays nor counts the draw.
         """
         return (
-            wanted.is_overtaken
-            and table.drawable > 0
+            table.drawable > 0
             and self._may_copy(table, wanted)
             and table.copied_batches.has(call.caller.identity, wanted.draw.batch_size, wanted.batches)
         )
@@ -235,7 +235,7 @@ class SamplingHandlers:
     async def _drawn(self, call: Call, named: Lease, wanted: _Wanted, reply: Reply) -> bytes:
         """Draw batches when they are allowed, and build the reply; refuse if the table is dropped or reset then."""
         table, batches = named.table, (call.caller.identity, wanted.draw.batch_size, wanted.batches)
-        replaces = self._replaces_batches(call, table, wanted)
+        replaces = wanted.is_overtaken and self._replaces_batches(call, table, wanted)
         if replaces:
             table.copied_batches.take(*batches)
         admission, is_counted = await self._admitted(call, named, wanted, replaces=replaces)
@@ -246,16 +246,14 @@ class SamplingHandlers:
         try:
             await hold_reply(call, self._catalog, reply_bytes(rows, carried, wanted.batches), rows)
             async with table.draws.turn:
-                has_left = lease.unchanged.has_left(wanted.rows)
-                if has_left:
-                    answer = await self._handed_out(lease, wanted, reply, carried, replaces=replaces)
+                answer = await self._handed_out(lease, wanted, reply, carried, replaces=replaces)
         except BaseException:
             if replaces and lease.is_unchanged:
                 table.copied_batches.add(*batches)
             if is_counted:
                 admission.leave(wanted.rows, lease.resets)
             raise
-        if not has_left:
+        if answer is None:
             if is_counted:
                 admission.leave(wanted.rows, lease.resets)
             call.sent()  # it holds nothing while it waits again: otherwise, it could wait for its own bytes
@@ -268,13 +266,16 @@ class SamplingHandlers:
 
     async def _handed_out(
         self, lease: Lease, wanted: _Wanted, reply: Reply, carried: Carried | None, *, replaces: bool
-    ) -> bytes:
+    ) -> bytes | None:
         """Draw batches, build the reply, and count the batches as handed out.
 
-        If ``carried`` is None, the reply has no rows, because the caller copies them from the table's files. If rows
-        are overwritten while they are gathered, the draw is repeated, but counts once.
+        Return None if rows whose draws were granted have been evicted. If ``carried`` is None, the reply has no rows,
+        because the caller copies them from the table's files. If rows are overwritten while they are gathered, the draw
+        is repeated, but counts once.
         """
         table = lease.unchanged
+        if not table.has_left(wanted.rows):
+            return None
         draw = _drawing(table, wanted)
         drawn: list[DrawnBatch] = []
 

@@ -67,6 +67,9 @@ class StepCounts(NamedTuple):
 class Items(ABC):
     """The items of a table, each identified by the key of its row. Rows without an item have no priority."""
 
+    draws_left: float = math.inf
+    """Number of draws that all items have left together; infinite unless the table limits them."""
+
     @abstractmethod
     def count(self, live_rows: int) -> int:
         """Return the number of items; ``live_rows`` is the number of live rows."""
@@ -121,11 +124,6 @@ class Items(ABC):
     @abstractmethod
     def windows(self, keys: NDArray[np.int64]) -> Windows | None:
         """Return the windows of drawn items; None if each item is a single row. keys: int64[batch]."""
-
-    @property
-    def draws_left(self) -> float:
-        """Number of draws that all items have left together; infinite unless the table limits them."""
-        return math.inf
 
     @property
     @abstractmethod

@@ -29,12 +29,7 @@ class LimitedItems(Items):
         self._times = times
         self._left = np.zeros(slots, np.uint16)  # of items that cannot be drawn: 0
         self._drawable = 0
-        self._draws_left = 0
-
-    @property
-    def draws_left(self) -> int:
-        """Number of draws that all items have left together."""
-        return self._draws_left
+        self.draws_left = 0
 
     @property
     def counts(self) -> StepCounts | None:
@@ -68,7 +63,7 @@ class LimitedItems(Items):
         gone = self._items.leave(first, end)
         left = self.left(gone)
         gone = gone[left > 0]
-        self._draws_left -= int(left.sum())
+        self.draws_left -= int(left.sum())
         self._remove(gone)
         return gone
 
@@ -81,7 +76,7 @@ class LimitedItems(Items):
         left = self.left(drawn)
         times = np.minimum(times, left)
         self._left[drawn % len(self._left)] = left - times
-        self._draws_left -= int(times.sum())
+        self.draws_left -= int(times.sum())
         spent: NDArray[np.int64] = drawn[(times == left) & (left > 0)]
         self._remove(spent)
         self._items.retire(spent)
@@ -112,7 +107,7 @@ class LimitedItems(Items):
     def _add(self, keys: NDArray[np.int64]) -> None:
         self._left[keys % len(self._left)] = self._times
         self._drawable += len(keys)
-        self._draws_left += len(keys) * self._times
+        self.draws_left += len(keys) * self._times
 
     def _remove(self, keys: NDArray[np.int64]) -> None:
         self._left[keys % len(self._left)] = 0
