@@ -256,6 +256,11 @@ def test_the_page_survives_a_restart(
     page.wait("() => document.body.classList.contains('stale')")
     assert page.text("#connection") == "no connection to the server, trying again"
     assert page.text("[data-fact=inserted]") == "50"
+    asked: list[str] = []
+    page.page.on("request", lambda request: asked.append(request.url.rpartition("/")[2]))
+    for _ in range(2):
+        page.page.wait_for_event("request", lambda request: request.url.endswith("/events"))
+    assert set(asked) == {"events"}  # of histories only when the server shows its tables
     assert all("ERR_" in problem for problem in page.problems)
     server.restart()
     page.wait("() => !document.body.classList.contains('stale')")

@@ -178,6 +178,8 @@ let version = null;
 let lastEvent = 0;
 let silentMs = SILENT_MS;
 let before = null;
+/** Whether the histories of all tables have been requested since the page connected. */
+let hasHistories = false;
 
 /** Open the card of a table, and move there. */
 function openCard(name) {
@@ -189,13 +191,13 @@ function openCard(name) {
 
 /** Load the histories of tables one after another, so that many tables take few connections. */
 async function loadHistories() {
+  hasHistories = true;
   for (const card of [...cards.values()]) await card.loadHistory();
 }
 
 function showTables(tables, at) {
   const wanted = byId("filter").value.toLowerCase();
   const names = new Set(tables.map((table) => table.name));
-  const isFirst = !cards.size;
   for (const [name, card] of cards) {
     if (!names.has(name)) {
       card.element.remove();
@@ -208,13 +210,13 @@ function showTables(tables, at) {
       card = new Card(figures.name, tables.length <= OPEN_CARDS);
       cards.set(figures.name, card);
       byId("tables").insertBefore(card.element, byId("tables").children[i] ?? null);
-      if (!isFirst) card.loadHistory();
+      if (hasHistories) card.loadHistory();
     }
     card.element.hidden = !figures.name.toLowerCase().includes(wanted);
     if (!card.element.hidden) card.show(figures);
     else card.points.append(figures.points);
   });
-  if (isFirst) loadHistories();
+  if (!hasHistories) loadHistories();
   byId("overview").hidden = tables.length < 2;
   const shown = tables.filter((figures) => !cards.get(figures.name).element.hidden);
   if (tables.length > 1) overview.show(shown, (name) => cards.get(name).points.columns, at);
@@ -323,7 +325,7 @@ function connect() {
     setConnected("no connection to the server, trying again", true);
     setTimeout(connect, RETRY_MS);
   };
-  loadHistories();
+  hasHistories = false; // a restarted server may not have its tables yet: wait until it shows them
 }
 
 // A hidden page costs the server nothing.
