@@ -12,7 +12,7 @@ from replay_server.kernels.compile import Floats, kernel
 def importance_weights(probabilities: Floats, batch_size: int, least: float, beta: float) -> NDArray[np.float32]:
     """Return importance-sampling weights, float32[n], of batches with these probabilities.
 
-    A row with the probability ``least`` has the weight 1; if that is 0, the least probable row of each batch has.
+    A row with the probability ``least`` has the weight 1. If ``least`` is 0, the smallest one of each batch is used.
 
     ``w = (N * P)**-beta / (N * P_least)**-beta = (P_least / P)**beta``.
     """
