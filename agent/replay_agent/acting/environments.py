@@ -10,6 +10,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import (
@@ -78,8 +79,9 @@ class EnvironmentInfo:
 def make_environments(env_id: str, count: int, atari: AtariOptions | None = None) -> Environments:
     """Create a vector environment of ``count`` environments, in the autoreset mode ``SAME_STEP``.
 
-    Atari games run in the threads of their emulator, with the same observations as those of `make_environment`. Other
-    environments run one after the other. The other arguments and the errors are those of `make_environment`.
+    Atari games run in threads of their emulator, as many as torch has CPU threads, with the same observations as those
+    of `make_environment`. Other environments run one after the other. The other arguments and the errors are those of
+    `make_environment`.
     """
     if not env_id.startswith(ATARI_PREFIX):
         makers = [lambda: _NewObservations(make_environment(env_id))] * count
@@ -90,6 +92,7 @@ def make_environments(env_id: str, count: int, atari: AtariOptions | None = None
         env_id,
         count,
         autoreset_mode=AutoresetMode.SAME_STEP,
+        num_threads=torch.get_num_threads(),
         max_num_frames_per_episode=ATARI_FRAMES,
         repeat_action_probability=options.sticky_actions,
         noop_max=options.noop_max,

@@ -34,7 +34,7 @@ class ActorSettings(Settings):
     name: Annotated[str | None, PROCESS] = Field(None, min_length=1)
     """name in the trainer's log; with ape-x, the last number in it determines the epsilon (default: host:pid)"""
     threads: Annotated[int, PROCESS] = Field(1, ge=1)
-    """CPU threads of torch"""
+    """CPU threads of torch and of the Atari emulator"""
     config: Annotated[Path | None, PROCESS] = None
     """TOML file with these settings"""
     exit_with_parent: Annotated[bool, PROCESS] = False
