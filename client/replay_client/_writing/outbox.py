@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 _MAY_PASS: Final = ("NO_SPACE", "STORAGE_FAILED")
 """Reasons of refusals that may pass without the writer's doing: it keeps its blocks, and can send them again."""
 IDLE_DELAY_S: Final = 0.1
-"""A block is due this many seconds after its first row, unless the server asks for a longer delay."""
+"""A block that may wait longer is not sent at the end of an episode."""
 
 
 @dataclass
@@ -79,6 +79,7 @@ class Outbox:
         pending: PendingRequests[SentBlock],
         *,
         max_blocks_in_flight: int,
+        min_delay_s: float,
         max_delay_s: float,
         clock: Callable[[], float],
         wake: Callable[[], None],
@@ -90,6 +91,7 @@ class Outbox:
             block: the first block; later ones are like it.
             pending: the blocks in flight; refused ones must stay pending.
             max_blocks_in_flight: number of unacknowledged blocks at which `hand_over` refuses another one.
+            min_delay_s: seconds from a block's first row until it is due, if the server asks for no more.
             max_delay_s: maximum seconds from a block's first row until it is due, even if the server asks for more.
             clock: returns the time in seconds.
             wake: called when a block can be sent or will be due (`due_in_s`), when `is_paused` ends, and at `close`.
@@ -113,6 +115,7 @@ class Outbox:
         self._table = table
         self._pending = pending
         self._max_blocks_in_flight = max_blocks_in_flight
+        self._min_delay_s = min_delay_s
         self._max_delay_s = max_delay_s
         self._server_delay_s = 0.0  # what the server asks for
         self._clock = clock
@@ -179,11 +182,11 @@ class Outbox:
         self.block, self.is_changing, self.was_torn = self.block.like(), False, True
 
     def end_episode(self) -> None:
-        """Hand over the block at the end of an episode, unless the server asks for a delay above `IDLE_DELAY_S`.
+        """Hand over the block at the end of an episode, unless its rows may wait for longer than `IDLE_DELAY_S`.
 
         The actor may pause after the episode, so rows should not wait for later ones.
         """
-        if self._server_delay_s <= IDLE_DELAY_S:
+        if max(self._min_delay_s, self._server_delay_s) <= IDLE_DELAY_S:
             self.hand_over()
 
     def due_in_s(self) -> float | None:
@@ -195,7 +198,7 @@ class Outbox:
         if not self.block.count:
             self._is_timed = False
             return None
-        delay_s = min(self._max_delay_s, max(IDLE_DELAY_S, self._server_delay_s))
+        delay_s = min(self._max_delay_s, max(self._min_delay_s, self._server_delay_s))
         left = self._block_began_s + delay_s - self._clock()
         if left <= 0:
             self.hand_over()

@@ -49,6 +49,7 @@ class WriterOptions:
     streams: int
     block_rows: int | None
     max_blocks_in_flight: int | None
+    min_delay_s: float
     max_delay_s: float
     reconnect_timeout_s: float | None
     waits_while_away: bool = True
@@ -124,6 +125,7 @@ class Writing:
             block,
             self.pending,
             max_blocks_in_flight=most,
+            min_delay_s=time_limit("min_delay_s", options.min_delay_s, timeout_s),
             max_delay_s=time_limit("max_delay_s", options.max_delay_s, timeout_s),
             clock=time.monotonic,
             wake=wake,

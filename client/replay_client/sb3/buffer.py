@@ -48,6 +48,10 @@ _AHEAD: Final = 64
 for a moment, so one message requests many batches."""
 _AHEAD_BYTES: Final = 1 << 24
 """Maximum bytes of these batches, unless there are only a few."""
+_BLOCK_DELAY_S: Final = 1.0
+"""Seconds for which steps are collected. Each message wakes up threads and the server, which disturbs the learner."""
+_BLOCKS_IN_LAG: Final = 8
+"""Steps are collected until this fraction of `max_lag_steps` waits."""
 MAX_LAG_STEPS: Final = 1000
 """Default of the newest steps that a batch may miss: more than an algorithm adds while its batches are in flight."""
 
@@ -208,7 +212,8 @@ class ServiceReplayBuffer(ReplayBuffer):
 
     @cached_property
     def _writer(self) -> Writer:
-        writer = self.table.writer(streams=self.n_envs)
+        rows = max(self.n_envs, self._max_lag_steps // _BLOCKS_IN_LAG) if self._max_lag_steps else None
+        writer = self.table.writer(streams=self.n_envs, block_rows=rows, min_delay_s=_BLOCK_DELAY_S)
         self._finish = weakref.finalize(self, _give_up, writer)
         return writer
 

@@ -435,6 +435,7 @@ class Table(TableHandle):
         streams: int = 1,
         block_rows: int | None = None,
         max_blocks_in_flight: int | None = None,
+        min_delay_s: float = 0.1,
         max_delay_s: float = 1.0,
         reconnect_timeout_s: float | None = 60.0,
     ) -> Writer:
@@ -448,8 +449,10 @@ class Table(TableHandle):
             max_blocks_in_flight: number of unacknowledged blocks, 1 to 16, at which `append` waits. None: 16. In a
                 queue, or with `samples_per_insert`, None is 2: rows that wait for draws are steps of an old policy, so
                 the actor should not be far ahead.
-            max_delay_s: maximum seconds that a row waits in an incomplete block. The writer sends blocks 0.1 s after
-                their first row, or later if the server has many writers and asks for larger blocks.
+            min_delay_s: seconds after its first row at which the writer sends an incomplete block. With more seconds,
+                it sends fewer messages. With more than 0.1 s, it does not send blocks at the end of episodes either.
+            max_delay_s: maximum seconds that a row waits in an incomplete block. A server with many writers asks them
+                to wait for longer than `min_delay_s`.
             reconnect_timeout_s: seconds to retry an unreachable server. None: the client's default; 0: do not retry;
                 `math.inf`: forever.
 
@@ -462,6 +465,7 @@ class Table(TableHandle):
                 streams=streams,
                 block_rows=block_rows,
                 max_blocks_in_flight=max_blocks_in_flight,
+                min_delay_s=min_delay_s,
                 max_delay_s=max_delay_s,
                 reconnect_timeout_s=reconnect_timeout_s,
             )

@@ -16,9 +16,10 @@ and its blocks:
         writer.append_all(frame=frames, action=actions, reward=rewards)         # [8, ...]: a row for each stream
         writer.end_episodes(done, terminated=terminated, frame=finals)
 
-`append` copies the row and returns. A block is sent when it is full, when 0.1 s have passed since its first row, or
-when `flush` is called. A writer with one stream also sends it at the end of an episode. A server with many writers asks
-them for larger blocks: they then send less often, but never later than `max_delay_s` after a block's first row.
+`append` copies the row and returns. A block is sent when it is full, when `min_delay_s` (default: 0.1 s) have passed
+since its first row, or when `flush` is called. A writer with one stream also sends it at the end of an episode. A
+server with many writers asks them for larger blocks: they then send less often, but never later than `max_delay_s`
+after a block's first row.
 
 While ``max_blocks_in_flight`` blocks are unacknowledged, `append` waits. This happens if the server is slow or
 unreachable, or if the table's rate limiter or full queue delays inserts.

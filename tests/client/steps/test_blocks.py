@@ -53,6 +53,7 @@ class Written:
             block,
             self._pending,
             max_blocks_in_flight=sys.maxsize,
+            min_delay_s=0,
             max_delay_s=0,
             clock=lambda: 0.0,
             wake=lambda: None,

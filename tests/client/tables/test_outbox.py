@@ -31,7 +31,9 @@ from replay_proto.v1 import replay_pb2
 
 SCHEMA = Schema({"number": Column("int64")})
 TABLE = TableDescription("t", b"", SCHEMA, 1000, "uniform", {}, None, 0, 0, 2000, SCHEMA.row_bytes)
-OPTIONS = WriterOptions(streams=1, block_rows=3, max_blocks_in_flight=4, max_delay_s=60.0, reconnect_timeout_s=60.0)
+OPTIONS = WriterOptions(
+    streams=1, block_rows=3, max_blocks_in_flight=4, min_delay_s=0.1, max_delay_s=60.0, reconnect_timeout_s=60.0
+)
 STEPS = ("append", "append", "append", "send", "send", "apply", "apply", "answer", "answer", "break", "reset", "forget")
 
 

@@ -24,7 +24,6 @@ from replay_client import (
 )
 from replay_client._transport.answered_stream import AnsweredStream, PulledMessages, Stream
 from replay_client._transport.frame_stream import SentFrames
-from replay_client._writing import outbox
 from replay_client._writing.writing import DELAYED_BLOCK_ROWS
 from replay_proto.v1 import replay_pb2
 
@@ -83,16 +82,10 @@ def test_a_row_does_not_wait_for_its_block_to_fill(table: Table) -> None:
     assert numbers_in(table) == [0, 1, 2]
 
 
-@pytest.fixture
-def patient_writers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Writers send incomplete blocks only when they are told to."""
-    monkeypatch.setattr(outbox, "IDLE_DELAY_S", math.inf)
-
-
-@pytest.mark.usefixtures("patient_writers")
-def test_a_row_waits_no_longer_for_others_than_it_is_told(table: Table) -> None:
-    with table.writer(max_delay_s=1000.0) as writer:
+def test_rows_wait_for_others_as_long_as_they_are_told(table: Table) -> None:
+    with table.writer(min_delay_s=math.inf, max_delay_s=1000.0) as writer:
         writer.append(**row(0))
+        writer.end_episode()
         with pytest.raises(DeadlineExceededError):
             table.sample(1, beta=0.0, timeout_s=0.2)
         assert writer.in_flight == 1
@@ -323,9 +316,8 @@ def forget(server: ServerProcess, table: Table, count: int) -> None:
             )
 
 
-@pytest.mark.usefixtures("patient_writers")
 def test_rows_that_were_not_sent_yet_are_unacknowledged(table: Table) -> None:
-    with table.writer(block_rows=100, max_delay_s=60) as writer:
+    with table.writer(block_rows=100, min_delay_s=60, max_delay_s=60) as writer:
         for number in range(3):
             writer.append(**row(number))
         kept = writer.unacknowledged_rows()

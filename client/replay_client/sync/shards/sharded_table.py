@@ -383,6 +383,7 @@ class ShardedTable(Table):
         streams: int = 1,
         block_rows: int | None = None,
         max_blocks_in_flight: int | None = None,
+        min_delay_s: float = 0.1,
         max_delay_s: float = 1.0,
         reconnect_timeout_s: float | None = 60.0,
     ) -> ShardedWriter:
@@ -391,6 +392,7 @@ class ShardedTable(Table):
             streams=streams,
             block_rows=block_rows,
             max_blocks_in_flight=max_blocks_in_flight,
+            min_delay_s=min_delay_s,
             max_delay_s=max_delay_s,
             reconnect_timeout_s=reconnect_timeout_s,
         )
