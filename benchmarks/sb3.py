@@ -24,6 +24,7 @@ from rich.progress import track
 from stable_baselines3 import DQN, SAC, HerReplayBuffer
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.envs import BitFlippingEnv
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 from benchmarks.paired import compared
 from benchmarks.report import Section
@@ -49,11 +50,18 @@ Run = Callable[[], float]
 """Runs a program once, and returns its steps per second."""
 
 
+def _empty(model: OffPolicyAlgorithm) -> None:
+    """Empty a buffer, because the table still has the steps of the last run. Buffers in memory begin empty."""
+    assert model.replay_buffer is not None
+    model.replay_buffer.reset()
+
+
 def sac_run(kind: type[ReplayBuffer], options: Mapping[str, Any]) -> Run:
     """Return a function that trains SAC with a buffer of this class. A gradient step follows each environment step."""
 
     def run() -> float:
         model = SAC("MlpPolicy", SAC_ENV, seed=0, replay_buffer_class=kind, replay_buffer_kwargs=dict(options))
+        _empty(model)
         model.learn(SAC_WARM_UP_STEPS)
         began_s = time.perf_counter()
         model.learn(SAC_STEPS, reset_num_timesteps=False)
@@ -75,6 +83,7 @@ def her_run(kind: type[HerReplayBuffer], options: Mapping[str, Any]) -> Run:
             replay_buffer_class=kind,
             replay_buffer_kwargs=dict(options),
         )
+        _empty(model)
         model.learn(HER_WARM_UP_STEPS)
         began_s = time.perf_counter()
         model.learn(HER_STEPS, reset_num_timesteps=False)
