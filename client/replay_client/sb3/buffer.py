@@ -51,7 +51,7 @@ _AHEAD_BYTES: Final = 1 << 24
 _BLOCK_DELAY_S: Final = 1.0
 """Seconds for which steps are collected. Each message wakes up threads and the server, which disturbs the learner."""
 _BLOCKS_IN_LAG: Final = 8
-"""Steps are collected until this fraction of `max_lag_steps` waits."""
+"""A block has at most `max_lag_steps` divided by this number of steps, so that batches miss few of them."""
 MAX_LAG_STEPS: Final = 1000
 """Default of the newest steps that a batch may miss: more than an algorithm adds while its batches are in flight."""
 
