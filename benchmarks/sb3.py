@@ -3,15 +3,17 @@
     pip install 'gymnasium[mujoco]'             # for SAC on Hopper
     python -m benchmarks.sb3 [--pairs 20] [--only TEXT]
 
-Both buffers take part in each pair of runs, in turn. The server runs in a separate process on the same cores.
+Both buffers take part in each pair of runs, in turn; algorithms of Stable-Baselines3 take turns every few seconds, so
+that a change in the speed of the machine affects both. The server runs in a separate process on the same cores.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -35,37 +37,40 @@ PAIRS = 20
 SAC_ENV = "Hopper-v5"
 SAC_WARM_UP_STEPS = 200
 SAC_STEPS = 2_000
+SAC_TURN_STEPS = 250
 CLEANRL_STEPS = 20_000
 SAC_CLEANRL_STEPS = 1_200
 HER_BITS = 12
 HER_WARM_UP_STEPS = 200
 HER_STEPS = 4_000
+HER_TURN_STEPS = 500
 REPLAY_CAPACITY = 100_000
 REPLAY_STEPS = 10_000
 REPLAY_BATCH = 256
 _OBS = spaces.Box(-np.inf, np.inf, (11,), np.float64)
 _ACTION = spaces.Box(-1.0, 1.0, (3,), np.float32)
 
-Run = Callable[[], float]
-"""Runs a program once, and returns its steps per second."""
+Run = Callable[[], Iterator[float]]
+"""Begins a run of a program. Each item of the iterator runs one turn of it, and is the turn's steps per second."""
 
 
-def _empty(model: OffPolicyAlgorithm) -> None:
-    """Empty a buffer, because the table still has the steps of the last run. Buffers in memory begin empty."""
+def learning(model: OffPolicyAlgorithm, warm_up_steps: int, turn_steps: int, turns: int) -> Iterator[float]:
+    """Train from an empty buffer. Yields the steps per second of each turn."""
     assert model.replay_buffer is not None
-    model.replay_buffer.reset()
+    model.replay_buffer.reset()  # the table still has the steps of the last run
+    model.learn(warm_up_steps)
+    for _ in range(turns):
+        began_s = time.perf_counter()
+        model.learn(turn_steps, reset_num_timesteps=False)
+        yield turn_steps / (time.perf_counter() - began_s)
 
 
 def sac_run(kind: type[ReplayBuffer], options: Mapping[str, Any]) -> Run:
     """Return a function that trains SAC with a buffer of this class. A gradient step follows each environment step."""
 
-    def run() -> float:
+    def run() -> Iterator[float]:
         model = SAC("MlpPolicy", SAC_ENV, seed=0, replay_buffer_class=kind, replay_buffer_kwargs=dict(options))
-        _empty(model)
-        model.learn(SAC_WARM_UP_STEPS)
-        began_s = time.perf_counter()
-        model.learn(SAC_STEPS, reset_num_timesteps=False)
-        return SAC_STEPS / (time.perf_counter() - began_s)
+        return learning(model, SAC_WARM_UP_STEPS, SAC_TURN_STEPS, SAC_STEPS // SAC_TURN_STEPS)
 
     return run
 
@@ -73,7 +78,7 @@ def sac_run(kind: type[ReplayBuffer], options: Mapping[str, Any]) -> Run:
 def her_run(kind: type[HerReplayBuffer], options: Mapping[str, Any]) -> Run:
     """Return a function that trains DQN with goals in hindsight. A gradient step follows each environment step."""
 
-    def run() -> float:
+    def run() -> Iterator[float]:
         model = DQN(
             "MultiInputPolicy",
             BitFlippingEnv(n_bits=HER_BITS),
@@ -83,11 +88,7 @@ def her_run(kind: type[HerReplayBuffer], options: Mapping[str, Any]) -> Run:
             replay_buffer_class=kind,
             replay_buffer_kwargs=dict(options),
         )
-        _empty(model)
-        model.learn(HER_WARM_UP_STEPS)
-        began_s = time.perf_counter()
-        model.learn(HER_STEPS, reset_num_timesteps=False)
-        return HER_STEPS / (time.perf_counter() - began_s)
+        return learning(model, HER_WARM_UP_STEPS, HER_TURN_STEPS, HER_STEPS // HER_TURN_STEPS)
 
     return run
 
@@ -95,12 +96,12 @@ def her_run(kind: type[HerReplayBuffer], options: Mapping[str, Any]) -> Run:
 def cleanrl_run(program: Any, address: str) -> Run:
     """Return a function that trains with one of the two scripts, from its start to its end."""
 
-    def run() -> float:
+    def run() -> Iterator[float]:
         arguments = program.Args(address=address, total_timesteps=CLEANRL_STEPS)
         began_s = time.perf_counter()
         with contextlib.redirect_stdout(io.StringIO()):
             program.main(arguments)
-        return CLEANRL_STEPS / (time.perf_counter() - began_s)
+        yield CLEANRL_STEPS / (time.perf_counter() - began_s)
 
     return run
 
@@ -109,12 +110,12 @@ def cleanrl_sac_run(address: str, *, in_process: bool) -> Run:
     """Return a function that trains SAC with the script, from its start to its end."""
     sizes: dict[str, Any] = {"total_timesteps": SAC_CLEANRL_STEPS, "learning_starts": SAC_WARM_UP_STEPS}
 
-    def run() -> float:
+    def run() -> Iterator[float]:
         arguments = sac_cleanrl.Args(address=address, in_process=in_process, buffer_size=REPLAY_CAPACITY, **sizes)
         began_s = time.perf_counter()
         with contextlib.redirect_stdout(io.StringIO()):
             sac_cleanrl.main(arguments)
-        return SAC_CLEANRL_STEPS / (time.perf_counter() - began_s)
+        yield SAC_CLEANRL_STEPS / (time.perf_counter() - began_s)
 
     return run
 
@@ -126,14 +127,21 @@ def replay_run(kind: type[ReplayBuffer], options: Mapping[str, Any]) -> Run:
     obs, actions = rng.normal(size=(REPLAY_STEPS + 1, 1, 11)), rng.uniform(-1, 1, (REPLAY_STEPS, 1, 3))
     rewards, done = rng.normal(size=(REPLAY_STEPS, 1)), np.zeros(1, bool)
 
-    def run() -> float:
+    def run() -> Iterator[float]:
         began_s = time.perf_counter()
         for step in range(REPLAY_STEPS):
             buffer.add(obs[step], obs[step + 1], actions[step], rewards[step], done, [{}])
             buffer.sample(REPLAY_BATCH)
-        return REPLAY_STEPS / (time.perf_counter() - began_s)
+        yield REPLAY_STEPS / (time.perf_counter() - began_s)
 
     return run
+
+
+def in_turn(first: Run, second: Run) -> tuple[float, float]:
+    """Run two programs in turn, and return the steps per second of each: the harmonic means of their turns."""
+    turns = list(zip(first(), second(), strict=True))
+    of_first, of_second = zip(*turns, strict=True)
+    return statistics.harmonic_mean(of_first), statistics.harmonic_mean(of_second)
 
 
 def measure(pairs: int = PAIRS, only: str = "") -> Section:
@@ -159,10 +167,10 @@ def measure(pairs: int = PAIRS, only: str = "") -> Section:
         for number in track(range(pairs), description="pairs of runs"):
             for name, (service, own) in runs.items():
                 if number % 2:
-                    figures[name].append((service(), own()))
+                    figures[name].append(in_turn(service, own))
                 else:
-                    of_own = own()
-                    figures[name].append((service(), of_own))
+                    of_own, of_service = in_turn(own, service)
+                    figures[name].append((of_service, of_own))
     return Section(
         title="Stable-Baselines3 with the service, compared with its own buffer",
         command="python -m benchmarks.sb3",
