@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,6 +25,8 @@ from replay_client.errors import InternalServerError, InvalidArgumentError
 M = TypeVar("M", replay_pb2.SampleResponse, replay_pb2.LearnResponse, replay_pb2.ReadResponse)
 
 _KEY_BYTES = 8
+_TOGETHER_BYTES = 1 << 20
+"""Maximum bytes of batches that are copied together. They share memory, which is not reused before all are freed."""
 
 
 class BatchReader:
@@ -54,6 +57,8 @@ class BatchReader:
         self._windows = None if steps is None else _WindowReader(steps, columns, carried, self._plain.blank)
         self._has_bytes = carried.size(1) > 0
         """Whether rows have any bytes. If not, none are copied from the mapped files."""
+        self._may_join = blank is None and (steps is None or not steps.is_ragged)
+        self._item_bytes = sum(column.row_bytes for column in columns.values())
 
     def sampled(self, answer: Content, draw: replay_pb2.Draw, mapped: MappedRows | None = None) -> Batch | None:
         """Decode the batch in a reply to Sample; return None if inserts overwrote its rows during the copy.
@@ -65,43 +70,68 @@ class BatchReader:
         """
         head, rows = _split(replay_pb2.SampleResponse, answer, mapped)
         _check_known(draw, head.batch)
-        return self._batch(head.batch, rows, mapped)
+        (columns,) = self._columns([head.batch], rows, mapped)
+        return self._batch(head.batch, columns)
 
     def learned(
         self, answer: Content, draw: replay_pb2.Draw, mapped: MappedRows | None = None
     ) -> tuple[replay_pb2.LearnResponse, list[Batch | None]]:
         """Decode a reply to Learn: the message and its batches. A batch may be None, as in `sampled`."""
         head, rows = _split(replay_pb2.LearnResponse, answer, mapped)
-        batches, start = [], 0
         for message in head.batches:
             _check_known(draw, message)
-            end = start + (self._row_bytes(message) if rows else 0)
-            batches.append(self._batch(message, rows[start:end], mapped))
+        of_batches = self._columns(head.batches, rows, mapped)
+        return head, [self._batch(*each) for each in zip(head.batches, of_batches, strict=True)]
+
+    def _columns(
+        self, messages: Sequence[replay_pb2.Batch], rows: memoryview, mapped: MappedRows | None
+    ) -> list[dict[str, Array] | None]:
+        """Return the columns of each batch, from ``rows`` or the mapped files; None where rows were overwritten."""
+        if mapped is not None and self._has_bytes and not rows:
+            return self._copied(messages, mapped)
+        columns: list[dict[str, Array] | None] = []
+        start = 0
+        for number, message in enumerate(messages, 1):
+            end = start + self._row_bytes(message) if number < len(messages) else len(rows)
+            columns.append(self._received(message, rows[start:end]))
             start = end
-        return head, batches
+        return columns
+
+    def _received(self, message: replay_pb2.Batch, rows: memoryview) -> dict[str, Array]:
+        if self._windows is not None:
+            return self._windows.received(message, rows)
+        return self._plain.received(rows, len(message.keys) // _KEY_BYTES)
+
+    def _copied(self, messages: Sequence[replay_pb2.Batch], mapped: MappedRows) -> list[dict[str, Array] | None]:
+        """Copy the columns of each batch from the mapped files. Small batches are copied together, which is faster."""
+        counts = [len(message.keys) // _KEY_BYTES for message in messages]
+        if len(messages) > 1 and self._may_join and sum(counts) * self._item_bytes <= _TOGETHER_BYTES:
+            together = self._copied_alone(_joined(messages), mapped)
+            if together is not None:
+                ends = list(accumulate(counts))
+                parts = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
+                return [{name: values[part] for name, values in together.items()} for part in parts]
+        return [self._copied_alone(message, mapped) for message in messages]
+
+    def _copied_alone(self, message: replay_pb2.Batch, mapped: MappedRows) -> dict[str, Array] | None:
+        if self._windows is not None:
+            return self._windows.copied(message, mapped)
+        return self._plain.copied(np.frombuffer(message.keys, "<i8"), mapped)
 
     def _row_bytes(self, message: replay_pb2.Batch) -> int:
-        """Return how many bytes of the field ``rows`` belong to this batch, if the reply includes rows."""
+        """Return how many bytes of the field ``rows`` belong to this batch."""
         if self._windows is not None:
             return self._windows.row_bytes(message)
         return self._carried.size(len(message.keys) // _KEY_BYTES)
 
-    def _batch(self, message: replay_pb2.Batch, rows: memoryview, mapped: MappedRows | None) -> Batch | None:
-        keys = self._array(message.keys, "<i8")
-        if rows or not self._has_bytes:
-            mapped = None
-        if self._windows is not None:
-            windows = self._windows
-            columns = windows.received(message, rows) if mapped is None else windows.copied(message, mapped)
-        else:
-            columns = self._plain.received(rows, len(keys)) if mapped is None else self._plain.copied(keys, mapped)
+    def _batch(self, message: replay_pb2.Batch, columns: dict[str, Array] | None) -> Batch | None:
         if columns is None:
             return None
         info = None
         if message.times_sampled:
             info = RowInfo(_own(message.times_sampled, "<u4"), _own(message.ages_s, "<f4"))
         return Batch(
-            row_keys=keys,
+            row_keys=self._array(message.keys, "<i8"),
             columns=columns,
             probabilities=self._array(message.probabilities, "<f8"),
             weights=self._array(message.weights, "<f4"),
@@ -225,6 +255,17 @@ class _WindowReader:
         if counts is None:
             return self._blank(len(windows))
         return {name: np.empty((counts[name], *each.shape), each.dtype) for name, each in self._columns.items()}
+
+
+def _joined(messages: Sequence[replay_pb2.Batch]) -> replay_pb2.Batch:
+    """Join batches to one, with what is needed to copy its columns."""
+    return replay_pb2.Batch(
+        keys=b"".join([message.keys for message in messages]),
+        window_keys=b"".join([message.window_keys for message in messages]),
+        before=b"".join([message.before for message in messages]),
+        after=b"".join([message.after for message in messages]),
+        ends=b"".join([message.ends for message in messages]),
+    )
 
 
 def _split(of: type[M], answer: Content, mapped: MappedRows | None) -> tuple[M, memoryview]:

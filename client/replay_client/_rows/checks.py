@@ -22,6 +22,7 @@ True if its column was given, and False otherwise.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -382,7 +383,7 @@ def _of_integers(field: str, column: Column, array: Array) -> Array:
 
 def _of_floats(field: str, column: Column, array: Array) -> Array:
     """Refuse finite numbers that a cast to the column's precision would make infinite."""
-    largest = _LARGEST[column.dtype.name]
+    largest = _largest(column.dtype)
     if -largest <= array.item(array.argmin()) and array.item(array.argmax()) <= largest:  # not if there is a NaN
         return array
     with np.errstate(over="ignore", invalid="ignore"):
@@ -392,6 +393,12 @@ def _of_floats(field: str, column: Column, array: Array) -> Array:
     finite = array[np.isfinite(array)]
     worst = finite[np.abs(finite).argmax()]
     raise _out_of_range(field, column, f"{-largest:g}", f"{largest:g}", worst, array)
+
+
+@cache
+def _largest(dtype: np.dtype[Any]) -> float:
+    """Return the largest number of a dtype. NumPy composes the name of a dtype anew each time."""
+    return _LARGEST[dtype.name]
 
 
 def _out_of_range(

@@ -11,8 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from replay_client import Column, Discount, InternalServerError, Mask, Next, Return, Sequences, Stack, Transitions
+from replay_client import (
+    Batch,
+    Column,
+    Discount,
+    InternalServerError,
+    Mask,
+    Next,
+    Return,
+    Sequences,
+    Stack,
+    Transitions,
+)
 from replay_client._learning.answers import BatchReader
+from replay_client._rows.buffers import ColumnBuffers
 from replay_proto.steps import Item, Steps
 from replay_proto.v1 import replay_pb2
 
@@ -101,11 +113,11 @@ class Answered:
 
 
 class FakeFiles:
-    """Mapped files of a table; nothing overtakes the copy, unless told so."""
+    """Mapped files of a table; inserts overtake the copy of the rows with the keys ``overtaken``."""
 
-    def __init__(self, slots: Mapping[str, NDArray[np.uint8]], *, is_overtaken: bool = False) -> None:
+    def __init__(self, slots: Mapping[str, NDArray[np.uint8]], overtaken: bytes = b"") -> None:
         self.as_bytes, self.is_refused = slots, False
-        self.is_overtaken = is_overtaken
+        self.overtaken = np.frombuffer(overtaken, "<i8")
         self.checked: list[NDArray[np.int64]] = []
 
     def slots_of(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -114,7 +126,7 @@ class FakeFiles:
     def copied(self, keys: NDArray[np.int64], copy: Callable[[], None]) -> bool:
         copy()
         self.checked.append(keys)
-        return not self.is_overtaken
+        return not np.isin(keys, self.overtaken).any()
 
 
 def answered(columns: Columns, item: Item, made: list[PlannedEpisode], picked: list[Picked]) -> Answered:
@@ -206,22 +218,76 @@ ATARI: Columns = {
 }
 
 
-def test_several_batches_of_one_reply_are_told_apart() -> None:
-    made = [PlannedEpisode(some_rows(6, seed=1), TERMINATED), PlannedEpisode(some_rows(5, seed=2), GOES_ON)]
-    item = Transitions(2)
-    picked: list[list[Picked]] = [[(0, 0), (1, 2)], [(0, 4)], [(1, 0), (0, 2), (0, 2)]]
-    answers = [answered(ATARI, item, made, each) for each in picked]
-    message = replay_pb2.LearnResponse(
-        batches=[each.message for each in answers], rows=b"".join(each.rows for each in answers)
-    )
-    _, batches = BatchReader(answers[0].steps.schema, answers[0].steps).learned(message.SerializeToString(), DRAW)
-    for batch, these in zip(batches, picked, strict=True):
-        assert_drawn(batch, ATARI, item, made, these)
+EPISODES = [PlannedEpisode(some_rows(6, seed=1), TERMINATED), PlannedEpisode(some_rows(5, seed=2), GOES_ON)]
+SEVERAL: list[list[Picked]] = [[(0, 0), (1, 2)], [(0, 4)], [(1, 0), (0, 2), (0, 2)]]
+"""The steps in the batches of one reply."""
+
+
+def answered_together(columns: Columns, several: list[list[Picked]]) -> tuple[list[Answered], replay_pb2.LearnResponse]:
+    answers = [answered(columns, Transitions(2), EPISODES, each) for each in several]
+    return answers, replay_pb2.LearnResponse(batches=[each.message for each in answers])
+
+
+def learned(answers: list[Answered], reply: replay_pb2.LearnResponse, files: Any = None) -> list[Batch | None]:
+    _, batches = BatchReader(answers[0].steps.schema, answers[0].steps).learned(reply.SerializeToString(), DRAW, files)
+    return batches
+
+
+def test_several_received_batches_are_told_apart() -> None:
+    answers, reply = answered_together(ATARI, SEVERAL)
+    reply.rows = b"".join(each.rows for each in answers)
+    for batch, picked in zip(learned(answers, reply), SEVERAL, strict=True):
+        assert_drawn(batch, ATARI, Transitions(2), EPISODES, picked)
+
+
+def test_several_small_batches_are_copied_together_and_told_apart() -> None:
+    answers, reply = answered_together(ATARI, SEVERAL)
+    files = FakeFiles(answers[0].slots)
+    for batch, picked in zip(learned(answers, reply, files), SEVERAL, strict=True):
+        assert_drawn(batch, ATARI, Transitions(2), EPISODES, picked)
+        assert batch is not None
+        assert all(values.flags.writeable and values.flags.c_contiguous for values in batch.values())
+    assert [keys.tobytes() for keys in files.checked] == [b"".join(each.message.window_keys for each in answers)]
+
+
+def test_of_several_batches_only_those_overtaken_by_inserts_are_none() -> None:
+    answers, reply = answered_together(ATARI, SEVERAL)
+    only_of_second = answers[1].message.window_keys[-8:]
+    files = FakeFiles(answers[0].slots, overtaken=only_of_second)
+    first, second, third = learned(answers, reply, files)
+    assert_drawn(first, ATARI, Transitions(2), EPISODES, SEVERAL[0])
+    assert second is None
+    assert_drawn(third, ATARI, Transitions(2), EPISODES, SEVERAL[2])
+
+
+def test_each_batch_is_in_the_memory_that_was_given_for_it() -> None:
+    answers, reply = answered_together(ATARI, SEVERAL)
+    steps, asked = answers[0].steps, list[int]()
+    buffers = ColumnBuffers(steps.sampled)
+
+    def blank(row_count: int) -> dict[str, NDArray[Any]]:
+        asked.append(row_count)
+        return buffers.blank(row_count)
+
+    files: Any = FakeFiles(answers[0].slots)
+    BatchReader(steps.schema, steps, blank=blank).learned(reply.SerializeToString(), DRAW, files)
+    assert asked == [len(picked) for picked in SEVERAL]
+
+
+def test_large_batches_do_not_share_memory() -> None:
+    wide: Columns = {**STORED, "later": Stack("frame", 50)}
+    several: list[list[Picked]] = [[(0, step % 4) for step in range(2000)] for _ in range(2)]
+    answers, reply = answered_together(wide, several)
+    files = FakeFiles(answers[0].slots)
+    batches = learned(answers, reply, files)
+    for batch, picked in zip(batches, several, strict=True):
+        assert_drawn(batch, wide, Transitions(2), EPISODES, picked)
+    assert [keys.tobytes() for keys in files.checked] == [each.message.window_keys for each in answers]
 
 
 def test_a_batch_overtaken_by_inserts_is_none() -> None:
     answer = answered(ATARI, Transitions(1), [PlannedEpisode(some_rows(3, seed=1), TERMINATED)], [(0, 1)])
-    files: Any = FakeFiles(answer.slots, is_overtaken=True)
+    files: Any = FakeFiles(answer.slots, overtaken=answer.message.keys)
     reader = BatchReader(answer.steps.schema, answer.steps)
     named, received = replay_pb2.SampleResponse(batch=answer.message), replay_pb2.SampleResponse(batch=answer.message)
     assert reader.sampled(named.SerializeToString(), DRAW, files) is None
@@ -234,7 +300,7 @@ def test_columns_that_need_no_rows_are_computed_from_the_windows() -> None:
     made = [PlannedEpisode({"reward": np.zeros(4, np.float32)}, TERMINATED)]
     answer = answered(columns, Transitions(2, 0.5), made, [(0, 0), (0, 1), (0, 2)])
     assert not answer.rows
-    files: Any = FakeFiles(answer.slots, is_overtaken=True)
+    files: Any = FakeFiles(answer.slots, overtaken=answer.message.keys)
     for mapped in (None, files):
         reader = BatchReader(answer.steps.schema, answer.steps)
         batch = reader.sampled(replay_pb2.SampleResponse(batch=answer.message).SerializeToString(), DRAW, mapped)
