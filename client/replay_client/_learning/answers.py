@@ -58,6 +58,7 @@ class BatchReader:
         self._has_bytes = carried.size(1) > 0
         """Whether rows have any bytes. If not, none are copied from the mapped files."""
         self._may_join = blank is None and (steps is None or not steps.is_ragged)
+        """Whether several batches may be copied together. Memory from ``blank`` is for one batch each."""
         self._item_bytes = sum(column.row_bytes for column in columns.values())
 
     def sampled(self, answer: Content, draw: replay_pb2.Draw, mapped: MappedRows | None = None) -> Batch | None:

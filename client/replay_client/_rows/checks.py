@@ -397,7 +397,7 @@ def _of_floats(field: str, column: Column, array: Array) -> Array:
 
 @cache
 def _largest(dtype: np.dtype[Any]) -> float:
-    """Return the largest number of a dtype. NumPy composes the name of a dtype each time."""
+    """Return the largest number of a dtype. It is cached, because NumPy composes the name of a dtype each time."""
     return _LARGEST[dtype.name]
 
 
