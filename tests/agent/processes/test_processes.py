@@ -144,12 +144,13 @@ def test_an_actor_joins_late_waits_while_the_run_is_stopped_and_leaves_when_it_i
     trainer.close()
     assert joined(trainer) == 1
     steps = trainer.pacer.env_steps + 1_000
-    resumed = make_trainer(resume=trainer.run.path, steps=steps, **values)
+    # The trainer does not act, so the steps are those of the actor.
+    resumed = make_trainer(resume=trainer.run.path, steps=steps, act=False, **values)
     resumed.resume()
     assert resumed.train(Watcher(10**9, lambda: None), None) is Ending.STEPS_DONE
-    assert joined(resumed) == 1
     assert started[0].poll() is None
     resumed.end()
+    assert joined(resumed) == 1
     assert started[0].wait(PATIENCE_S) == 0, log.read_text()
 
 
