@@ -167,19 +167,21 @@ def test_infos_of_vector_environments_say_which_episodes_were_truncated(new_buff
     assert by_obs(buffer.sample(MANY)) == by_obs(twin.sample(8 * MANY))
 
 
+@pytest.mark.parametrize("timeouts", [False, True])
 @pytest.mark.parametrize("n_envs", [1, 3])
 @pytest.mark.parametrize("mode", AutoresetMode)
 def test_steps_that_only_reset_a_vector_environment_are_not_stored(
-    new_buffer: NewBuffer, caplog: pytest.LogCaptureFixture, mode: AutoresetMode, n_envs: int
+    new_buffer: NewBuffer, caplog: pytest.LogCaptureFixture, mode: AutoresetMode, n_envs: int, timeouts: bool
 ) -> None:
     makers = [partial(NumberedEnv, number + 1, reuses_arrays=False) for number in range(n_envs)]
     envs: Any = SyncVectorEnv(makers, autoreset_mode=mode)
-    buffer = new_buffer(n_envs=n_envs)
+    buffer = new_buffer(n_envs=n_envs, handle_timeout_termination=timeouts)
     obs, _ = envs.reset()
+    over = np.zeros(n_envs, bool)  # written again in every step, as the arrays of some vector environments
     for step in range(40):
         action = np.full(n_envs, step % 4)
         after, rewards, terminated, truncated, infos = envs.step(action)
-        over = terminated | truncated
+        np.logical_or(terminated, truncated, out=over)
         next_obs = after.copy()
         if mode is AutoresetMode.SAME_STEP and over.any():
             next_obs[over] = np.stack(list(infos["final_obs"][over]))

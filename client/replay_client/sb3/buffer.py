@@ -183,7 +183,7 @@ class ServiceReplayBuffer(ReplayBuffer):
             "max_priority": max_priority,
         }
         self._going_on = np.zeros(streams, bool)  # which environments have a running episode
-        self._resets_next = np.zeros(streams, bool)  # which environments may only reset in their next step
+        self._resets_next: NDArray[np.bool_] | None = None  # which environments may only reset in their next step
         self._tells_skipped = True
         self._final: dict[str, NDArray[Any]] = {}  # observations after the last step, by column: [n_envs, *shape]
         self._sampler: Sampler | None = None
@@ -267,13 +267,13 @@ class ServiceReplayBuffer(ReplayBuffer):
         rows |= self._more_columns(infos)
         is_done = self._checked("done", done)
         timeouts = self._timeouts(infos, is_done)
-        is_over = is_done | timeouts
+        is_over = is_done if timeouts is None else is_done | timeouts
         if not are_same(before, self._final):  # the usual case, checked quickly
             self._end(self._going_on & ~same_rows(before, self._final, self.n_envs))
         self._check_lengths()
         where = None
-        if self._resets_next.any():
-            where = self._are_steps(before, rows["reward"], is_over)
+        if self._resets_next is not None:
+            where = self._are_steps(before, rows["reward"], is_over, self._resets_next)
         is_added = False
         try:
             if self.n_envs > 1:
@@ -281,15 +281,19 @@ class ServiceReplayBuffer(ReplayBuffer):
             elif where is None or where[0]:  # SB3's usual case; a single row costs a fraction of a vector of one row
                 self._writer.append({name: values[0] for name, values in rows.items()})
             is_added = True
-            self._going_on |= True if where is None else where
+            if where is None:
+                self._going_on.fill(True)
+            else:
+                self._going_on |= where
             self._final = {name: values.copy() for name, values in after.items()}
-            if is_over.any():
-                self._end(is_over, is_done & ~timeouts)
+            ends = any(is_over.tolist())  # faster than numpy's for a few environments
+            if ends:
+                self._end(is_over, is_done if timeouts is None else is_done & ~timeouts)
         except BaseException as error:
             if is_added or not isinstance(error, ReplayError):  # such as Ctrl-C: the end of the step may be missing
                 self._abandon()
             raise
-        self._resets_next = is_over & self._may_reset_next(infos)
+        self._resets_next = is_over.copy() if ends and self._may_reset_next(infos) else None
         self.pos = (self.pos + 1) % self.buffer_size
         self.full = self.full or self.pos == 0
 
@@ -430,12 +434,16 @@ class ServiceReplayBuffer(ReplayBuffer):
             sampler.close()
 
     def _are_steps(
-        self, before: dict[str, NDArray[Any]], reward: NDArray[Any], is_over: NDArray[Any]
+        self,
+        before: dict[str, NDArray[Any]],
+        reward: NDArray[Any],
+        is_over: NDArray[Any],
+        may_reset: NDArray[np.bool_],
     ) -> NDArray[np.bool_]:
-        """Return bool[n_envs]: which environments have made a step, and have not only reset."""
-        only_resets = self._resets_next.copy()
+        """Return bool[n_envs]: which environments have made a step. Those that ``may_reset`` may only have reset."""
+        only_resets = may_reset
         if self._autoreset_mode is None:
-            only_resets &= same_rows(before, self._final, self.n_envs) & (reward == 0) & ~is_over
+            only_resets = may_reset & same_rows(before, self._final, self.n_envs) & (reward == 0) & ~is_over
         if only_resets.any() and self._tells_skipped:
             self._tells_skipped = False
             log.warning("steps that only reset an environment are not stored: its autoreset mode is NEXT_STEP")
@@ -457,7 +465,7 @@ class ServiceReplayBuffer(ReplayBuffer):
         """Leave the running episodes unfinished; the next steps begin others."""
         for stream in range(self.n_envs):
             self._writer[stream].abandon_episode()
-        self._going_on[:] = self._resets_next[:] = False
+        self._going_on[:], self._resets_next = False, None
 
     def _check_lengths(self) -> None:
         """Check that the running episodes may have another step, for derived classes."""
@@ -487,18 +495,24 @@ class ServiceReplayBuffer(ReplayBuffer):
             raise InvalidArgumentError.of_field(argument, expected, described(array))
         return array.reshape(shape)
 
-    def _timeouts(self, infos: list[dict[str, Any]] | Mapping[str, Any], is_done: NDArray[Any]) -> NDArray[Any]:
+    def _timeouts(self, infos: list[dict[str, Any]] | Mapping[str, Any], is_done: NDArray[Any]) -> NDArray[Any] | None:
         """Return bool[n_envs]: which environments were stopped by a time limit, unless this counts as a terminal state.
+
+        None: none was, which is the usual case.
 
         Raises:
             InvalidArgumentError: the infos are not those of all environments, or do not say why an episode is done.
         """
         if not self.handle_timeout_termination:
-            return np.zeros(self.n_envs, bool)
+            return None
         if not isinstance(infos, Mapping):
-            flags: Any = np.array([bool(info.get(_TIMEOUT, False)) for info in infos])
-        elif _TIMEOUT in infos or not is_done.any():
-            flags = infos.get(_TIMEOUT, np.zeros(self.n_envs, bool))
+            flags: Any = [bool(info.get(_TIMEOUT, False)) for info in infos]
+            if len(flags) == self.n_envs and not any(flags):
+                return None
+        elif _TIMEOUT in infos:
+            flags = infos[_TIMEOUT]
+        elif not is_done.any():
+            return None
         else:
             expected = (
                 f"{_TIMEOUT!r}, such as truncations & ~terminations; or create the buffer with "
