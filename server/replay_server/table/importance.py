@@ -25,5 +25,6 @@ def importance_weights(probabilities: Floats, batch_size: int, least: float, bet
             for probability in batch:
                 reference = min(reference, probability)
         for i in range(len(batch)):
-            weights[start + i] = (reference / batch[i]) ** beta
+            # Powers are slow, and in uniform draws, all probabilities are equal.
+            weights[start + i] = 1.0 if batch[i] == reference else (reference / batch[i]) ** beta
     return weights

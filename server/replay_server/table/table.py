@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -337,13 +338,15 @@ class Table:
         total_mass, smallest, inserted = self.total_mass, self.draws.smallest_probability(live), self.inserted
         least = 0.0 if draw.weight_norm is WeightNorm.BATCH else smallest
         weights = importance_weights(as_kernel_input(drawn.probabilities), draw.batch_size, least, draw.beta)
+        windows = self._items.windows(drawn.keys)
+        starts = range(0, len(drawn.keys), draw.batch_size)
+        windows_of = repeat(None) if windows is None else windows.in_batches(draw.batch_size)
         batches = []
-        for start in range(0, len(drawn.keys), draw.batch_size):
+        for start, windows_of_batch in zip(starts, windows_of, strict=False):
             rows = slice(start, start + draw.batch_size)
-            keys = drawn.keys[rows]
             batches.append(
                 DrawnBatch(
-                    keys=keys,
+                    keys=drawn.keys[rows],
                     probabilities=drawn.probabilities[rows],
                     weights=weights[rows],
                     beta=draw.beta,
@@ -352,7 +355,7 @@ class Table:
                     smallest_probability=smallest,
                     inserted=inserted,
                     drawable=drawable,
-                    windows=self._items.windows(keys),
+                    windows=windows_of_batch,
                 )
             )
         return batches

@@ -82,6 +82,18 @@ def test_a_row_is_reached_through_a_left_sum_that_was_rounded_down() -> None:
         ring.draw([min(fraction, 1.0)])
 
 
+@pytest.mark.parametrize("rows", [1, 8, 9, 70, 600])
+@pytest.mark.parametrize("first", [0, 500, 4_000, 5_600])
+def test_a_few_rows_in_a_large_ring_are_drawn_by_mass(first: int, rows: int) -> None:
+    # They begin in the first slot, share parents with empty slots, or lie at both ends of the ring.
+    generator = np.random.default_rng(rows)
+    ring = IndexedRing("sum_tree", 5_000, slack=640, first_key=first)
+    ring.insert(10.0 ** generator.uniform(-3, 3, rows))
+    middles = ring.expected().middles()
+    drawn = ring.draw(np.concatenate([middles, [0.0, np.nextafter(1.0, 0.0)], generator.random(1_000)]))
+    assert sorted(drawn.keys[:rows]) == list(range(first, first + rows))
+
+
 @pytest.mark.parametrize(
     ("parameters", "limit"),
     [

@@ -115,7 +115,10 @@ def descend(sums: Floats, starts: Integers, points: Floats, nodes: Integers) -> 
     the last slot. In this case, it returns the nearest slot with mass to the left.
     """
     nodes[:] = 0
-    for level in range(len(starts) - 3, -1, -1):
+    top = len(starts) - 3
+    while top > 0 and sums[starts[top]] == sums[starts[-2]]:  # a ring that is far from full has all mass in front
+        top -= 1
+    for level in range(top, -1, -1):
         last = (starts[level + 1] - starts[level]) // FAN_OUT - 1
         for i in range(len(points)):
             point = points[i] if nodes[i] <= last else np.inf

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from itertools import pairwise
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -38,6 +39,17 @@ class Windows(NamedTuple):
     """int32[batch]: number of rows after each anchor."""
     ends: NDArray[np.uint8]
     """uint8[batch]: whether the last row of each window closes its episode, and how, as in `Runs.ends`."""
+
+    def in_batches(self, batch_size: int) -> list[Windows]:
+        """Split the windows into batches of this size."""
+        if len(self.before) == batch_size:
+            return [self]
+        ends = np.cumsum(self.before + self.after + 1, dtype=np.int64)[batch_size - 1 :: batch_size].tolist()
+        batches = []
+        for number, (first, end) in enumerate(pairwise([0, *ends])):
+            windows = slice(number * batch_size, (number + 1) * batch_size)
+            batches.append(Windows(self.keys[first:end], self.before[windows], self.after[windows], self.ends[windows]))
+        return batches
 
     def firsts(self, before: int) -> NDArray[np.int64]:
         """Return int64[batch]: for each anchor, the index in `keys` of the row ``before`` positions earlier.
