@@ -62,8 +62,8 @@ KEEPING = group("checkpoints and logs")
 class TrainSettings(Settings):
     """Learn a Gymnasium environment by Double DQN, Rainbow or R2D2 through a prioritized replay service.
 
-    Without --server it starts a replay server. CartPole-v1, Acrobot-v1, MountainCar-v0, ALE/Pong-v5 and the
-    environments of replay_agent.memory_tasks have presets that override the defaults below. Every flag can also be
+    Without --server it starts a replay server. CartPole-v1, Acrobot-v1, MountainCar-v0, LunarLander-v3, ALE/Pong-v5 and
+    the environments of replay_agent.memory_tasks have presets that override the defaults below. Every flag can also be
     given as an environment variable (--batch-size as REPLAY_TRAIN_BATCH_SIZE) or in a TOML file (batch_size = 128). The
     word none unsets a value of a preset or a resumed run, as in --solved-return none. Set REPLAY_TOKEN if the server
     requires a token, and REPLAY_TLS_CA, REPLAY_TLS_CERT and REPLAY_TLS_KEY for TLS.

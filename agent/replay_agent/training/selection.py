@@ -77,8 +77,7 @@ class NetworkSelector:
         seeds = list(self._seeds_of(self._validations))
         self._validations += 1
         best = self._network_of_best(network)
-        returns = np.empty(0)
-        best_returns = np.empty(0)
+        returns, best_returns = np.empty(0), np.empty(0)
         is_best = True
         for part in (seeds[: self._screening_episodes], seeds[self._screening_episodes :]):
             if not part or not is_best:
