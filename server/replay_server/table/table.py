@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -339,11 +338,10 @@ class Table:
         least = 0.0 if draw.weight_norm is WeightNorm.BATCH else smallest
         weights = importance_weights(as_kernel_input(drawn.probabilities), draw.batch_size, least, draw.beta)
         windows = self._items.windows(drawn.keys)
-        starts = range(0, len(drawn.keys), draw.batch_size)
-        windows_of = repeat(None) if windows is None else windows.in_batches(draw.batch_size)
+        windows_of = None if windows is None else windows.in_batches(draw.batch_size)  # by batch
         batches = []
-        for start, windows_of_batch in zip(starts, windows_of, strict=False):
-            rows = slice(start, start + draw.batch_size)
+        for batch in range(len(drawn.keys) // draw.batch_size):
+            rows = slice(batch * draw.batch_size, (batch + 1) * draw.batch_size)
             batches.append(
                 DrawnBatch(
                     keys=drawn.keys[rows],
@@ -355,7 +353,7 @@ class Table:
                     smallest_probability=smallest,
                     inserted=inserted,
                     drawable=drawable,
-                    windows=windows_of_batch,
+                    windows=None if windows_of is None else windows_of[batch],
                 )
             )
         return batches
