@@ -25,7 +25,7 @@ from replay_client.errors import InternalServerError, InvalidArgumentError
 M = TypeVar("M", replay_pb2.SampleResponse, replay_pb2.LearnResponse, replay_pb2.ReadResponse)
 
 _KEY_BYTES = 8
-_TOGETHER_BYTES = 1 << 20
+_TOGETHER_BYTES = 4 << 20
 """Maximum bytes of batches that are copied together. They share memory, which is not reused before all are freed."""
 
 

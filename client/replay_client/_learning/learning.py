@@ -36,8 +36,15 @@ from replay_client.results.description import FIFO, TableDescription
 
 _MESSAGES_IN_FLIGHT: Final = 4
 """Desired number of messages in flight: with a larger prefetch, one message requests several batches."""
+_LARGE_PREFETCH: Final = 64
+"""With this prefetch or a larger one, two messages are in flight, because each message costs time beside the learner:
+the caches of the CPU no longer have what the server and the client need for it."""
 _MOST_TOGETHER: Final = 64
 """Maximum batches per message: the server handles no other call while it draws them."""
+_MOST_ROWS: Final = 1 << 15
+"""Maximum rows of small windows per message. The server draws them in 4 ms."""
+_ROWS_BYTES: Final = 4 << 20
+"""Maximum bytes of these rows. With larger rows, `MOST_KEYS_AT_ONCE` limits them."""
 _MOST_DISTINCT: Final = 4
 """The same without replacement: the server's limit."""
 OF_DRAWS: Final = frozenset({"LIMITED", "TABLE_EMPTY", "TABLE_RESET", "WAITED_TOO_LONG"})
@@ -117,6 +124,7 @@ class Learning:
     ) -> None:
         self._table = table
         self._window_rows = 1 if table.steps is None else table.steps.window.rows
+        self._most_rows = max(MOST_KEYS_AT_ONCE, min(_MOST_ROWS, _ROWS_BYTES // table.row_bytes))
         self._near = near
         self.prefetching: FixedPrefetch | PrefetchTuner
         """Chooses `prefetch`; samplers tell it about each step."""
@@ -181,9 +189,10 @@ class Learning:
         """Add requests until `prefetch` batches are in flight. The first request carries the kept updates."""
         is_distinct = self.draw.draw_mode == replay_pb2.DRAW_MODE_WITHOUT_REPLACEMENT
         limit = _MOST_DISTINCT if is_distinct else _MOST_TOGETHER
-        most = min(limit, MOST_KEYS_AT_ONCE // (self.draw.batch_size * self._window_rows))
+        most = min(limit, self._most_rows // (self.draw.batch_size * self._window_rows))
         prefetch, in_flight = self.prefetch, self.in_flight
-        together = max(1, min(most, prefetch // _MESSAGES_IN_FLIGHT))
+        messages = _MESSAGES_IN_FLIGHT if prefetch < _LARGE_PREFETCH else 2
+        together = max(1, min(most, prefetch // messages))
         while (missing := prefetch - in_flight) >= together:
             self._add(min(missing, together), ahead=in_flight)
             in_flight += min(missing, together)

@@ -43,7 +43,7 @@ _TIMEOUT: Final = "TimeLimit.truncated"
 _FINAL_OBS: Final = ("final_obs", "final_observation")
 """What infos of Gymnasium's vector environments have if an environment is reset in the step that ends an episode."""
 _OF_HER: Final = {"copy_info_dict", "env", "goal_selection_strategy", "n_sampled_goal"}
-_AHEAD: Final = 64
+_AHEAD: Final = 128
 """Batches in flight if priorities do not matter. Each message wakes up the server, which takes a core from the learner
 for a moment, so one message requests many batches."""
 _AHEAD_BYTES: Final = 1 << 24
@@ -124,9 +124,9 @@ class ServiceReplayBuffer(ReplayBuffer):
             max_lag_steps: how many of the newest steps, of all environments together, a batch may miss. `sample` waits
                 only to keep this limit. With 0, a batch is drawn from all added steps.
             prefetch: batches in flight. A batch misses the priorities of the ``prefetch - 1`` batches before it. None
-                means 2. But if priorities do not matter (``backend="uniform"`` or ``alpha=0``), it means up to 64 small
-                batches, because one message then requests several. If `max_lag_steps` is 0, it means 1; then each batch
-                reflects all earlier steps and priorities, and runs with the same seeds give the same results.
+                means 2. But if priorities do not matter (``backend="uniform"`` or ``alpha=0``), it means up to 128
+                small batches, because one message then requests many. If `max_lag_steps` is 0, it means 1; then each
+                batch reflects all earlier steps and priorities, and runs with the same seeds give the same results.
             seed: seed of the table's draws, if the table is new.
             autoreset_mode: mode of the Gymnasium vector environment whose steps `add` gets. None: with infos that are a
                 mapping without final observations, a step from the final observation to another one, without a reward,

@@ -276,7 +276,7 @@ def test_each_batch_is_in_the_memory_that_was_given_for_it() -> None:
 
 def test_large_batches_do_not_share_memory() -> None:
     wide: Columns = {**STORED, "later": Stack("frame", 50)}
-    several: list[list[Picked]] = [[(0, step % 4) for step in range(2000)] for _ in range(2)]
+    several: list[list[Picked]] = [[(0, step % 4) for step in range(8000)] for _ in range(2)]
     answers, reply = answered_together(wide, several)
     files = FakeFiles(answers[0].slots)
     batches = learned(answers, reply, files)

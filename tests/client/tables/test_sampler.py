@@ -57,17 +57,17 @@ def test_a_batch_knows_of_all_updates_but_the_last_few(telling: Table, prefetch:
     assert telling.read([0]).priorities.tolist() == [29.0]
 
 
-@pytest.mark.parametrize("prefetch", [8, 16])
+@pytest.mark.parametrize("prefetch", [8, 16, 64])
 def test_batches_asked_for_together_know_of_as_many_updates_or_more(telling: Table, prefetch: int) -> None:
     with telling.sampler(4, beta=0.4, prefetch=prefetch) as sampler:
         seen = []
-        for step, batch in enumerate(itertools.islice(sampler, 50)):
+        for step, batch in enumerate(itertools.islice(sampler, 3 * prefetch)):
             assert sampler.in_flight < prefetch
             seen.append(batch.total_mass)
             sampler.update_priorities([0], [step])
     assert seen[:prefetch] == [1000.0] * prefetch
     assert all(index - prefetch <= known < index for index, known in enumerate(seen[prefetch:], start=prefetch))
-    assert telling.read([0]).priorities.tolist() == [49.0]
+    assert telling.read([0]).priorities.tolist() == [3.0 * prefetch - 1]
 
 
 def test_many_batches_on_their_way_are_asked_for_in_several_messages(telling: Table) -> None:
