@@ -25,14 +25,14 @@ from replay_proto.v1 import replay_pb2
 from replay_client._learning.answers import BatchReader
 from replay_client._learning.combining import combined
 from replay_client._learning.prefetch import FEWEST, MOST, FixedPrefetch, PrefetchTuner, prefetching
-from replay_client._rows.checks import MOST_KEYS_AT_ONCE, checked_keys, checked_priorities, packed_update, update_parts
+from replay_client._rows.checks import checked_keys, checked_priorities, packed_update, update_parts
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._rows.mapped_rows import MappedRows, NearRows
 from replay_client._transport.pending import PendingRequests, Request
 from replay_client.batch import Batch
 from replay_client.draws import Prefetch, with_beta
 from replay_client.errors import DeadlineExceededError, ReplayError
-from replay_client.results.description import FIFO, TableDescription
+from replay_client.results.description import FIFO, MOST_KEYS_AT_ONCE, TableDescription
 
 _MESSAGES_IN_FLIGHT: Final = 4
 """Desired number of messages in flight: with a larger prefetch, one message requests several batches."""
@@ -51,8 +51,6 @@ OF_DRAWS: Final = frozenset({"LIMITED", "TABLE_EMPTY", "TABLE_RESET", "WAITED_TO
 """Reasons for which a draw is refused after a wait, when the server has already applied the updates of the message."""
 DRAWS_WAIT_S: Final = 0.25
 """Seconds after which a sampler that is closed no longer waits for draws before its last updates."""
-UPDATES_KEPT: Final = MOST_KEYS_AT_ONCE
-"""Maximum rows of updates that wait for the next request; with more, they are sent immediately."""
 
 
 @dataclass
@@ -124,7 +122,8 @@ class Learning:
     ) -> None:
         self._table = table
         self._window_rows = 1 if table.steps is None else table.steps.window.rows
-        self._most_rows = max(MOST_KEYS_AT_ONCE, min(_MOST_ROWS, _ROWS_BYTES // table.row_bytes))
+        self._most_rows = table.limited(max(MOST_KEYS_AT_ONCE, min(_MOST_ROWS, _ROWS_BYTES // table.row_bytes)))
+        self._most_kept = table.keys_per_call  # keys; with more, updates are sent without waiting for a request
         self._near = near
         self.prefetching: FixedPrefetch | PrefetchTuner
         """Chooses `prefetch`; samplers tell it about each step."""
@@ -233,19 +232,19 @@ class Learning:
 
     def keep(self, checked: NDArray[np.int64], values: NDArray[np.float64]) -> None:
         """Keep updates like `update`, but without checks of the keys, int64[n], and priorities, float64[n]."""
-        for first in range(0, len(checked), UPDATES_KEPT):
-            keys, priorities = checked[first : first + UPDATES_KEPT], values[first : first + UPDATES_KEPT]
-            if self._keys_kept + len(keys) > UPDATES_KEPT:
+        for first in range(0, len(checked), self._most_kept):
+            keys, priorities = checked[first : first + self._most_kept], values[first : first + self._most_kept]
+            if self._keys_kept + len(keys) > self._most_kept:
                 self.send_updates()
             self._priorities.append(priorities.tobytes())
             self._keys.append(keys.tobytes())
             self._keys_kept += len(keys)
-        if self._keys_kept >= UPDATES_KEPT:
+        if self._keys_kept >= self._most_kept:
             self.send_updates()
 
     def write(self, keys: NDArray[np.int64], columns: Mapping[str, Array]) -> None:
         """Add requests that write mutable columns again, and carry the kept updates; see `checked_update`."""
-        for update, rows in update_parts(self._table.schema, keys, columns):
+        for update, rows in update_parts(self._table.schema, keys, columns, self._table.keys_per_call):
             self._add(0, rows=(update, rows))
 
     def send_updates(self) -> None:

@@ -19,7 +19,6 @@ from replay_client._operations.reading import no_steps
 from replay_client._operations.server import describe
 from replay_client._rows.buffers import Blank
 from replay_client._rows.checks import (
-    MOST_KEYS_AT_ONCE,
     checked_keys,
     checked_priorities,
     checked_rows,
@@ -153,7 +152,7 @@ class TableOperations:
         keys = checked_keys(batch_or_keys)
         values = checked_priorities(combined(batch_or_keys, priorities, self._table.steps), len(keys))
         updated = stale = 0
-        for part in _parts(len(keys), MOST_KEYS_AT_ONCE):
+        for part in _parts(len(keys), self._table.keys_per_call):
             update = replay_pb2.PriorityUpdate(keys=keys[part].tobytes(), priorities=values[part].tobytes())
             request = replay_pb2.UpdatePrioritiesRequest(
                 table=self._table.name, table_uid=self._table.uid, update=update
@@ -175,7 +174,7 @@ class TableOperations:
         table = self._table
         checked, values = checked_update(table.schema, keys, columns)
         updated = stale = 0
-        for update, rows in update_parts(table.schema, checked, values):
+        for update, rows in update_parts(table.schema, checked, values, table.keys_per_call):
             request = replay_pb2.UpdateRowsRequest(table=table.name, table_uid=table.uid, update=update)
             answer = yield Call("UpdateRows", packed_update(request, table.schema, rows))
             result = replay_pb2.UpdateRowsResponse.FromString(bytes(answer)).result
@@ -190,7 +189,7 @@ class TableOperations:
         keys = checked_keys(batch_or_keys)
         schema = self._table.schema
         reader = self._rows_reader(chosen_columns(schema, columns, schema.masks))
-        most = max(1, min(READ_BYTES // max(1, reader.row_bytes), MOST_KEYS_AT_ONCE))
+        most = max(1, min(READ_BYTES // max(1, reader.row_bytes), self._table.keys_per_call))
         parts = []
         for part in _parts(len(keys), most):
             request = replay_pb2.ReadRequest(

@@ -37,8 +37,6 @@ from replay_client._rows.columns import BatchOrKeys, Columns, MixedRows
 from replay_client._rows.positions import NO_ROW
 from replay_client.errors import InvalidArgumentError
 
-MOST_KEYS_AT_ONCE: Final = 1 << 13
-"""Maximum keys per call. The server handles this many in 5 ms, during which other callers wait."""
 _PRIORITY: Final = Column("float64")
 _KEY: Final = Column("int64")
 _FLAG: Final = Column("bool")
@@ -281,11 +279,11 @@ def packed_update(head: Message, schema: Schema, columns: Mapping[str, Array]) -
 
 
 def update_parts(
-    schema: Schema, keys: NDArray[np.int64], columns: Mapping[str, Array]
+    schema: Schema, keys: NDArray[np.int64], columns: Mapping[str, Array], keys_per_call: int
 ) -> Iterator[tuple[replay_pb2.RowUpdate, dict[str, Array]]]:
     """Split an update from `checked_update` into requests of limited size: the message of each, and its values."""
     row_bytes = sum(schema[name].row_bytes for name in columns)
-    most = max(1, min(INSERT_BYTES // row_bytes, MOST_KEYS_AT_ONCE))
+    most = max(1, min(INSERT_BYTES // row_bytes, keys_per_call))
     names = replay_pb2.ColumnNames(names=columns)
     for start in range(0, len(keys), most):
         part = slice(start, start + most)

@@ -20,6 +20,8 @@ RANK: Final = "rank"
 """The backend that draws by rank."""
 FIFO: Final = "fifo"
 """The backend whose tables are queues."""
+MOST_KEYS_AT_ONCE: Final = 1 << 13
+"""Maximum keys per call. The server handles this many in 5 ms, during which other callers wait."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ class TableDescription:
     """Path of a socket on the server's host for calls without gRPC; empty: none."""
     owner_id: bytes = b""
     """16 random bytes that the server drew at its start; empty if `directory` is."""
+    max_rows_per_call: int = 0
+    """The server's limit on rows or keys per call, except inserts. 0: unknown, as in statistics."""
     steps: Steps | None = None
     """The items and derived columns of a table of steps; None if this is not a table of steps."""
     rate_limit: RateLimit | None = None
@@ -75,6 +79,15 @@ class TableDescription:
     def may_delay_inserts(self) -> bool:
         """Whether inserts wait for draws: those into queues, and those that a rate limiter keeps in a ratio."""
         return self.backend == FIFO or (self.rate_limit is not None and self.rate_limit.samples_per_insert is not None)
+
+    @property
+    def keys_per_call(self) -> int:
+        """Maximum keys per call: calls with more are split."""
+        return self.limited(MOST_KEYS_AT_ONCE)
+
+    def limited(self, rows: int) -> int:
+        """Reduce a number of rows or keys per call to what the server accepts."""
+        return min(rows, self.max_rows_per_call or rows)
 
     @property
     def rows_per_insert(self) -> int:

@@ -24,7 +24,6 @@ from replay_proto.framing import Array
 from replay_proto.v1 import replay_pb2
 
 from replay_client._operations.table import READ_BYTES
-from replay_client._rows.checks import MOST_KEYS_AT_ONCE
 from replay_client._rows.published_state import has_publications
 from replay_client._shards.keys import live_keys, shard_ids
 from replay_client._transport.insert_ids import WRITER_ID_BYTES, InsertId
@@ -38,7 +37,7 @@ from replay_client.errors import (
     WriterError,
 )
 from replay_client.results.copies import Copied
-from replay_client.results.description import FIFO
+from replay_client.results.description import FIFO, MOST_KEYS_AT_ONCE
 from replay_client.sync.client import ReplayClient
 from replay_client.sync.progress import Advance
 from replay_client.sync.row_loader import check_room

@@ -956,6 +956,7 @@ class TableDescription(google.protobuf.message.Message):
     DIRECTORY_FIELD_NUMBER: builtins.int
     SOCKET_FIELD_NUMBER: builtins.int
     OWNER_ID_FIELD_NUMBER: builtins.int
+    MAX_ROWS_PER_CALL_FIELD_NUMBER: builtins.int
     uid: builtins.bytes
     """16 random bytes that distinguish this table from earlier tables with the same name."""
     size: builtins.int
@@ -976,6 +977,8 @@ class TableDescription(google.protobuf.message.Message):
     """
     owner_id: builtins.bytes
     """Id of the running server: 16 random bytes, drawn at each start. Empty if `directory` is."""
+    max_rows_per_call: builtins.int
+    """Maximum rows or keys per call, except inserts; 0 in the replies to Stats and Inspect."""
     @property
     def config(self) -> global___TableConfig:
         """Its config, with every default filled in."""
@@ -992,9 +995,10 @@ class TableDescription(google.protobuf.message.Message):
         directory: builtins.str = ...,
         socket: builtins.str = ...,
         owner_id: builtins.bytes = ...,
+        max_rows_per_call: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["config", b"config"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["config", b"config", "directory", b"directory", "inserted", b"inserted", "owner_id", b"owner_id", "row_bytes", b"row_bytes", "size", b"size", "slots", b"slots", "socket", b"socket", "uid", b"uid"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["config", b"config", "directory", b"directory", "inserted", b"inserted", "max_rows_per_call", b"max_rows_per_call", "owner_id", b"owner_id", "row_bytes", b"row_bytes", "size", b"size", "slots", b"slots", "socket", b"socket", "uid", b"uid"]) -> None: ...
 
 global___TableDescription = TableDescription
 

@@ -28,6 +28,7 @@ from replay_client import (
     ResourceExhaustedError,
     ServerUnavailableError,
     Table,
+    TableDescription,
 )
 from replay_client._operations.server import describe
 from replay_client._transport import frame_stream
@@ -247,8 +248,7 @@ def test_a_refusal_keeps_the_connection(near: Table) -> None:
 
 def test_an_update_that_is_too_large_is_refused_as_over_grpc(near: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     """Send a message of 80 MB to a server that accepts 64 MiB."""
-    for name in ("_operations.table.MOST_KEYS_AT_ONCE", "_learning.learning.UPDATES_KEPT"):  # it is not split
-        monkeypatch.setattr(f"replay_client.{name}", 1 << 40)
+    monkeypatch.setattr(TableDescription, "keys_per_call", 1 << 40)  # it is not split
     keys, priorities = np.zeros(5_000_000, np.int64), np.ones(5_000_000)
     with pytest.raises(ResourceExhaustedError):
         near.update_priorities(keys, priorities)

@@ -20,6 +20,7 @@ from replay_client import (
     ServerStats,
     Stats,
     Table,
+    TableDescription,
     TableResetError,
 )
 from replay_client.cli import lists
@@ -161,16 +162,30 @@ def test_bounds_name_their_setting(start_server: StartServer, connect: Connect) 
     assert table.read(np.zeros(300_000, np.int64)).batch_size == 0  # in several calls
 
 
+def test_calls_respect_the_limit_on_their_rows(start_server: StartServer, connect: Connect) -> None:
+    client = connect(start_server("--max-rows-per-call", "1000"))
+    table = client.create_table("one", columns={**COLUMNS, "value": Column("float32", mutable=True)}, capacity=10_000)
+    assert table.describe().max_rows_per_call == 1000
+    keys = table.insert({**rows(range(5000)), "value": np.zeros(5000, np.float32)})
+    assert table.update_priorities(keys, np.ones(5000)).updated == 5000
+    assert table.update(keys, {"value": np.arange(5000)}).updated == 5000
+    assert table.read(keys)["value"].tolist() == list(range(5000))
+    with table.sampler(256, beta=0.4, prefetch=128) as sampler:
+        assert [next(sampler).batch_size for _ in range(200)] == [256] * 200
+        sampler.update_priorities(keys, np.full(5000, 2.0))
+        sampler.update(keys, {"value": np.arange(5000) + 1})
+    assert table.read(keys)["value"].tolist() == list(range(1, 5001))
+    assert (table.read(keys[::100]).priorities == 2.0).all()
+    with pytest.raises(ResourceExhaustedError, match="max_rows_per_call"):
+        table.sample(1001, beta=0.4)
+
+
 @pytest.mark.parametrize("mib", [3, 20])
 def test_messages_that_grpc_cuts_off_are_refused_like_those_that_the_server_refuses(
     start_server: StartServer, connect: Connect, mib: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in (
-        "_operations.table.MOST_KEYS_AT_ONCE",
-        "_operations.table.READ_BYTES",
-        "_learning.learning.UPDATES_KEPT",
-    ):  # nothing is split
-        monkeypatch.setattr(f"replay_client.{name}", 1 << 40)
+    monkeypatch.setattr(TableDescription, "keys_per_call", 1 << 40)  # nothing is split
+    monkeypatch.setattr("replay_client._operations.table.READ_BYTES", 1 << 40)
     client = connect(start_server("--max-request-mb", "2", "--max-reply-mb", "2"))
     table = client.create_table("one", columns=COLUMNS, capacity=100)
     table.insert(rows([1]))

@@ -101,4 +101,6 @@ class TableHandlers:
     def _describe(self, table: Table, caller: Caller) -> replay_pb2.TableDescription:
         """Describe a table; include the path of its files only if the caller may read the table and copy its rows."""
         is_offered = table.draws.copyable and caller.may(Right.READ, table.name)
-        return describe(table, socket=self._socket if is_offered else None, owner_id=self._catalog.owner.id)
+        made = describe(table, socket=self._socket if is_offered else None, owner_id=self._catalog.owner.id)
+        made.max_rows_per_call = self._catalog.bounds.max_rows_per_call
+        return made
