@@ -52,6 +52,7 @@ LEARNING = group("learning")
 SEQUENCES = group("sequences, with --algorithm r2d2")
 NETWORK = group("network")
 EXPLORATION = group("exploration")
+APE_X = group("Ape-X, with --exploration ape-x")
 ACTING = group("acting")
 ATARI = group("Atari games, ALE/*")
 RAY = group("Ray")
@@ -198,11 +199,11 @@ class TrainSettings(Settings):
     """final probability of a random action"""
     epsilon_steps: Annotated[int, EXPLORATION] = Field(20_000, ge=0)
     """environment steps over which epsilon decreases"""
-    ape_x_epsilon: Annotated[float, EXPLORATION] = Field(0.4, gt=0, le=1)
+    ape_x_epsilon: Annotated[float, APE_X] = Field(0.4, gt=0, le=1)
     """with ape-x, epsilon of the actor that explores most"""
-    ape_x_alpha: Annotated[float, EXPLORATION] = Field(7.0, ge=0)
+    ape_x_alpha: Annotated[float, APE_X] = Field(7.0, ge=0)
     """with ape-x, actor i of N, from 0, has the epsilon ape_x_epsilon ** (1 + i / (N - 1) * ape_x_alpha)"""
-    ape_x_actors: Annotated[int | None, EXPLORATION] = Field(None, ge=MIN_EXPLORERS, le=MAX_EPSILONS)
+    ape_x_actors: Annotated[int | None, APE_X] = Field(None, ge=MIN_EXPLORERS, le=MAX_EPSILONS)
     """with ape-x, the number N of actors, if some are on other machines (default: those that the trainer starts)"""
 
     actors: Annotated[int, ACTING] = Field(0, ge=0)
@@ -310,6 +311,7 @@ class TrainSettings(Settings):
         require(self.ray is None or self.server is None, "ray or server, because ray starts servers", "ray server")
         self._require_use(self.ray is not None, "ray", RAY)
         self._require_use(is_recurrent, "algorithm r2d2", SEQUENCES)
+        self._require_use(self.exploration == "ape-x", "exploration ape-x", APE_X)
         require(
             self.http_port is None or self.http_insecure or is_loopback(self.http_host),
             "http_host on this machine or, on a trusted network, http_insecure, because anyone could read the metrics",

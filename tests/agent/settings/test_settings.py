@@ -288,6 +288,7 @@ def test_a_noisy_network_explores_alone_unless_it_is_told_otherwise() -> None:
         (["--http-port", "0", "--http-host", "0.0.0.0"], "anyone could read the metrics; got http_host 0.0.0.0"),
         (["--server-config", "s.toml"], "expected ray with server_config, or .*; got server_config s.toml, ray None"),
         (["--shards", "4"], "expected ray with shards, or it has no effect"),
+        (["--ape-x-actors", "8"], "expected exploration ape-x with ape_x_actors, .*; got ape_x_actors 8, .* annealed"),
         (["--burn-in", "4"], "expected algorithm r2d2 with burn_in, .*; got burn_in 4, algorithm dqn"),
     ],
 )
