@@ -14,7 +14,9 @@ import io
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from gymnasium import spaces
@@ -93,13 +95,16 @@ def her_run(kind: type[HerReplayBuffer], options: Mapping[str, Any]) -> Run:
     return run
 
 
-def cleanrl_run(program: Any, address: str) -> Run:
-    """Return a function that trains with one of the two scripts, from its start to its end."""
+def cleanrl_run(program: Any, address: str, buffer: Callable[..., ReplayBuffer] | None = None) -> Run:
+    """Return a function that trains with one of the two scripts, from its start to its end.
+
+    ``buffer`` replaces the script's buffer class.
+    """
 
     def run() -> Iterator[float]:
         arguments = program.Args(address=address, total_timesteps=CLEANRL_STEPS)
         began_s = time.perf_counter()
-        with contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stdout(io.StringIO()), mock.patch.object(program, "Buffer", buffer or program.Buffer):
             program.main(arguments)
         yield CLEANRL_STEPS / (time.perf_counter() - began_s)
 
@@ -151,14 +156,16 @@ def measure(pairs: int = PAIRS, only: str = "") -> Section:
         exact = {**uniform, "table": "exact", "max_lag_steps": 0}
         sac = {**uniform, "table": "sac"}
         her = {**uniform, "table": "her", "max_episode_steps": HER_BITS}
-        cleanrl = cleanrl_run(dqn_cleanrl, address), cleanrl_run(dqn_cleanrl_in_process, address)
+        uniform_buffer = partial(ServiceReplayBuffer, address=address, table="dqn-uniform", backend="uniform")
+        own_cleanrl = cleanrl_run(dqn_cleanrl_in_process, address)
         cleanrl_sac = cleanrl_sac_run(address, in_process=False), cleanrl_sac_run(address, in_process=True)
         own_replay = replay_run(ReplayBuffer, {})
         runs: dict[str, tuple[Run, Run]] = {
             f"SAC on {SAC_ENV}": (sac_run(ServiceReplayBuffer, sac), sac_run(ReplayBuffer, {})),
             f"DQN with HER on {HER_BITS} bits": (her_run(ServiceHerReplayBuffer, her), her_run(HerReplayBuffer, {})),
             f"CleanRL's SAC on {SAC_ENV}": cleanrl_sac,
-            "CleanRL's DQN on CartPole-v1, with priorities": cleanrl,
+            "CleanRL's DQN on CartPole-v1": (cleanrl_run(dqn_cleanrl_in_process, address, uniform_buffer), own_cleanrl),
+            "CleanRL's DQN on CartPole-v1, with priorities": (cleanrl_run(dqn_cleanrl, address), own_cleanrl),
             "replay alone": (replay_run(ServiceReplayBuffer, uniform), own_replay),
             "replay alone, `max_lag_steps=0`": (replay_run(ServiceReplayBuffer, exact), own_replay),
         }
