@@ -144,7 +144,13 @@ class World:
         )
 
     def _sample(self, kind: str) -> replay_pb2.SampleRequest:
-        return replay_pb2.SampleRequest(table=kind, draw=make_draw(2, beta=0.5, draw_mode=1, weight_norm=2))
+        draw = make_draw(2, beta=0.5, draw_mode=1, weight_norm=2)
+        return replay_pb2.SampleRequest(table=kind, draw=draw, reader=self._reader(kind))
+
+    def _reader(self, kind: str) -> replay_pb2.ReaderStamp | None:
+        if kind != "queue":
+            return None
+        return replay_pb2.ReaderStamp(reader_id=secrets.token_bytes(16), sequence=2, received=1)
 
     def _read(self, kind: str) -> replay_pb2.ReadRequest:
         return replay_pb2.ReadRequest(table=kind, keys=self._keys(kind))
@@ -167,6 +173,7 @@ class World:
             draw=self._sample(kind).draw,
             batches=1,
             ahead=1,
+            reader=self._reader(kind),
         )
         if kind == "mutable":
             written = self._update_rows()

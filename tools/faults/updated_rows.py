@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import multiprocessing
 import random
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -246,4 +247,4 @@ def main(*, kills: int = 200, rows: int = 20_000, seed: int = 0) -> int:
 
 
 if __name__ == "__main__":
-    run_app(new_app("tools.faults.updated_rows", __doc__, main))
+    sys.exit(run_app(new_app("tools.faults.updated_rows", __doc__, main)))

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from replay_client._rows.checks import checked_keys, checked_priorities, packed_
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._rows.mapped_rows import MappedRows, NearRows
 from replay_client._transport.pending import PendingRequests, Request
+from replay_client._transport.request_ids import SENDER_ID_BYTES
 from replay_client.batch import Batch
 from replay_client.draws import Prefetch, with_beta
 from replay_client.errors import DeadlineExceededError, ReplayError
@@ -78,6 +80,8 @@ class Exchange(Request):
     charge: int = 0
     charges: Charges
     """The account of `charge`."""
+    sequence: int = 0
+    """Number of a draw from a queue; 0 for other messages."""
     asked_for: Any = None
     """What the reply is for, in terms of the caller of `Learning.ask_for`."""
 
@@ -147,6 +151,9 @@ class Learning:
         """Largest priority in the other shards of a distributed table, for future requests; None: do not send it."""
         self.charges = Charges()
         """Samples charged to a shard's rate limiter."""
+        self._reader_id = secrets.token_bytes(SENDER_ID_BYTES) if table.backend == FIFO else b""
+        self._sequence = 0  # of the newest draw from a queue
+        self._received = 0  # of the newest one that was answered
         self._others_largest_sent: float | None = None
         self._reader = reader
         self._keys: list[bytes] = []
@@ -263,6 +270,7 @@ class Learning:
         self.updated += head.update.updated + head.row_update.updated
         self.stale += head.update.stale + head.row_update.stale
         exchange.answered(head)
+        self._received = exchange.sequence or self._received
         if head.HasField("state"):
             self.state = head.state
         self.batches.extend(exchange.draw if batch is None else batch for batch in batches)
@@ -292,6 +300,7 @@ class Learning:
         request = replay_pb2.LearnRequest(table=self._table.name, table_uid=self._table.uid)
         mapped = self._near.mapped if batches else None
         has_update = bool(self._keys)
+        sequence = 0
         if has_update:
             request.update.keys = b"".join(self._keys)
             request.update.priorities = b"".join(self._priorities)
@@ -307,6 +316,10 @@ class Learning:
             request.ahead = ahead
             if mapped is not None:
                 request.same_host.CopyFrom(mapped.request)
+            if self._reader_id:
+                self._sequence = sequence = self._sequence + 1
+                request.reader.reader_id = self._reader_id
+                request.reader.sequence, request.reader.received = sequence, self._received
         charge, self.charges.due = self.charges.due, 0
         if charge:
             request.charge, request.refund = max(charge, 0), max(-charge, 0)
@@ -324,6 +337,7 @@ class Learning:
             batches=batches,
             charge=charge,
             charges=self.charges,
+            sequence=sequence,
         )
         self.pending.add(exchange)
         self._keys.clear()  # not earlier: another thread may read `unacknowledged`

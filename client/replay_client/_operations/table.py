@@ -30,12 +30,12 @@ from replay_client._rows.columns import BatchOrKeys, chosen_columns, chosen_of_s
 from replay_client._rows.mapped_rows import NearRows
 from replay_client._transport.call import ANSWER_MARGIN_S, Call, Operation, time_limit
 from replay_client._transport.connection import SessionOptions
-from replay_client._transport.insert_ids import InsertId
+from replay_client._transport.request_ids import RequestId, RequestIds
 from replay_client._writing.inserts import Inserts
 from replay_client.batch import Batch, Rows, UpdateResult
 from replay_client.draws import DrawMode, WeightNorm, draw_of
 from replay_client.errors import InvalidArgumentError, ReplayError, TableReplacedError
-from replay_client.results.description import TableDescription
+from replay_client.results.description import FIFO, TableDescription
 
 READ_BYTES: Final = 32 << 20
 """Maximum bytes of rows per reply: larger reads are split."""
@@ -61,6 +61,7 @@ class TableOperations:
         self.timeout_s: Final = timeout_s
         """The client's default time limit in seconds."""
         self._inserts = Inserts(table)
+        self._reader_ids = RequestIds()
 
     def insert(
         self, rows: Mapping[str, Any], *, priorities: ArrayLike | None, timeout_s: float | None
@@ -91,7 +92,7 @@ class TableOperations:
         priorities: NDArray[np.float64] | None,
         runs: replay_pb2.Runs | None,
         wait_s: float,
-        insert_id: InsertId | None = None,
+        insert_id: RequestId | None = None,
     ) -> Operation[NDArray[np.int64]]:
         """Insert checked rows in one request, and return their keys; see `Inserts.insert`."""
         timeout_s, margin_s = self._limits(wait_s)
@@ -136,7 +137,15 @@ class TableOperations:
     def sample(self, draw: replay_pb2.Draw, reader: BatchReader) -> Operation[Batch]:
         """Draw a batch."""
         mapped = self._near.mapped
-        answer = yield self._draw_call(draw, None if mapped is None else mapped.request)
+        same_host = None if mapped is None else mapped.request
+        if self._table.backend == FIFO:
+            with self._reader_ids.lend() as used:
+                stamp = replay_pb2.ReaderStamp(
+                    reader_id=used.sender_id, sequence=used.sequence, received=used.sequence - 1
+                )
+                answer = yield self._draw_call(draw, same_host, stamp)
+        else:
+            answer = yield self._draw_call(draw, same_host)
         return reader.sampled(answer, draw, mapped) or (yield from self.sample_again(draw, reader))
 
     def sample_again(self, draw: replay_pb2.Draw, reader: BatchReader) -> Operation[Batch]:
@@ -235,9 +244,14 @@ class TableOperations:
             )
         return description
 
-    def _draw_call(self, draw: replay_pb2.Draw, same_host: replay_pb2.SameHost | None) -> Call:
+    def _draw_call(
+        self,
+        draw: replay_pb2.Draw,
+        same_host: replay_pb2.SameHost | None,
+        stamp: replay_pb2.ReaderStamp | None = None,
+    ) -> Call:
         request = replay_pb2.SampleRequest(
-            table=self._table.name, table_uid=self._table.uid, draw=draw, same_host=same_host
+            table=self._table.name, table_uid=self._table.uid, draw=draw, same_host=same_host, reader=stamp
         )
         timeout_s, margin_s = self._limits(draw.wait_s)
         return Call("Sample", request.SerializeToString(), timeout_s=timeout_s, margin_s=margin_s)

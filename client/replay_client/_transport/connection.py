@@ -69,8 +69,8 @@ READ_ONLY: Final = (
     "ListCheckpoints",
     "GetShards",
 )
-"""Methods that gRPC may retry. A draw by Sample does change counters, and a table's random sequence or a queue. But if
-its reply was lost, these have changed anyway, so Sample is included."""
+"""Methods that gRPC may retry. A draw by Sample does change counters and a table's random sequence. But if its reply
+was lost, these have changed anyway, so Sample is included. A queue delivers the same rows again."""
 
 _RETRY_POLICY: Final = {
     # Only a few quick retries, because at the deadline gRPC does not report why they failed. `Connection` retries, too.

@@ -12,7 +12,7 @@ from replay_proto.v1 import replay_pb2
 
 from replay_client._rows.checks import packed_rows
 from replay_client._transport.call import Call, Operation
-from replay_client._transport.insert_ids import InsertId, InsertIds
+from replay_client._transport.request_ids import RequestId, RequestIds
 from replay_client.errors import WriterUnknownError
 from replay_client.results.description import TableDescription
 
@@ -22,7 +22,7 @@ class Inserts:
 
     def __init__(self, table: TableDescription) -> None:
         self._table = table
-        self._ids = InsertIds()
+        self._ids = RequestIds()
 
     def insert(
         self,
@@ -33,7 +33,7 @@ class Inserts:
         wait_s: float,
         timeout_s: float,
         margin_s: float,
-        insert_id: InsertId | None = None,
+        insert_id: RequestId | None = None,
     ) -> Operation[list[NDArray[np.int64]]]:
         """Insert rows in one request.
 
@@ -65,7 +65,7 @@ class Inserts:
 
     def _message(
         self,
-        insert_id: InsertId,
+        insert_id: RequestId,
         columns: Mapping[str, Array],
         priorities: NDArray[np.float64] | None,
         runs: replay_pb2.Runs | None,
@@ -80,6 +80,6 @@ class Inserts:
             wait_s=wait_s,
         )
         head = replay_pb2.InsertRequest(
-            table=self._table.name, table_uid=self._table.uid, writer_id=insert_id.writer_id, insertion=insertion
+            table=self._table.name, table_uid=self._table.uid, writer_id=insert_id.sender_id, insertion=insertion
         )
         return packed_rows(head, self._table.schema, columns, row_count)

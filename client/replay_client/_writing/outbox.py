@@ -26,8 +26,8 @@ from replay_proto.framing import Array
 from replay_proto.v1 import replay_pb2
 
 from replay_client._rows.block import RowBlock
-from replay_client._transport.insert_ids import WRITER_ID_BYTES
 from replay_client._transport.pending import PendingRequests, Request
+from replay_client._transport.request_ids import SENDER_ID_BYTES
 from replay_client.errors import (
     ClosedError,
     DeadlineExceededError,
@@ -123,7 +123,7 @@ class Outbox:
         self._spare: list[RowBlock] = []
         self._block_began_s = 0.0
         self._is_timed = False  # whether `due_in_s` will be called when the block is due
-        self._writer_id = secrets.token_bytes(WRITER_ID_BYTES)
+        self._writer_id = secrets.token_bytes(SENDER_ID_BYTES)
         self._error: ReplayError | None = None  # the next call raises it
         self.last_sequence = 0
         """Sequence number of the last block that was handed over."""
@@ -317,7 +317,7 @@ class Outbox:
         """
         if any(block.attempts > 1 for block in self._pending.requests):
             return False
-        self._writer_id = secrets.token_bytes(WRITER_ID_BYTES)
+        self._writer_id = secrets.token_bytes(SENDER_ID_BYTES)
         blocks = self._pending.requests
         self._pending.replace(
             [SentBlock(block.rows, self._head(number), block.is_own) for number, block in enumerate(blocks, 1)]

@@ -26,7 +26,7 @@ from replay_proto.v1 import replay_pb2
 from replay_client._operations.table import READ_BYTES
 from replay_client._rows.published_state import has_publications
 from replay_client._shards.keys import live_keys, shard_ids
-from replay_client._transport.insert_ids import WRITER_ID_BYTES, InsertId
+from replay_client._transport.request_ids import SENDER_ID_BYTES, RequestId
 from replay_client._writing.links import mixed
 from replay_client.batch import Rows
 from replay_client.errors import (
@@ -174,7 +174,7 @@ class _Landing:
         self.rows = 0
         """Rows of this copy that are in the shard, so far in its order."""
         self._table = table
-        self._id = InsertId(hashlib.blake2b(plan + table.uid, digest_size=WRITER_ID_BYTES).digest(), sequence=0)
+        self._id = RequestId(hashlib.blake2b(plan + table.uid, digest_size=SENDER_ID_BYTES).digest(), sequence=0)
 
     @property
     def evicted(self) -> int:
@@ -209,7 +209,7 @@ class _Landing:
 
         The server refuses an insert that leaves out one of the writer's, and says which one is next.
         """
-        after_next = InsertId(self._id.writer_id, self._id.sequence + 2)
+        after_next = RequestId(self._id.sender_id, self._id.sequence + 2)
         try:
             self._table._insert_checked(columns, priorities, runs, insert_id=after_next)
         except SequenceGapError as error:

@@ -14,7 +14,7 @@ With ``prefetch="auto"``, the sampler finds the smallest ``p`` that keeps the le
 A rate limiter counts batches in flight as drawn, even if they are never used. In a queue, their rows are already gone.
 
 When the connection breaks, the sampler reconnects and repeats unanswered requests. Repeated updates set the same
-priorities again, and the batches are drawn again.
+priorities again, and the batches are drawn again; a queue delivers the same rows again.
 """
 
 from __future__ import annotations

@@ -35,9 +35,9 @@ from replay_client._rows.columns import BatchOrKeys, chosen_columns
 from replay_client._transport.call import Call, Operation, limited, rest_of, run, time_limit
 from replay_client._transport.connection import Connection
 from replay_client._transport.data_path import DataPath
-from replay_client._transport.insert_ids import InsertId
 from replay_client._transport.local_calls import is_local
 from replay_client._transport.long_waits import LongWait
+from replay_client._transport.request_ids import RequestId
 from replay_client._transport.session import Session
 from replay_client._writing.writing import WriterOptions
 from replay_client.batch import Batch, Rows, UpdateResult
@@ -415,7 +415,7 @@ class Table(TableHandle):
         runs: replay_pb2.Runs,
         *,
         wait_s: float = 0.0,
-        insert_id: InsertId | None = None,
+        insert_id: RequestId | None = None,
     ) -> NDArray[np.int64]:
         """Insert checked rows in one request, and return their keys; internal. Users call `loader`."""
         self._connection.check_usable()

@@ -1543,6 +1543,34 @@ class Batch(google.protobuf.message.Message):
 global___Batch = Batch
 
 @typing.final
+class ReaderStamp(google.protobuf.message.Message):
+    """Numbers the draws of a reader from a queue. A server that gets the same number again delivers the same rows again, even
+    after a restart, because the reader did not get the reply. Without it, the rows of a lost reply are lost.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    READER_ID_FIELD_NUMBER: builtins.int
+    SEQUENCE_FIELD_NUMBER: builtins.int
+    RECEIVED_FIELD_NUMBER: builtins.int
+    reader_id: builtins.bytes
+    """16 bytes chosen at random by the reader; required."""
+    sequence: builtins.int
+    """Number of the draw, at least 1; larger than those of the reader's earlier draws."""
+    received: builtins.int
+    """The largest number whose reply the reader had received when it created this request; 0: none. Replies arrive in order."""
+    def __init__(
+        self,
+        *,
+        reader_id: builtins.bytes = ...,
+        sequence: builtins.int = ...,
+        received: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["reader_id", b"reader_id", "received", b"received", "sequence", b"sequence"]) -> None: ...
+
+global___ReaderStamp = ReaderStamp
+
+@typing.final
 class SampleRequest(google.protobuf.message.Message):
     """See Draw."""
 
@@ -1552,6 +1580,7 @@ class SampleRequest(google.protobuf.message.Message):
     TABLE_UID_FIELD_NUMBER: builtins.int
     DRAW_FIELD_NUMBER: builtins.int
     SAME_HOST_FIELD_NUMBER: builtins.int
+    READER_FIELD_NUMBER: builtins.int
     table: builtins.str
     """Name of the table."""
     table_uid: builtins.bytes
@@ -1564,6 +1593,10 @@ class SampleRequest(google.protobuf.message.Message):
     def same_host(self) -> global___SameHost:
         """Lets a client on the server's host copy the rows itself."""
 
+    @property
+    def reader(self) -> global___ReaderStamp:
+        """Numbers this draw; only from a queue."""
+
     def __init__(
         self,
         *,
@@ -1571,9 +1604,10 @@ class SampleRequest(google.protobuf.message.Message):
         table_uid: builtins.bytes = ...,
         draw: global___Draw | None = ...,
         same_host: global___SameHost | None = ...,
+        reader: global___ReaderStamp | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["draw", b"draw", "same_host", b"same_host"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["draw", b"draw", "same_host", b"same_host", "table", b"table", "table_uid", b"table_uid"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["draw", b"draw", "reader", b"reader", "same_host", b"same_host"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["draw", b"draw", "reader", b"reader", "same_host", b"same_host", "table", b"table", "table_uid", b"table_uid"]) -> None: ...
 
 global___SampleRequest = SampleRequest
 
@@ -1897,6 +1931,7 @@ class LearnRequest(google.protobuf.message.Message):
     CHARGE_FIELD_NUMBER: builtins.int
     REFUND_FIELD_NUMBER: builtins.int
     ROW_UPDATE_FIELD_NUMBER: builtins.int
+    READER_FIELD_NUMBER: builtins.int
     ROWS_FIELD_NUMBER: builtins.int
     table: builtins.str
     """Name of the table; required in the stream's first message, and the same or empty later."""
@@ -1936,6 +1971,10 @@ class LearnRequest(google.protobuf.message.Message):
     def row_update(self) -> global___RowUpdate:
         """Rows to write first."""
 
+    @property
+    def reader(self) -> global___ReaderStamp:
+        """Numbers this draw; only from a queue."""
+
     def __init__(
         self,
         *,
@@ -1950,10 +1989,11 @@ class LearnRequest(google.protobuf.message.Message):
         charge: builtins.int = ...,
         refund: builtins.int = ...,
         row_update: global___RowUpdate | None = ...,
+        reader: global___ReaderStamp | None = ...,
         rows: builtins.bytes = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["draw", b"draw", "row_update", b"row_update", "same_host", b"same_host", "update", b"update"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ahead", b"ahead", "batches", b"batches", "charge", b"charge", "draw", b"draw", "refund", b"refund", "row_update", b"row_update", "rows", b"rows", "same_host", b"same_host", "table", b"table", "table_uid", b"table_uid", "update", b"update", "wants_state", b"wants_state"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["draw", b"draw", "reader", b"reader", "row_update", b"row_update", "same_host", b"same_host", "update", b"update"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["ahead", b"ahead", "batches", b"batches", "charge", b"charge", "draw", b"draw", "reader", b"reader", "refund", b"refund", "row_update", b"row_update", "rows", b"rows", "same_host", b"same_host", "table", b"table", "table_uid", b"table_uid", "update", b"update", "wants_state", b"wants_state"]) -> None: ...
 
 global___LearnRequest = LearnRequest
 

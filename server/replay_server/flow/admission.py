@@ -40,6 +40,10 @@ INSERTED_ON_LOOP_BYTES: Final = 1 << 20
 """Maximum bytes of an insert that runs on the event loop. Storing 1 MiB into new pages of a file takes 1 ms in memory
 and 8 ms on disk. The client's writers send at most this much at a time, unless a row is larger."""
 
+RETURN_S: Final = 10.0
+"""Seconds for which a restarted server keeps rows for readers that may repeat their draws, from the first insert on.
+Clients try to reconnect about twice per second."""
+
 Work: TypeAlias = Callable[[Callable[[], None]], Coroutine[Any, Any, int]]
 """Removes all rows of a table, calls its argument at once when they are gone, and returns their number."""
 
@@ -83,7 +87,10 @@ class _Draw(_Waiting):
     rows: int
     least: int
     """Rows that must be drawable."""
+    is_repeat: Callable[[], bool]
     granted: int = 0
+    repeats: bool = False
+    """Whether it was let through as a repeat."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -125,6 +132,8 @@ class Admission:
         self._stores: deque[_Insert | _Reset] = deque()
         self._running: Job[Any] | None = None
         """The large insert or reset in progress."""
+        self._gives_up: asyncio.TimerHandle | None = None
+        """Gives up readers that have not come back since a restart."""
 
     @property
     def is_storing(self) -> bool:
@@ -155,24 +164,36 @@ class Admission:
             if granted < rows:
                 raise errors.limited(table.name, lack)
 
-    async def draw(self, caller: Caller, rows: int, wait_s: float, least: int = 1) -> None:
+    async def draw(
+        self,
+        caller: Caller,
+        rows: int,
+        wait_s: float,
+        least: int = 1,
+        is_repeat: Callable[[], bool] = lambda: False,
+    ) -> bool:
         """Wait until ``rows`` rows may be drawn and at least ``least`` are drawable, and count them as drawn.
 
         Wait for at most ``wait_s`` seconds; infinity means as long as the call lasts. After the wait, the table may
         have been dropped. If the draw fails after it was counted, the caller must call `leave`.
 
+        Return whether it was counted. A repeat of a draw is not, because the first one was: ``is_repeat`` says whether
+        it is one, perhaps only after a while, because the first one still waits on a stream that has broken.
+
         Raises:
             RequestError: TABLE_EMPTY, LIMITED, WAITED_TOO_LONG, TABLE_RESET, TABLE_NOT_FOUND, SHUTTING_DOWN,
                 TOO_LARGE, or UNAUTHENTICATED if the caller's token becomes invalid.
         """
+        if is_repeat():
+            return False
         self.check_draw(rows, wait_s, least)
         table = self.table
-        draw = _Draw(rows=rows, least=least)
+        draw = _Draw(rows=rows, least=least, is_repeat=is_repeat)
         if not _has_waiting(self._draws) and self._grant(draw):
             self._count_drawn(rows)
             # An insert may be waiting for these samples.
             self.changed()
-            return
+            return True
         resets = table.resets
         self._draws.append(draw)
         try:
@@ -181,7 +202,9 @@ class Admission:
             if table.resets != resets:
                 raise errors.table_reset(table.name)
             caller.check_valid()
-            self._count_drawn(rows)
+            if not draw.repeats:
+                self._count_drawn(rows)
+                return True
         except BaseException:
             if draw in self._draws:
                 self._draws.remove(draw)
@@ -190,6 +213,10 @@ class Admission:
             # Calls behind this one may now proceed.
             self.changed()
             raise
+        if draw.granted and table.gate is not None:
+            table.gate.give_back(draw.granted)
+            self.changed()
+        return False
 
     def leave(self, rows: int, resets: int) -> None:
         """Give back the rows of a draw that was counted but then failed, unless the table was reset in between.
@@ -231,6 +258,8 @@ class Admission:
                 TOO_LARGE, or UNAUTHENTICATED if the caller's token becomes invalid.
         """
         table = self.table
+        if self._gives_up is None and table.gate is not None and table.gate.keeps_for_readers:
+            self._gives_up = asyncio.get_running_loop().call_later(RETURN_S, self._give_up_readers)
         table.check_rows_at_once(rows.count)
         if self._may_insert_at_once(rows, stamp):
             if not self._takes_long(rows):
@@ -306,6 +335,11 @@ class Admission:
         """Wait until no large insert or reset is in progress."""
         while self._running is not None:
             await asyncio.wait([self._running.task])
+
+    def _give_up_readers(self) -> None:
+        if self.gone is None:
+            self.table.give_up_readers()
+            self.changed()
 
     def _may_insert_at_once(self, rows: NewRows, stamp: WriterStamp | None) -> bool:
         gate = self.table.gate
@@ -445,6 +479,9 @@ class Admission:
     def _grant(self, draw: _Draw) -> bool:
         """Grant available rows to a draw; return whether it now has all its rows."""
         gate, has_rows = self.table.gate, self.table.drawable >= draw.least
+        if draw.is_repeat():
+            draw.repeats = True
+            return True
         if gate is None:
             return has_rows
         draw.granted += gate.grant(draw.rows - draw.granted)

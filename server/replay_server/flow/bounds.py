@@ -31,6 +31,8 @@ _OTHER_FILES: Final = 6
 """Files of a table other than its columns: links, header, priorities, writers' records, checksums and sync points."""
 _FILES_OF_MUTABLE: Final = 2
 """More files with mutable columns: versions, and checksums of places."""
+_FILES_OF_QUEUE: Final = 1
+"""One more in a queue: recent draws."""
 _TABLES_SHARE: Final = 0.2
 """Fraction of the file descriptors that tables may use; connections may use three quarters."""
 _DESCRIPTORS_SETTING: Final = "open-file limit of the server's process, a fifth of which tables may use"
@@ -144,7 +146,8 @@ def check_quota(creator: TokenEntry, size: int, others: Sequence[int]) -> None:
 
 def descriptors_of(config: TableConfig) -> int:
     """Return the number of file descriptors of a table: two per file."""
-    return 2 * (len(config.schema) + _OTHER_FILES + (_FILES_OF_MUTABLE if config.schema.mutable else 0))
+    of_kind = (_FILES_OF_MUTABLE if config.schema.mutable else 0) + (_FILES_OF_QUEUE if config.is_queue else 0)
+    return 2 * (len(config.schema) + _OTHER_FILES + of_kind)
 
 
 def check_descriptors(config: TableConfig, others: Sequence[TableConfig]) -> None:

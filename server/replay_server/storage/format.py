@@ -17,6 +17,8 @@ PRIORITIES_FILE: Final = "priorities.bin"
 PRIORITY_BYTES: Final = 8
 WRITERS_FILE: Final = "writers.bin"
 """Also in checkpoints."""
+DELIVERIES_FILE: Final = "deliveries.bin"
+"""Only in queues."""
 CHECKSUMS_FILE: Final = "checksums.bin"
 CHECKSUM_BYTES: Final = 16
 """Bytes per row."""

@@ -42,6 +42,8 @@ class Header:
         self._words = self.file.view(np.dtype("<i8"), (HEADER_WORDS,))
         self._most_live, self._times = most_live, times
         state = state_in(self._words)
+        self.written_before = int(self._words[WRITE_HORIZON])
+        """The ``write_horizon`` that an earlier server left, perhaps in the middle of an insert."""
         try:
             state.check(numbers_per_row)
         except ValueError as error:

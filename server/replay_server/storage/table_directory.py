@@ -10,6 +10,7 @@
         versions.bin                int64[slots]: the version of each slot; only with mutable columns
         priorities.bin              float64[slots]
         writers.bin                 recent inserts of every writer
+        deliveries.bin              recent draws of every reader; only in queues
         checksums.bin               uint64[slots, 2], per row; only in format versions 4, 6 and 8
         place_checksums.bin         uint64[slots, 2], of mutable columns; only in format version 8
         synced.bin                  the last state that is fully on disk; only in format versions 4, 6 and 8
@@ -38,6 +39,7 @@ from replay_proto.layout import VERSION_BYTES
 from replay_server.errors import FatalError
 from replay_server.files.durable_files import rename_durably, replace_file, sync_path
 from replay_server.files.mapped_file import MappedFile, NoSpaceError, tells_full
+from replay_server.storage.delivery_log import DELIVERY_LOG_BYTES, DeliveryLog
 from replay_server.storage.format import (
     CHECKED_MUTABLE_TABLE_VERSION,
     CHECKED_STEPS_TABLE_VERSION,
@@ -86,12 +88,17 @@ def full_bytes(config: TableConfig, *, checked: bool = False) -> int:
     if mutable := config.schema.mutable.values():
         per_row += sum(column.row_bytes for column in mutable) + VERSION_BYTES
         per_row += PLACE_CHECKSUM_BYTES if checked else 0
-    return config.slots * per_row + WRITER_RECORDS_BYTES + (SYNC_POINT_BYTES if checked else 0)
+    return config.slots * per_row + _requests_bytes(config) + (SYNC_POINT_BYTES if checked else 0)
 
 
 def empty_bytes(config: TableConfig) -> int:
     """Return the bytes that are reserved for a table without rows, to within a few kilobytes."""
-    return config.slots * PRIORITY_BYTES + WRITER_RECORDS_BYTES
+    return config.slots * PRIORITY_BYTES + _requests_bytes(config)
+
+
+def _requests_bytes(config: TableConfig) -> int:
+    """Return the bytes of the records of recent requests."""
+    return WRITER_RECORDS_BYTES + (DELIVERY_LOG_BYTES if config.is_queue else 0)
 
 
 class TableDirectory:
@@ -118,6 +125,10 @@ class TableDirectory:
             np.dtype("<f8"), (config.slots,)
         )
         self.writers = WriterRecords(folder, inserted=self.header.inserted, create=create)
+        self.deliveries: DeliveryLog | None = None
+        """Recent draws; None unless the table is a queue."""
+        if config.is_queue:
+            self.deliveries = DeliveryLog(folder, delivered=self.header.state.delivered, create=create)
         self._sync_points = SyncPoints(folder, create=create) if checked else None
         self._is_stored_anew = False
         self.storing_beside = asyncio.Lock()
@@ -212,8 +223,10 @@ class TableDirectory:
     @property
     def reserved_bytes(self) -> int:
         """Bytes reserved so far for the table's files."""
-        synced = SYNC_POINT_BYTES if self.is_checked else 0
-        return self.rows.reserved_bytes + self.priorities_file.held_bytes + self.writers.file.held_bytes + synced
+        others = SYNC_POINT_BYTES if self.is_checked else 0
+        if self.deliveries is not None:
+            others += self.deliveries.file.held_bytes
+        return self.rows.reserved_bytes + self.priorities_file.held_bytes + self.writers.file.held_bytes + others
 
     @property
     def is_checked(self) -> bool:
@@ -338,6 +351,8 @@ class TableDirectory:
         self.priorities_file.close()
         self.rows.close()
         self.writers.close()
+        if self.deliveries is not None:
+            self.deliveries.close()
         self.header.close()
         if self._sync_points is not None:
             self._sync_points.close()
@@ -350,7 +365,8 @@ class TableDirectory:
     @property
     def _other_files(self) -> Sequence[MappedFile]:
         """Files that change even without inserts."""
-        return (self.priorities_file, self.writers.file, self.header.file)
+        of_draws = () if self.deliveries is None else (self.deliveries.file,)
+        return (self.priorities_file, self.writers.file, *of_draws, self.header.file)
 
     @property
     def _live(self) -> range:

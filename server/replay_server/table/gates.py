@@ -74,6 +74,11 @@ class Gate(ABC):
     def insert_lacks(self, rows: int) -> Lack:
         """Return what waiting inserts lack; ``rows`` is the total number of their rows."""
 
+    @property
+    def keeps_for_readers(self) -> bool:
+        """Whether rows that were drawn are kept, because readers may repeat their draws. `Table` can give them up."""
+        return False
+
     def begin_anew(self, items: Items) -> None:
         """Forget all grants, because the table is being reset. ``items`` count its drawable rows from now on."""
         self._granted = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,11 +12,22 @@ from numpy.typing import NDArray
 from replay_server import errors
 from replay_server.backends.index import Drawn, LiveRows, PriorityIndex
 from replay_server.errors import Lack
+from replay_server.storage.delivery_log import DeliveryLog, ReaderStamp
 from replay_server.storage.header import Header
 from replay_server.storage.table_config import TableConfig
 from replay_server.table.draws import NO_KEYS, Draw, Points
 from replay_server.table.gates import Gate
 from replay_server.table.items.items import Items
+from replay_server.table.repeated_draws import RepeatedDraws
+
+
+class Deliveries(NamedTuple):
+    """Rows or windows that were delivered, and are still stored."""
+
+    keys: NDArray[np.int64]
+    """int64[n]: key of each row, or of the anchor of each window."""
+    first: int
+    """Key of the oldest row."""
 
 
 class Queue(Gate):
@@ -26,10 +38,12 @@ class Queue(Gate):
 
     copyable = False
 
-    def __init__(self, config: TableConfig, header: Header) -> None:
-        """Continue from the state in ``header``."""
+    def __init__(self, config: TableConfig, header: Header, draws: DeliveryLog) -> None:
+        """Continue from the state in ``header`` and the recent ``draws``."""
         super().__init__(header)
         self.turn = asyncio.Lock()
+        self.repeats = RepeatedDraws(draws)
+        """Draws that readers may repeat."""
         self._times = config.max_times
         self._config = config
 
@@ -51,6 +65,32 @@ class Queue(Gate):
     def arrived(self, keys: NDArray[np.int64]) -> None:
         """Take notice of rows or windows that can now be drawn. keys: int64[n]."""
 
+    def given_before(self, stamp: ReaderStamp, rows: int) -> NDArray[np.int64] | None:
+        """Return the keys, int64[rows], that a draw was given before.
+
+        Return None if the draw is new, if it asked for another number of rows, or if rows were overwritten.
+        """
+        numbers = self.repeats.find(stamp)
+        found = None if numbers is None else self._stored(numbers)
+        return None if found is None or len(found.keys) != rows else found.keys
+
+    def note(self, stamp: ReaderStamp, rows: int) -> None:
+        """Record that a draw of this many rows is about to be handed out."""
+        self.repeats.store(stamp, self._following(rows))
+
+    def begin_anew(self, items: Items) -> None:
+        """Forget all grants, and keep no rows for readers, because the table is being reset."""
+        super().begin_anew(items)
+        self.repeats.forget_readers()
+
+    @property
+    def keeps_for_readers(self) -> bool:
+        """Whether rows are kept for readers that may repeat their draws after a restart."""
+        return self.repeats.are_expected
+
+    def kept_less(self) -> None:
+        """Take notice that fewer rows are kept for readers."""
+
     def choose_points(self, draw: Draw, count: int) -> Points:
         """Return zeros: draws are in order of age, not by points."""
         return Points(np.zeros(count * draw.batch_size))
@@ -58,6 +98,23 @@ class Queue(Gate):
     @abstractmethod
     def draw(self, draw: Draw, points: Points, live: LiveRows) -> Drawn:
         """Return what is to be delivered next, for each point. This changes no state; see `hand_out`."""
+
+    @abstractmethod
+    def _following(self, rows: int) -> range:
+        """Return the numbers of the next deliveries."""
+
+    @abstractmethod
+    def _stored(self, numbers: range) -> Deliveries | None:
+        """Return deliveries by number; None if rows of them were overwritten or removed."""
+
+    def _expect_readers(self) -> None:
+        """Keep the rows that readers may ask for again after a restart."""
+
+        def first_row(numbers: range) -> int | None:
+            found = self._stored(numbers)
+            return None if found is None else found.first
+
+        self.repeats.expect(first_row)
 
     @abstractmethod
     def hand_out(self, rows: int, live_keys: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -114,6 +171,13 @@ class OldestFirst(Queue):
     more rows and an insert waiting for room would deadlock. The ring's slack has space for the new rows.
     """
 
+    def __init__(self, config: TableConfig, header: Header, draws: DeliveryLog) -> None:
+        """Continue from the state in ``header`` and the recent ``draws``."""
+        super().__init__(config, header, draws)
+        # An earlier server may have been writing the rows of one more insert, which was never committed.
+        self._written_before = min(header.written_before, header.inserted + config.rows_at_once)
+        self._expect_readers()
+
     def check_draw(self, rows: int) -> None:
         """Refuse a draw of more rows than a full queue can always deliver.
 
@@ -144,11 +208,24 @@ class OldestFirst(Queue):
     def _room(self) -> int:
         """Number of rows that may be inserted now."""
         state = self._header.state
-        kept = (self._next + self._granted) // self._times
+        waiting = (self._next + self._granted) // self._times
+        stored = state.released(self._times)
         return min(
-            kept + self._config.capacity - state.inserted,
-            state.released(self._times) + self._config.slots - state.inserted,
+            waiting + self._config.capacity - state.inserted,
+            min(stored, self.repeats.kept(stored)) + self._config.slots - state.inserted,
         )
+
+    def _following(self, rows: int) -> range:
+        """Return the numbers of the next deliveries."""
+        return range(self._next, self._next + rows)
+
+    def _stored(self, numbers: range) -> Deliveries | None:
+        """Return deliveries by number; None if rows of them were overwritten or removed."""
+        keys = np.arange(numbers.start, numbers.stop) // self._times
+        first = int(keys[0])
+        written = max(self._header.write_horizon, self._written_before)
+        is_stored = first >= max(self._header.state.floor, written - self._config.slots)
+        return Deliveries(keys, first) if is_stored else None
 
     @property
     def _next(self) -> int:

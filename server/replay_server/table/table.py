@@ -18,11 +18,12 @@ from replay_proto.v1 import replay_pb2
 
 from replay_server import errors
 from replay_server.backends import LiveRows, index_bytes, make_index
-from replay_server.backends.index import DEAD_PRIORITY, FIRST_PRIORITY, PriorityIndex, live_slots
+from replay_server.backends.index import DEAD_PRIORITY, FIRST_PRIORITY, Drawn, PriorityIndex, live_slots
 from replay_server.errors import Lack
 from replay_server.files.mapped_file import NoSpaceError
 from replay_server.files.memory_limit import MemoryLimit
 from replay_server.kernels.compile import as_kernel_input
+from replay_server.storage.delivery_log import ReaderStamp
 from replay_server.storage.format import PRIORITIES_FILE
 from replay_server.storage.power_loss.row_checksums import origin_word
 from replay_server.storage.ranges import KEYS
@@ -110,11 +111,12 @@ class Table:
         self._items: Items = LimitedItems(items, most_draws, slots) if most_draws else items
         self._windows: WindowQueue | None = None
         if self.config.is_queue and isinstance(items, StepWindows):
-            self._windows = WindowQueue(self.config, self._header, items)
+            assert directory.deliveries is not None
+            self._windows = WindowQueue(self.config, self._header, directory.deliveries, items)
         self._load()
         self.draws: Queue | PriorityDraws = self._windows or (
-            OldestFirst(self.config, self._header)
-            if self.config.is_queue
+            OldestFirst(self.config, self._header, directory.deliveries)
+            if directory.deliveries is not None
             else PriorityDraws(directory, self._index, self._items)
         )
         """Chooses which rows are drawn: by priority, or oldest first."""
@@ -333,7 +335,40 @@ class Table:
             raise errors.limited(self.name, Lack("rows", drawable, draw.least_drawable))
         if self._items.draws_left < len(points.fractions):
             raise errors.limited(self.name, Lack("rows", int(self._items.draws_left), len(points.fractions)))
-        drawn = self.draws.draw(draw, points, live)
+        return self._batches(draw, self.draws.draw(draw, points, live), live, drawable)
+
+    def draw_again(self, draw: Draw, stamp: ReaderStamp, rows: int) -> list[DrawnBatch] | None:
+        """Return the batches that a repeated draw from a queue was given before; None if they are no longer stored.
+
+        A later `hand_out` must not count them.
+        """
+        assert isinstance(self.draws, Queue)
+        keys = self.draws.given_before(stamp, rows)
+        if keys is None:
+            return None
+        live = self.live
+        return self._batches(draw, Drawn(keys, np.ones(rows)), live, self._items.count(live.size))
+
+    def reader_arrived(self, stamp: ReaderStamp) -> bool:
+        """Note a draw that a reader of a queue asks for; return whether there may now be more room for inserts."""
+        assert isinstance(self.draws, Queue)
+        makes_room = self.draws.repeats.arrived(stamp)
+        if makes_room:
+            self._keep_less(self.draws)
+        return makes_room
+
+    def give_up_readers(self) -> None:
+        """Keep rows of a queue no longer for readers that have not come back since a restart."""
+        assert isinstance(self.draws, Queue)
+        self.draws.repeats.forget_readers()
+        self._keep_less(self.draws)
+
+    def _keep_less(self, queue: Queue) -> None:
+        oldest = self.oldest
+        queue.kept_less()
+        self._forget(oldest, self.oldest)
+
+    def _batches(self, draw: Draw, drawn: Drawn, live: LiveRows, drawable: int) -> list[DrawnBatch]:
         total_mass, smallest, inserted = self.total_mass, self.draws.smallest_probability(live), self.inserted
         least = 0.0 if draw.weight_norm is WeightNorm.BATCH else smallest
         weights = importance_weights(as_kernel_input(drawn.probabilities), draw.batch_size, least, draw.beta)
@@ -358,13 +393,18 @@ class Table:
             )
         return batches
 
-    def hand_out(self, batches: Sequence[DrawnBatch], *, is_counted: bool = False) -> None:
+    def hand_out(
+        self, batches: Sequence[DrawnBatch], *, is_counted: bool = False, stamp: ReaderStamp | None = None
+    ) -> None:
         """Count the batches of one `draw_at` as handed out, and release rows that were delivered for the last time.
 
         If ``is_counted``, they replace batches that were counted as handed out, each row as drawn, but could not be
-        used.
+        used. With a ``stamp``, the draw from a queue can be repeated.
         """
         keys = np.concatenate([batch.keys for batch in batches]) if len(batches) > 1 else batches[0].keys
+        if stamp is not None:
+            assert isinstance(self.draws, Queue)
+            self.draws.note(stamp, len(keys))
         # Rows may have been evicted while the batches were copied in a worker thread.
         oldest = self.oldest
         are_live = batches[0].inserted - batches[0].size == oldest

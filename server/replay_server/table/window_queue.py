@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from itertools import islice
+from collections.abc import Iterator
+from itertools import chain, islice
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -21,19 +22,20 @@ from numpy.typing import NDArray
 
 from replay_server import errors
 from replay_server.backends.index import Drawn, LiveRows
+from replay_server.storage.delivery_log import DeliveryLog
 from replay_server.storage.header import Header
 from replay_server.storage.table_config import TableConfig
 from replay_server.table.draws import Draw, Points
 from replay_server.table.items.items import Items
 from replay_server.table.items.step_windows import StepWindows
-from replay_server.table.oldest_first import Queue
+from replay_server.table.oldest_first import Deliveries, Queue
 
 _COMPACTED: Final = 1_024
 """Removed numbers after which `_Minima` frees their memory."""
 
 
-class _Waiting(NamedTuple):
-    """A complete window with deliveries left."""
+class _Window(NamedTuple):
+    """A complete window."""
 
     number: int
     """of its first delivery"""
@@ -51,14 +53,15 @@ class WindowQueue(Queue):
     a reply is sent, so no window is delivered too often, and a restarted server finds those that are left.
     """
 
-    def __init__(self, config: TableConfig, header: Header, items: StepWindows) -> None:
+    def __init__(self, config: TableConfig, header: Header, draws: DeliveryLog, items: StepWindows) -> None:
         """Start without windows; `load` adds those of a stored table."""
-        super().__init__(config, header)
+        super().__init__(config, header, draws)
         assert config.steps is not None
         self._items = items
         self._forward = config.steps.window.forward
         self._period = config.steps.window.period
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_Window] = deque()  # with deliveries left
+        self._done: deque[_Window] = deque()  # without; oldest rows may be gone
         self._offset = 0  # deliveries of the first window that is waiting
         self._firsts = _Minima()
 
@@ -73,9 +76,11 @@ class WindowQueue(Queue):
         are_left = numbers + self._times > following
         self._items.retire(keys[~are_left])
         drawable[keys[~are_left] - live.oldest] = False
+        self._done.extend(_in_order(numbers[~are_left], keys[~are_left], firsts[~are_left]))
         self._append(numbers[are_left], keys[are_left], firsts[are_left])
         if self._waiting:
             self._offset = max(0, following - self._waiting[0].number)
+        self._expect_readers()
 
     def arrived(self, keys: NDArray[np.int64]) -> None:
         """Add the windows that an insert has completed, and evict rows beyond the capacity. keys: of the anchors."""
@@ -90,6 +95,7 @@ class WindowQueue(Queue):
         assert isinstance(items, StepWindows)
         self._items = items
         self._waiting.clear()
+        self._done.clear()
         self._offset = 0
         self._firsts = _Minima()
 
@@ -114,7 +120,7 @@ class WindowQueue(Queue):
         The rows of its windows have left the capacity, but all rows after the first of them are still stored. If actors
         abandon most episodes, these fill the ring.
         """
-        return granted == self._granted
+        return granted == self._granted and not self.repeats.are_expected
 
     def draw(self, draw: Draw, points: Points, live: LiveRows) -> Drawn:
         """Return the anchors of the next windows to deliver."""
@@ -130,11 +136,16 @@ class WindowQueue(Queue):
         done = [self._waiting.popleft() for _ in range(windows)]
         following = self._waiting[0].number if self._waiting else done[-1].number + self._times
         self._header.store("delivered", following + self._offset)
+        self._done.extend(done)
         anchors = np.array([each.anchor for each in done], np.int64)
         self._items.retire(anchors)
         self._firsts.remove(windows)
         self._evict()
         return anchors
+
+    def kept_less(self) -> None:
+        """Let rows go that were kept for readers."""
+        self._evict()
 
     @property
     def _left(self) -> int:
@@ -152,15 +163,41 @@ class WindowQueue(Queue):
         granted = (self._offset + self._granted) // self._times
         return min(
             self._firsts.least(granted, inserted) + self._config.capacity - inserted,
-            self._firsts.least(0, inserted) + self._config.slots - inserted,
+            self._first_needed + self._config.slots - inserted,
         )
+
+    @property
+    def _first_needed(self) -> int:
+        """Key of the oldest row of windows that are waiting or kept for readers; if there is none, the next key."""
+        first = self._firsts.least(0, self._header.inserted)
+        return min(first, self.repeats.kept(first))
+
+    def _following(self, rows: int) -> range:
+        """Return the numbers of the next deliveries."""
+        windows, more = divmod(self._offset + rows - 1, self._times)
+        return range(self._waiting[0].number + self._offset, self._waiting[windows].number + more + 1)
+
+    def _stored(self, numbers: range) -> Deliveries | None:
+        """Return deliveries by number; None if rows of them were removed."""
+        found = [each for each in chain(self._done, islice(self._waiting, 1)) if self._times_in(each, numbers)]
+        first = min((each.first for each in found), default=-1)
+        if first < self._header.oldest:
+            return None
+        anchors = np.array([each.anchor for each in found], np.int64)
+        return Deliveries(np.repeat(anchors, [self._times_in(each, numbers) for each in found]), first)
+
+    def _times_in(self, window: _Window, numbers: range) -> int:
+        """Return how many of these deliveries are of a window."""
+        return max(0, min(window.number + self._times, numbers.stop) - max(window.number, numbers.start))
 
     def _evict(self) -> None:
         """Let rows go that are beyond the capacity, and belong to no window that is waiting."""
         state = self._header.state
-        floor = min(state.inserted - self._config.capacity, self._firsts.least(0, state.inserted))
+        floor = min(state.inserted - self._config.capacity, self._first_needed)
         if floor > state.floor:
             self._header.store("floor", floor)
+        while self._done and self._done[0].first < floor:
+            self._done.popleft()
 
     def _numbered(self, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return int64[n], int64[n]: number of the first delivery, and key of the first row, of windows by anchor."""
@@ -171,10 +208,15 @@ class WindowQueue(Queue):
         return (last * (self._forward + 1) + self._forward - windows.after) * self._times, first
 
     def _append(self, numbers: NDArray[np.int64], keys: NDArray[np.int64], firsts: NDArray[np.int64]) -> None:
-        for place in np.argsort(numbers).tolist():
-            each = _Waiting(int(numbers[place]), int(keys[place]), int(firsts[place]))
+        for each in _in_order(numbers, keys, firsts):
             self._waiting.append(each)
             self._firsts.append(each.first)
+
+
+def _in_order(numbers: NDArray[np.int64], keys: NDArray[np.int64], firsts: NDArray[np.int64]) -> Iterator[_Window]:
+    """Yield windows in the order of their deliveries: int64[n] each of first delivery, anchor and first row."""
+    for place in np.argsort(numbers).tolist():
+        yield _Window(int(numbers[place]), int(keys[place]), int(firsts[place]))
 
 
 class _Minima:

@@ -41,9 +41,9 @@ def test_a_run_solves_the_corridor_by_its_noise_alone(
 def test_actors_explore_by_noise_and_the_network_is_used_without_it(
     server: ServerProcess, settings_of: Callable[..., TrainSettings]
 ) -> None:
-    settings = settings_of(**RAINBOW, server=server.address, name="rainbow", actors=1, table="rainbow")
+    settings = settings_of(**RAINBOW, server=server.address, name="rainbow", actors=1, table="rainbow", lead_steps=100)
     report = train(settings, StopRequest(), QUIET)
-    assert report.updates > 20
+    assert report.updates > 20, "the actor waits for them, because its lead is limited"
     run = Path(report.run_dir)
     with ReplayClient(server.address) as client:
         rows = client["rainbow"].read(np.arange(300))

@@ -12,19 +12,20 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from replay_proto.schema import Column, Schema
 from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import TableDirectory
-from replay_server.table.draws import Draw
+from replay_server.table.draws import Draw, DrawnBatch
 from replay_server.table.oldest_first import OldestFirst
 from replay_server.table.table import NewRows, Table
 
-from tests.support.drawing import draw_batch
+from tests.support.drawing import draw_batch, draw_batch_again
 from tests.support.examples import examples
 from tests.support.invariants import check_table
+from tests.support.reader_oracle import READERS, Readers
 
 COUNTS = st.integers(1, 30)
 
 
 class Queueing(RuleBasedStateMachine):
-    """Inserts, grants, draws, resets and restarts."""
+    """Inserts, grants, draws, repeated draws, resets and restarts."""
 
     @initialize(capacity=st.integers(1, 80), times=st.integers(1, 3))
     def make(self, capacity: int, times: int) -> None:
@@ -34,6 +35,8 @@ class Queueing(RuleBasedStateMachine):
         self.times, self.capacity = times, capacity
         self.table = Table(TableDirectory.create(Path(self.folder.name), config))
         self.deliveries: list[int] = []
+        self.readers = Readers()
+        self.removed = 0  # rows below this key
         self.inserted = self.granted = 0
 
     def teardown(self) -> None:
@@ -49,7 +52,8 @@ class Queueing(RuleBasedStateMachine):
     @rule(count=COUNTS)
     def insert(self, count: int) -> None:
         nobodys = len(set(self.deliveries[self.granted :]))
-        fits = len(set(self.deliveries)) + count <= self.table.config.slots
+        needed = self.readers.kept(min(self.deliveries, default=self.inserted))
+        fits = self.inserted + count <= needed + self.table.config.slots
         allowed = self.gate.insert_allowed(count)
         assert allowed == (nobodys + count <= self.capacity and fits)
         if allowed:
@@ -65,17 +69,50 @@ class Queueing(RuleBasedStateMachine):
         self.granted += granted
 
     @precondition(lambda self: self.granted)
-    @rule(data=st.data())
-    def draw(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), reader=st.none() | READERS, behind=st.integers(0, 2))
+    def draw(self, data: st.DataObject, reader: bytes | None, behind: int) -> None:
         count = data.draw(st.integers(1, self.granted))
-        batch = draw_batch(self.table, Draw(count, beta=1.0))
+        stamp = None if reader is None else self.readers.next_stamp(reader, behind)
+        if stamp is not None:
+            self.table.reader_arrived(stamp)
+        batch = draw_batch(self.table, Draw(count, beta=1.0), stamp)
         expected, self.deliveries = self.deliveries[:count], self.deliveries[count:]
+        if stamp is not None:
+            self.readers.drawn(stamp, expected)
+        self.check(batch, expected)
+        self.granted -= count
+
+    def check(self, batch: DrawnBatch, expected: list[int]) -> None:
         assert batch.keys.tolist() == expected
-        found = {"value": np.empty(count, np.int64)}
+        found = {"value": np.empty(len(expected), np.int64)}
         self.table.directory.rows.gather(batch.keys, found)
         assert found["value"].tolist() == expected
-        assert batch.weights.tolist() == [1.0] * count
-        self.granted -= count
+        assert batch.weights.tolist() == [1.0] * len(expected)
+
+    def oldest_row(self, keys: list[int]) -> int | None:
+        """The oldest row of a draw; None if it was removed or overwritten."""
+        return min(keys) if min(keys) >= max(self.removed, self.inserted - self.table.config.slots) else None
+
+    @rule(reader=READERS, behind=st.integers(0, 2))
+    def a_reader_is_back(self, reader: bytes, behind: int) -> None:
+        assert self.table.reader_arrived(self.readers.next_stamp(reader, behind)) == (reader in self.readers.expected)
+        self.readers.expected.pop(reader, None)
+
+    @rule()
+    def readers_are_given_up(self) -> None:
+        self.table.give_up_readers()
+        self.readers.expected.clear()
+
+    @precondition(lambda self: self.readers.draws)
+    @rule(data=st.data())
+    def draw_again(self, data: st.DataObject) -> None:
+        stamp, expected = data.draw(st.sampled_from(list(self.readers.draws.items())))
+        self.table.reader_arrived(stamp)
+        batch = draw_batch_again(self.table, Draw(len(expected), beta=1.0), stamp)
+        assert (batch is None) == (self.oldest_row(expected) is None)
+        if batch is not None:
+            self.check(batch, expected)
+        assert draw_batch_again(self.table, Draw(len(expected) + 1, beta=1.0), stamp) is None
 
     @precondition(lambda self: self.granted)
     @rule(data=st.data())
@@ -87,20 +124,22 @@ class Queueing(RuleBasedStateMachine):
     @rule()
     def reset(self) -> None:
         assert self.table.reset() == len(set(self.deliveries))
-        self.deliveries, self.granted = [], 0
+        self.deliveries, self.granted, self.removed = [], 0, self.inserted
+        self.readers.expected.clear()
 
     @rule()
     def restart(self) -> None:
         folder = self.table.directory.folder
         self.table.close()
         self.table = Table(TableDirectory.open(folder))
+        self.readers.restarted(self.oldest_row)
         self.granted = 0
 
     @rule()
     def a_draw_is_never_stuck_behind_an_insert_that_is_small_enough(self) -> None:
         largest = min(self.capacity, self.table.config.slack)
         wanted = (self.capacity - 1) * self.times + 1
-        assume(not self.granted)
+        assume(not self.granted and not self.readers.expected)
         granted = self.gate.grant(wanted)
         assert granted == wanted or self.gate.insert_allowed(largest)
         self.gate.give_back(granted)

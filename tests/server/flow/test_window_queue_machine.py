@@ -13,16 +13,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from replay_proto.errors import FieldError
 from replay_proto.steps import Discount, Item, Sequences, Stack, Steps, Transitions
 from replay_server.errors import RequestError
+from replay_server.storage.delivery_log import ReaderStamp
 from replay_server.storage.runs import GOES_ON
 from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import TableDirectory
-from replay_server.table.draws import Draw
+from replay_server.table.draws import Draw, DrawnBatch
 from replay_server.table.table import NewRows, Table
 from replay_server.table.window_queue import WindowQueue
 
-from tests.support.drawing import draw_batch
+from tests.support.drawing import draw_batch, draw_batch_again
 from tests.support.examples import examples
 from tests.support.invariants import check_table
+from tests.support.reader_oracle import READERS, Readers
 from tests.support.rows import WHOLE, columns_of
 from tests.support.step_oracle import ENDS, Oracle, Run, runs_of
 
@@ -42,7 +44,7 @@ def config_of(item: Item, capacity: int, times: int = 1, stack: int = 1) -> Tabl
 
 
 class Queueing(RuleBasedStateMachine):
-    """Inserts, grants, draws, resets and restarts."""
+    """Inserts, grants, draws, repeated draws, resets and restarts."""
 
     @initialize(
         item=st.sampled_from(ITEMS), stack=st.integers(1, 3), capacity=st.integers(9, 60), times=st.integers(1, 3)
@@ -55,8 +57,10 @@ class Queueing(RuleBasedStateMachine):
         self.times, self.capacity, self.slots = times, capacity, config.slots
         self.table = Table(TableDirectory.create(Path(self.folder.name), config))
         self.at: dict[int, tuple[int, int]] = {}
+        self.rows_of: dict[int, list[int]] = {}  # by anchor
         # The anchors of complete windows, each as often as it is still to be delivered.
         self.deliveries: list[int] = []
+        self.readers = Readers()
         self.granted = 0
 
     def teardown(self) -> None:
@@ -89,7 +93,7 @@ class Queueing(RuleBasedStateMachine):
     def insert(self, parts: list[tuple[int, int, int]]) -> None:
         count = sum(rows for _, rows, _ in parts)
         nobodys = self.needed(self.deliveries[self.granted :]) + self.capacity
-        fits = self.needed(self.deliveries) + self.slots
+        fits = self.readers.kept(self.needed(self.deliveries)) + self.slots
         assert self.gate.insert_allowed(count) == (self.inserted + count <= min(nobodys, fits))
         if not self.gate.insert_allowed(count):
             return
@@ -107,12 +111,14 @@ class Queueing(RuleBasedStateMachine):
         for run in runs:
             self.oracle.insert(run)
         complete = sorted(self.oracle.drawable - before, key=lambda anchor: (max(self.window(anchor)), anchor))
+        self.rows_of |= {anchor: self.window(anchor) for anchor in complete}
         self.deliveries += np.repeat(complete, self.times).astype(int).tolist()
         self.evict()
 
     def evict(self) -> None:
         """Rows go when as many as the capacity came after them, except for those of windows to be delivered."""
-        self.oracle.oldest = max(self.oracle.oldest, min(self.inserted - self.capacity, self.needed(self.deliveries)))
+        needed = self.readers.kept(self.needed(self.deliveries))
+        self.oracle.oldest = max(self.oracle.oldest, min(self.inserted - self.capacity, needed))
 
     @rule(count=COUNTS)
     def grant(self, count: int) -> None:
@@ -121,9 +127,38 @@ class Queueing(RuleBasedStateMachine):
         self.granted += granted
 
     @precondition(lambda self: self.granted)
+    @rule(data=st.data(), reader=st.none() | READERS, behind=st.integers(0, 2))
+    def draw(self, data: st.DataObject, reader: bytes | None, behind: int) -> None:
+        stamp = None if reader is None else self.readers.next_stamp(reader, behind)
+        self.deliver(data.draw(st.integers(1, self.granted)), stamp)
+
+    def oldest_row(self, anchors: list[int]) -> int | None:
+        """The oldest row of some windows; None if it was removed."""
+        oldest = min(min(self.rows_of[anchor]) for anchor in anchors)
+        return oldest if oldest >= self.oracle.oldest else None
+
+    @rule(reader=READERS, behind=st.integers(0, 2))
+    def a_reader_is_back(self, reader: bytes, behind: int) -> None:
+        assert self.table.reader_arrived(self.readers.next_stamp(reader, behind)) == (reader in self.readers.expected)
+        if self.readers.expected.pop(reader, None) is not None:
+            self.evict()
+
+    @rule()
+    def readers_are_given_up(self) -> None:
+        self.table.give_up_readers()
+        self.readers.expected.clear()
+        self.evict()
+
+    @precondition(lambda self: self.readers.draws)
     @rule(data=st.data())
-    def draw(self, data: st.DataObject) -> None:
-        self.deliver(data.draw(st.integers(1, self.granted)))
+    def draw_again(self, data: st.DataObject) -> None:
+        stamp, expected = data.draw(st.sampled_from(list(self.readers.draws.items())))
+        self.table.reader_arrived(stamp)
+        batch = draw_batch_again(self.table, Draw(len(expected), beta=1.0), stamp)
+        assert (batch is None) == (self.oldest_row(expected) is None)
+        if batch is not None:
+            self.check(batch, expected)
+        assert draw_batch_again(self.table, Draw(len(expected) + 1, beta=1.0), stamp) is None
 
     @precondition(lambda self: self.deliveries and not self.granted)
     @rule(count=st.integers(1, 4), restarts=st.booleans())
@@ -133,12 +168,21 @@ class Queueing(RuleBasedStateMachine):
         if restarts:
             self.restart()
 
-    def deliver(self, count: int) -> None:
-        batch = draw_batch(self.table, Draw(count, beta=1.0))
+    def deliver(self, count: int, stamp: ReaderStamp | None = None) -> None:
+        if stamp is not None:
+            self.table.reader_arrived(stamp)
+        batch = draw_batch(self.table, Draw(count, beta=1.0), stamp)
         expected, self.deliveries = self.deliveries[:count], self.deliveries[count:]
+        if stamp is not None:
+            self.readers.drawn(stamp, expected)
+        self.check(batch, expected)
+        self.granted -= count
+        self.evict()
+
+    def check(self, batch: DrawnBatch, expected: list[int]) -> None:
         assert batch.keys.tolist() == expected
         assert batch.windows is not None
-        rows = [key for anchor in expected for key in self.window(anchor)]
+        rows = [key for anchor in expected for key in self.rows_of[anchor]]
         assert batch.windows.keys.tolist() == rows
         found = {
             name: np.empty((len(rows), *column.shape), column.dtype)
@@ -147,9 +191,7 @@ class Queueing(RuleBasedStateMachine):
         self.table.directory.rows.gather(np.array(rows), found)
         for name, values in columns_of(np.array(rows)).items():
             np.testing.assert_array_equal(found[name], values)
-        assert batch.weights.tolist() == [1.0] * count
-        self.granted -= count
-        self.evict()
+        assert batch.weights.tolist() == [1.0] * len(expected)
 
     @rule(rows=st.integers(1, 9))
     def a_draw_that_waits_fills_the_ring(self, rows: int) -> None:
@@ -170,18 +212,20 @@ class Queueing(RuleBasedStateMachine):
         assert self.table.reset() == self.inserted - self.oracle.oldest
         self.oracle.oldest = self.inserted
         self.deliveries, self.granted = [], 0
+        self.readers.expected.clear()
 
     @rule()
     def restart(self) -> None:
         folder = self.table.directory.folder
         self.table.close()
         self.table = Table(TableDirectory.open(folder))
+        self.readers.restarted(self.oldest_row)
         self.granted = 0
 
     @rule()
     def a_waiting_draw_leaves_room_for_an_insert(self) -> None:
         wanted = len(self.deliveries) + 1
-        assume(not self.granted and is_accepted(self.table, wanted))
+        assume(not self.granted and not self.readers.expected and is_accepted(self.table, wanted))
         granted = self.gate.grant(wanted)
         assert granted == wanted - 1
         assert self.gate.insert_allowed(min(self.capacity, self.table.config.slack))

@@ -14,6 +14,7 @@ from replay_proto.framing import Array, Carried
 from replay_proto.schema import Column, Schema
 from replay_proto.v1 import replay_pb2
 
+from replay_server.storage.delivery_log import READER_ID_BYTES, ReaderStamp
 from replay_server.storage.format import UID_BYTES
 from replay_server.storage.runs import MAX_STEP, TERMINATED, Runs
 from replay_server.storage.writer_records import WRITER_ID_BYTES
@@ -55,6 +56,16 @@ def writer_id(value: bytes) -> bytes:
     if len(value) != WRITER_ID_BYTES:
         raise FieldError("writer_id", f"{WRITER_ID_BYTES} bytes", f"{len(value)} bytes")
     return value
+
+
+def reader(value: replay_pb2.ReaderStamp) -> ReaderStamp:
+    """Convert and check the number of a draw."""
+    if len(value.reader_id) != READER_ID_BYTES:
+        raise FieldError("reader.reader_id", f"{READER_ID_BYTES} bytes", f"{len(value.reader_id)} bytes")
+    at_least("reader.sequence", 1, value.sequence)
+    if not 0 <= value.received < value.sequence:
+        raise FieldError("reader.received", f"0 to {value.sequence - 1}, below the sequence", str(value.received))
+    return ReaderStamp(value.reader_id, value.sequence, value.received)
 
 
 def keys(value: bytes) -> NDArray[np.int64]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,9 +30,11 @@ from replay_server.rpc.handlers.gathering import (
     window_rows,
 )
 from replay_server.rpc.handlers.updating import UpdatingHandlers
+from replay_server.storage.delivery_log import ReaderStamp
 from replay_server.storage.runs import ends_of, steps_of
 from replay_server.table.draws import Draw, DrawMode, DrawnBatch
 from replay_server.table.gates import LimiterGate
+from replay_server.table.oldest_first import Queue
 from replay_server.table.table import Table
 
 Reply = Callable[[Table, Sequence[DrawnBatch]], Message]
@@ -55,6 +58,8 @@ class _Wanted(NamedTuple):
     """Whether the table's gate decides when to draw, and counts the draw."""
     rows: int
     """Rows of all batches."""
+    stamp: ReaderStamp | None
+    """Numbers a draw from a queue, so that it can be repeated."""
 
     def carried(self, table: Table) -> Carried:
         """Return the columns that the reply carries."""
@@ -125,13 +130,15 @@ class SamplingHandlers:
         batches = fields.up_to("batches", fields.MAX_BATCHES, message.batches) or 1
         ahead = fields.up_to("ahead", fields.MAX_AHEAD, message.ahead)
         wanted = _wanted(name, uid, message, batches) if message.HasField("draw") else None
+        if wanted is None and message.HasField("reader"):
+            raise FieldError("reader", "none without a draw", "one")
         lease = self._catalog.lease(name, uid)
         table = lease.table
         client = call.stream.client(table, call.caller, "learner")
         replaces = wanted is not None and wanted.is_overtaken and self._replaces_batches(call, table, wanted)
         if wanted is not None:
             self._check_size(call, table, wanted)
-            if wanted.is_gated and not replaces:
+            if wanted.is_gated and not replaces and not _is_repeat(table, wanted):
                 lease.admission.check_draw(wanted.rows, wanted.wait_s, wanted.draw.least_drawable)
         is_charged = bool(message.charge or message.refund)
         if is_charged:
@@ -178,6 +185,8 @@ class SamplingHandlers:
         bounds.check_rows(rows)
         if not wanted.is_gated:
             _check_charged_apart(call, table)
+        if wanted.stamp is not None and not table.config.is_queue:
+            raise FieldError("reader", f"none with the backend {table.config.backend}, only with fifo", "one")
         if wanted.draw.mode is DrawMode.WITHOUT_REPLACEMENT:
             fields.up_to("batches", fields.MAX_DISTINCT_BATCHES, wanted.batches)
             _check_distinct(table, wanted.draw)
@@ -219,7 +228,7 @@ class SamplingHandlers:
         )
 
     async def _admitted(self, call: Call, lease: Lease, wanted: _Wanted, *, replaces: bool) -> tuple[Admission, bool]:
-        """Wait until the draws are allowed, without suspending if they already are, or replace counted ones.
+        """Wait until the draws are allowed, without suspending if they already are, or replace or repeat counted ones.
 
         Return the table's lines, and whether the gate has counted the draws.
         """
@@ -227,9 +236,10 @@ class SamplingHandlers:
         table = admission.table
         least = wanted.draw.least_drawable
         is_free = not wanted.is_gated or (table.gate is None and table.drawable >= least)
-        is_counted = not is_free and not replaces
-        if is_counted:
-            await admission.draw(call.caller, wanted.rows, wanted.wait_s, least)
+        if is_free or replaces:
+            return lease.admission, False
+        is_repeat = partial(_is_repeat, table, wanted)
+        is_counted = await admission.draw(call.caller, wanted.rows, wanted.wait_s, least, is_repeat)
         return lease.admission, is_counted
 
     async def _drawn(self, call: Call, named: Lease, wanted: _Wanted, reply: Reply) -> bytes:
@@ -238,6 +248,8 @@ class SamplingHandlers:
         replaces = wanted.is_overtaken and self._replaces_batches(call, table, wanted)
         if replaces:
             table.copied_batches.take(*batches)
+        if wanted.stamp is not None and table.reader_arrived(wanted.stamp):
+            named.admission.changed()
         admission, is_counted = await self._admitted(call, named, wanted, replaces=replaces)
         lease = Lease(admission)
         copies = not wanted.is_overtaken and self._may_copy(table, wanted)
@@ -246,7 +258,7 @@ class SamplingHandlers:
         try:
             await hold_reply(call, self._catalog, reply_bytes(rows, carried, wanted.batches), rows)
             async with table.draws.turn:
-                answer = await self._handed_out(lease, wanted, reply, carried, replaces=replaces)
+                answer = await self._handed_out(lease, wanted, reply, carried, replaces=replaces, is_counted=is_counted)
         except BaseException:
             if replaces and lease.is_unchanged:
                 table.copied_batches.add(*batches)
@@ -265,7 +277,14 @@ class SamplingHandlers:
         return answer
 
     async def _handed_out(
-        self, lease: Lease, wanted: _Wanted, reply: Reply, carried: Carried | None, *, replaces: bool
+        self,
+        lease: Lease,
+        wanted: _Wanted,
+        reply: Reply,
+        carried: Carried | None,
+        *,
+        replaces: bool,
+        is_counted: bool,
     ) -> bytes | None:
         """Draw batches, build the reply, and count the batches as handed out.
 
@@ -274,7 +293,9 @@ class SamplingHandlers:
         is repeated, but counts once.
         """
         table = lease.unchanged
-        if not table.has_left(wanted.rows):
+        if carried is not None and _is_repeat(table, wanted):
+            return await self._handed_out_again(lease, wanted, reply, carried, is_counted=is_counted)
+        if not table.has_left(wanted.rows) or (wanted.stamp is not None and not is_counted):
             return None
         draw = _drawing(table, wanted)
         drawn: list[DrawnBatch] = []
@@ -291,8 +312,43 @@ class SamplingHandlers:
             table.figures.counts.overtaken_copies += replaces
             answer = await reply_with_rows(table, carried, choose, wanted.rows * window_rows(table))
             table = lease.unchanged
-        table.hand_out(drawn, is_counted=replaces)
+        table.hand_out(drawn, is_counted=replaces, stamp=wanted.stamp)
         return answer
+
+    async def _handed_out_again(
+        self, lease: Lease, wanted: _Wanted, reply: Reply, carried: Carried, *, is_counted: bool
+    ) -> bytes | None:
+        """Build the reply to a draw that was counted as handed out before; None if its rows have been overwritten."""
+        table, stamp = lease.table, wanted.stamp
+        assert stamp is not None
+
+        def choose() -> Choice:
+            drawn = table.draw_again(wanted.draw, stamp, wanted.rows)
+            if drawn is None:
+                raise _OverwrittenError
+            return reply(table, drawn), [Gathered(batch.keys, batch.windows) for batch in drawn]
+
+        try:
+            answer = await reply_with_rows(table, carried, choose, wanted.rows * window_rows(table))
+        except _OverwrittenError:
+            return None
+        if is_counted:  # another stream of the reader got the first reply, after this one was granted its rows
+            lease.admission.leave(wanted.rows, lease.resets)
+        return answer
+
+
+class _OverwrittenError(Exception):
+    """Rows that are to be delivered again have been overwritten."""
+
+
+def _queue_of(table: Table) -> Queue:
+    assert isinstance(table.draws, Queue)
+    return table.draws
+
+
+def _is_repeat(table: Table, wanted: _Wanted) -> bool:
+    """Whether a draw from a queue was handed out before, and its rows are still stored."""
+    return wanted.stamp is not None and _queue_of(table).given_before(wanted.stamp, wanted.rows) is not None
 
 
 def _check_distinct(table: Table, draw: Draw) -> None:
@@ -351,7 +407,8 @@ def _wanted(
     draw = fields.draw(asked)
     is_gated = not asked.charged_apart
     rows = batches * draw.batch_size
-    return _Wanted(name, uid, draw, batches, wait_s, asked, near.owner_id, near.overtaken, is_gated, rows)
+    stamp = fields.reader(message.reader) if message.HasField("reader") else None
+    return _Wanted(name, uid, draw, batches, wait_s, asked, near.owner_id, near.overtaken, is_gated, rows, stamp)
 
 
 def _drawing(table: Table, wanted: _Wanted) -> Callable[[], list[DrawnBatch]]:

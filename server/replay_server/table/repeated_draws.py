@@ -1,0 +1,76 @@
+"""Draws from a queue that readers may repeat, because they did not get the reply.
+
+    repeats = RepeatedDraws(log)
+    repeats.store(stamp, range(0, 4))       # a draw is about to be given these deliveries
+    repeats.find(stamp)                     # the reader repeats it: range(0, 4)
+
+While a server runs, the ring has enough room for the rows of replies that are on their way. After a restart, other
+clients may be back sooner than a reader that repeats its last draws. So the rows are kept until the reader sends a new
+draw, or until `forget_readers` gives it up.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from replay_server.storage.delivery_log import DeliveryLog, ReaderStamp
+
+log = logging.getLogger(__name__)
+
+
+class RepeatedDraws:
+    """The draws of a queue that can be repeated, and the readers that may still do so after a restart."""
+
+    def __init__(self, draws: DeliveryLog) -> None:
+        """Start with the draws in a log; nobody is expected yet."""
+        self._log = draws
+        # By reader: the number of its last draw, and the key of the oldest row to keep.
+        self._expected: dict[bytes, tuple[int, int]] = {}
+
+    def find(self, stamp: ReaderStamp) -> range | None:
+        """Return the numbers of the deliveries that a draw was given; None if it is new, or was forgotten."""
+        return self._log.find(stamp)
+
+    def store(self, stamp: ReaderStamp, deliveries: range) -> None:
+        """Record a draw that is about to be given these deliveries. If it was given others, they are lost: say so."""
+        before = self._log.find(stamp)
+        if before is not None:
+            log.warning(
+                "%s: %d rows of a draw that its reader repeats were overwritten meanwhile; it gets newer ones",
+                self._log.folder,
+                len(before),
+            )
+        self._log.store(stamp, deliveries)
+
+    def expect(self, first_row: Callable[[range], int | None]) -> None:
+        """Keep rows for the readers that may repeat a draw, because the server has restarted.
+
+        ``first_row`` returns the key of the oldest row of some deliveries; None if rows of them were overwritten.
+        """
+        for reader, sequence, deliveries in self._log.unconfirmed():
+            row = first_row(deliveries)
+            if row is not None:
+                last, first = self._expected.get(reader, (0, row))
+                self._expected[reader] = max(last, sequence), min(first, row)
+
+    def arrived(self, stamp: ReaderStamp) -> bool:
+        """Note a draw that a reader asks for. Return whether rows that were kept for it may now be overwritten."""
+        expected = self._expected.get(stamp.reader_id)
+        if expected is None or stamp.sequence <= expected[0]:
+            return False
+        del self._expected[stamp.reader_id]
+        return True
+
+    def forget_readers(self) -> None:
+        """Keep no rows any longer."""
+        self._expected.clear()
+
+    @property
+    def are_expected(self) -> bool:
+        """Whether rows are kept for any reader."""
+        return bool(self._expected)
+
+    def kept(self, otherwise: int) -> int:
+        """Return the key of the oldest row that is kept for a reader; if there is none, ``otherwise``."""
+        return min((first for _, first in self._expected.values()), default=otherwise)
