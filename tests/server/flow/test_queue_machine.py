@@ -10,6 +10,7 @@ from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from replay_proto.schema import Column, Schema
+from replay_server.storage.delivery_log import ReaderStamp
 from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import TableDirectory
 from replay_server.table.draws import Draw, DrawnBatch
@@ -71,8 +72,10 @@ class Queueing(RuleBasedStateMachine):
     @precondition(lambda self: self.granted)
     @rule(data=st.data(), reader=st.none() | READERS, behind=st.integers(0, 2))
     def draw(self, data: st.DataObject, reader: bytes | None, behind: int) -> None:
-        count = data.draw(st.integers(1, self.granted))
         stamp = None if reader is None else self.readers.next_stamp(reader, behind)
+        self.deliver(data.draw(st.integers(1, self.granted)), stamp)
+
+    def deliver(self, count: int, stamp: ReaderStamp | None) -> None:
         if stamp is not None:
             self.table.reader_arrived(stamp)
         batch = draw_batch(self.table, Draw(count, beta=1.0), stamp)
@@ -97,6 +100,25 @@ class Queueing(RuleBasedStateMachine):
     def a_reader_is_back(self, reader: bytes, behind: int) -> None:
         assert self.table.reader_arrived(self.readers.next_stamp(reader, behind)) == (reader in self.readers.expected)
         self.readers.expected.pop(reader, None)
+
+    @rule(reader=READERS, rows=st.integers(1, 30), is_back=st.booleans())
+    def others_are_back_first(self, reader: bytes, rows: int, is_back: bool) -> None:
+        """They fill the ring after a restart, and go on when the reader is back or given up."""
+        self.insert(1)
+        self.grant(1)
+        assume(self.granted)
+        self.deliver(1, self.readers.next_stamp(reader, 0))
+        self.restart()
+        for _ in range(2):
+            for _ in range(2 * self.table.config.slots // rows):
+                self.insert(rows)
+                self.grant(len(self.deliveries))
+                if self.granted:
+                    self.deliver(self.granted, None)
+            if is_back:
+                self.a_reader_is_back(reader, 0)
+            else:
+                self.readers_are_given_up()
 
     @rule()
     def readers_are_given_up(self) -> None:

@@ -143,6 +143,25 @@ class Queueing(RuleBasedStateMachine):
         if self.readers.expected.pop(reader, None) is not None:
             self.evict()
 
+    @rule(reader=READERS, rows=st.integers(1, 9), end=st.sampled_from(ENDS), is_back=st.booleans())
+    def others_are_back_first(self, reader: bytes, rows: int, end: int, is_back: bool) -> None:
+        """They fill the ring after a restart, and go on when the reader is back or given up."""
+        self.insert([(0, 9, ENDS[-1])])
+        self.granted += self.gate.grant(1)
+        assume(self.granted)
+        self.deliver(1, self.readers.next_stamp(reader, 0))
+        self.restart()
+        for _ in range(2):
+            for _ in range(2 * self.slots // rows):
+                self.insert([(0, rows, end)])
+                self.granted = self.gate.grant(len(self.deliveries))
+                if self.granted:
+                    self.deliver(self.granted)
+            if is_back:
+                self.a_reader_is_back(reader, 0)
+            else:
+                self.readers_are_given_up()
+
     @rule()
     def readers_are_given_up(self) -> None:
         self.table.give_up_readers()
