@@ -16,8 +16,8 @@ class Readers:
     def __init__(self) -> None:
         self.draws: dict[ReaderStamp, list[int]] = {}
         """Keys of what was delivered."""
-        self.expected: dict[bytes, int] = {}
-        """Since a restart, by reader: key of the oldest row to keep."""
+        self.expected: dict[bytes, tuple[int, int]] = {}
+        """Since a restart, by reader: number of its last draw, and key of the oldest row to keep."""
 
     def next_stamp(self, reader: bytes, behind: int) -> ReaderStamp:
         """Number the next draw of a reader, which has received all replies but the last ``behind``."""
@@ -25,9 +25,13 @@ class Readers:
         return ReaderStamp(reader, last + 1, max(0, last - behind))
 
     def drawn(self, stamp: ReaderStamp, keys: list[int]) -> None:
-        """Note a new draw. The reader of an earlier one is back."""
+        """Note a new draw."""
         self.draws[stamp] = keys
-        self.expected.pop(stamp.reader_id, None)
+
+    def arrived(self, stamp: ReaderStamp) -> bool:
+        """Note what a reader has received; return whether rows were kept for it, but no longer are."""
+        last, _ = self.expected.get(stamp.reader_id, (stamp.received + 1, 0))
+        return stamp.received >= last and self.expected.pop(stamp.reader_id) is not None
 
     def restarted(self, oldest_row: Callable[[list[int]], int | None]) -> None:
         """Expect the readers that may not have received replies; ``oldest_row`` is None if rows are gone."""
@@ -38,8 +42,9 @@ class Readers:
         for stamp, keys in self.draws.items():
             row = oldest_row(keys)
             if stamp.sequence > received[stamp.reader_id] and row is not None:
-                self.expected[stamp.reader_id] = min(row, self.expected.get(stamp.reader_id, row))
+                last, first = self.expected.get(stamp.reader_id, (0, row))
+                self.expected[stamp.reader_id] = max(last, stamp.sequence), min(first, row)
 
     def kept(self, otherwise: int) -> int:
         """The oldest row that is kept for a reader, but no newer than ``otherwise``."""
-        return min([otherwise, *self.expected.values()])
+        return min([otherwise, *(first for _, first in self.expected.values())])

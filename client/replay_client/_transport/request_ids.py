@@ -1,8 +1,8 @@
 """Provides ids and sequence numbers for requests that a server must not apply twice: inserts, and draws from a queue.
 
-A server handles the requests of one sender in sequence, so a request that waits blocks later ones with the same id.
-Therefore, concurrent requests use different ids. Ids are reused, because a server remembers only a limited number of
-senders.
+A server applies the inserts of one writer in sequence, so an insert that waits blocks later ones with the same id. And
+each draw of a reader says that it has received the one before. Therefore, concurrent requests use different ids. Ids
+are reused, because a server remembers only a limited number of writers.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ from replay_server.errors import Lack, RequestError
 from replay_server.flow.background import Job
 from replay_server.flow.budgets import Budget
 from replay_server.flow.waits import Wait
+from replay_server.storage.delivery_log import ReaderStamp
 from replay_server.table.table import NewRows, Table, WriterStamp
 
 T = TypeVar("T")
@@ -87,7 +88,7 @@ class _Draw(_Waiting):
     rows: int
     least: int
     """Rows that must be drawable."""
-    is_repeat: Callable[[], bool]
+    stamp: ReaderStamp | None
     granted: int = 0
     repeats: bool = False
     """Whether it was let through as a repeat."""
@@ -170,25 +171,28 @@ class Admission:
         rows: int,
         wait_s: float,
         least: int = 1,
-        is_repeat: Callable[[], bool] = lambda: False,
+        stamp: ReaderStamp | None = None,
     ) -> bool:
         """Wait until ``rows`` rows may be drawn and at least ``least`` are drawable, and count them as drawn.
 
         Wait for at most ``wait_s`` seconds; infinity means as long as the call lasts. After the wait, the table may
         have been dropped. If the draw fails after it was counted, the caller must call `leave`.
 
-        Return whether it was counted. A repeat of a draw is not, because the first one was: ``is_repeat`` says whether
-        it is one, perhaps only after a while, because the first one still waits on a stream that has broken.
+        Return whether it was counted. A repeat of a draw from a queue, which ``stamp`` tells, is not, because the first
+        one was. It may become one only during the wait, if the first one still waits on a stream that has broken.
 
         Raises:
             RequestError: TABLE_EMPTY, LIMITED, WAITED_TOO_LONG, TABLE_RESET, TABLE_NOT_FOUND, SHUTTING_DOWN,
                 TOO_LARGE, or UNAUTHENTICATED if the caller's token becomes invalid.
         """
-        if is_repeat():
-            return False
-        self.check_draw(rows, wait_s, least)
         table = self.table
-        draw = _Draw(rows=rows, least=least, is_repeat=is_repeat)
+        if stamp is not None:
+            if table.reader_received(stamp.reader_id, stamp.received):
+                self.changed()
+            if table.was_given(stamp, rows):
+                return False
+        self.check_draw(rows, wait_s, least)
+        draw = _Draw(rows=rows, least=least, stamp=stamp)
         if not _has_waiting(self._draws) and self._grant(draw):
             self._count_drawn(rows)
             # An insert may be waiting for these samples.
@@ -258,8 +262,8 @@ class Admission:
                 TOO_LARGE, or UNAUTHENTICATED if the caller's token becomes invalid.
         """
         table = self.table
-        if self._gives_up is None and table.gate is not None and table.gate.keeps_for_readers:
-            self._gives_up = asyncio.get_running_loop().call_later(RETURN_S, self._give_up_readers)
+        if table.gate is not None and table.gate.keeps_for_readers:
+            self._give_up_readers_soon()
         table.check_rows_at_once(rows.count)
         if self._may_insert_at_once(rows, stamp):
             if not self._takes_long(rows):
@@ -301,7 +305,7 @@ class Admission:
             moved = self._serve_draws()
             moved = self._serve_stores() or moved
         if self._draws:
-            self._refuse_blocking_draw()
+            self._end_mutual_waits()
         for read in self._reads:
             if read.inserted <= self.table.inserted and not read.turn.done():
                 read.turn.set_result(None)
@@ -324,6 +328,9 @@ class Admission:
 
     def refuse_all(self, refusal: Callable[[], RequestError]) -> None:
         """Refuse all waiting calls."""
+        if self._gives_up is not None:
+            self._gives_up.cancel()
+            self._gives_up = None
         waiting: list[_Waiting] = [*self._draws, *self._reads, *self._stores]
         self._draws.clear()
         self._reads.clear()
@@ -336,10 +343,14 @@ class Admission:
         while self._running is not None:
             await asyncio.wait([self._running.task])
 
+    def _give_up_readers_soon(self) -> None:
+        if self._gives_up is None and not self._limits.is_closing:
+            self._gives_up = asyncio.get_running_loop().call_later(RETURN_S, self._give_up_readers)
+
     def _give_up_readers(self) -> None:
-        if self.gone is None:
-            self.table.give_up_readers()
-            self.changed()
+        self._gives_up = None
+        self.table.give_up_readers()
+        self.changed()
 
     def _may_insert_at_once(self, rows: NewRows, stamp: WriterStamp | None) -> bool:
         gate = self.table.gate
@@ -361,7 +372,7 @@ class Admission:
             self._stores.append(insert)
             counts.waiting_inserts += 1
             try:
-                self._refuse_blocking_draw()
+                self._end_mutual_waits()
                 await self._wait(insert, caller, wait_s, lambda: self._insert_lacks(0, insert))
             finally:
                 counts.waiting_inserts -= 1
@@ -426,13 +437,22 @@ class Admission:
             moved = True
         return moved
 
-    def _refuse_blocking_draw(self) -> None:
-        """Refuse the first draw if it and the first insert wait for each other."""
+    def _end_mutual_waits(self) -> None:
+        """Let go of rows that are kept for readers, or refuse the first draw, if draws and inserts wait for each other.
+
+        A reader whose new draw waits cannot say that it has received its earlier draws, which were sent before.
+        """
         gate = self.table.gate
         if gate is None or self._running is not None or not self._draws or not self._stores:
             return
         draw, store = self._draws[0], self._stores[0]
-        if gate.blocks_inserts(draw.granted) and not store.turn.done() and not self._is_allowed(store):
+        if store.turn.done() or self._is_allowed(store):
+            return
+        if gate.keeps_for_readers:
+            stamps = [each.stamp for each in self._draws if each.stamp is not None]
+            if any(self.table.reader_received(each.reader_id, each.sequence - 1) for each in stamps):
+                self.changed()
+        elif gate.blocks_inserts(draw.granted):
             bound = "sequences of one draw, while rows of unfinished ones fill the queue"
             draw.refuse(errors.too_large(bound, draw.granted, draw.rows, "capacity of the queue"))
 
@@ -479,7 +499,7 @@ class Admission:
     def _grant(self, draw: _Draw) -> bool:
         """Grant available rows to a draw; return whether it now has all its rows."""
         gate, has_rows = self.table.gate, self.table.drawable >= draw.least
-        if draw.is_repeat():
+        if draw.stamp is not None and self.table.was_given(draw.stamp, draw.rows):
             draw.repeats = True
             return True
         if gate is None:

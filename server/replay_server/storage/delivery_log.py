@@ -61,7 +61,9 @@ class DeliveryLog:
         self.folder = folder
         """The folder of the queue."""
         path = folder / DELIVERIES_FILE
-        # Earlier versions did not create it.
+        # Earlier versions did not create it. A server that was killed while it did may have left an empty file.
+        if path.exists() and path.stat().st_size == 0:
+            path.unlink()
         self.file = MappedFile(path, DELIVERY_LOG_BYTES, create=create or not path.exists())
         self.file.reserve(self.file.size)
         self._entries: NDArray[np.void] = self.file.view(_ENTRY, (DELIVERIES_KEPT,))  # type: ignore[assignment]
@@ -76,6 +78,7 @@ class DeliveryLog:
 
     def store(self, stamp: ReaderStamp, deliveries: range) -> None:
         """Record a draw, whose deliveries, without gaps in the order of the queue, are about to be counted."""
+        self._draws.pop((stamp.reader_id, stamp.sequence), None)
         entry = self._entries[self._next]
         if len(self._draws) == DELIVERIES_KEPT:
             self._draws.popitem(last=False)
@@ -114,5 +117,7 @@ class DeliveryLog:
         for place in used[np.argsort(first, kind="stable")].tolist():
             entry = entries[place]
             deliveries = range(int(entry["first"]), int(entry["end"]))
-            self._draws[entry["id"].tobytes(), int(entry["sequence"])] = _Draw(int(entry["received"]), deliveries)
+            key = entry["id"].tobytes(), int(entry["sequence"])
+            self._draws.pop(key, None)
+            self._draws[key] = _Draw(int(entry["received"]), deliveries)
             self._next = (place + 1) % DELIVERIES_KEPT

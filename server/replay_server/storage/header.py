@@ -42,14 +42,16 @@ class Header:
         self._words = self.file.view(np.dtype("<i8"), (HEADER_WORDS,))
         self._most_live, self._times = most_live, times
         state = state_in(self._words)
-        self.written_before = int(self._words[WRITE_HORIZON])
-        """The ``write_horizon`` that an earlier server left, perhaps in the middle of an insert."""
         try:
             state.check(numbers_per_row)
         except ValueError as error:
             self.close()
             raise ValueError(f"{folder / HEADER_FILE}: {error}; the file is corrupt") from error
+        written = int(self._words[WRITE_HORIZON])
         self.set(state)
+        if times:
+            # A killed server may have been writing over rows that were delivered, but can be asked for again.
+            self.write_horizon = min(max(written, state.inserted), state.inserted + most_live)
 
     @property
     def state(self) -> TableState:

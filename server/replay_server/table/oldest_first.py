@@ -174,8 +174,6 @@ class OldestFirst(Queue):
     def __init__(self, config: TableConfig, header: Header, draws: DeliveryLog) -> None:
         """Continue from the state in ``header`` and the recent ``draws``."""
         super().__init__(config, header, draws)
-        # An earlier server may have been writing the rows of one more insert, which was never committed.
-        self._written_before = min(header.written_before, header.inserted + config.rows_at_once)
         self._expect_readers()
 
     def check_draw(self, rows: int) -> None:
@@ -223,8 +221,7 @@ class OldestFirst(Queue):
         """Return deliveries by number; None if rows of them were overwritten or removed."""
         keys = np.arange(numbers.start, numbers.stop) // self._times
         first = int(keys[0])
-        written = max(self._header.write_horizon, self._written_before)
-        is_stored = first >= max(self._header.state.floor, written - self._config.slots)
+        is_stored = first >= max(self._header.state.floor, self._header.write_horizon - self._config.slots)
         return Deliveries(keys, first) if is_stored else None
 
     @property

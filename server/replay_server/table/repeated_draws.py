@@ -4,9 +4,10 @@
     repeats.store(stamp, range(0, 4))       # a draw is about to be given these deliveries
     repeats.find(stamp)                     # the reader repeats it: range(0, 4)
 
-While a server runs, the ring has enough room for the rows of replies that are on their way. After a restart, other
-clients may be back sooner than a reader that repeats its last draws. So the rows are kept until the reader sends a new
-draw, or until `forget_readers` gives it up.
+While a server runs, rows that were delivered are overwritten only by as many others as the ring has room for, which is
+usually far more than there are rows of replies on their way. After a restart, other
+clients may be back sooner than a reader that repeats its last draws. So the rows are kept until the reader has received
+them, or until `forget_readers` gives it up.
 """
 
 from __future__ import annotations
@@ -54,12 +55,15 @@ class RepeatedDraws:
                 last, first = self._expected.get(reader, (0, row))
                 self._expected[reader] = max(last, sequence), min(first, row)
 
-    def arrived(self, stamp: ReaderStamp) -> bool:
-        """Note a draw that a reader asks for. Return whether rows that were kept for it may now be overwritten."""
-        expected = self._expected.get(stamp.reader_id)
-        if expected is None or stamp.sequence <= expected[0]:
+    def received(self, reader_id: bytes, sequence: int) -> bool:
+        """Note that a reader has received its draws up to this number.
+
+        Return whether rows were kept for it, but no longer are.
+        """
+        expected = self._expected.get(reader_id)
+        if expected is None or sequence < expected[0]:
             return False
-        del self._expected[stamp.reader_id]
+        del self._expected[reader_id]
         return True
 
     def forget_readers(self) -> None:

@@ -135,6 +135,8 @@ class Table:
         self.reports: dict[int, replay_pb2.ShardReport]
         """Clients' reports on shards whose servers they could not reach, by shard id."""
         self._forget_others()
+        if self._windows is not None:
+            self._keep_less(self._windows)  # an earlier server may have kept rows for readers that are forgotten
 
     @property
     def name(self) -> str:
@@ -349,10 +351,18 @@ class Table:
         live = self.live
         return self._batches(draw, Drawn(keys, np.ones(rows)), live, self._items.count(live.size))
 
-    def reader_arrived(self, stamp: ReaderStamp) -> bool:
-        """Note a draw that a reader of a queue asks for; return whether there may now be more room for inserts."""
+    def was_given(self, stamp: ReaderStamp, rows: int) -> bool:
+        """Whether a draw from a queue was handed out before, and its rows are still stored."""
         assert isinstance(self.draws, Queue)
-        makes_room = self.draws.repeats.arrived(stamp)
+        return self.draws.given_before(stamp, rows) is not None
+
+    def reader_received(self, reader_id: bytes, sequence: int) -> bool:
+        """Note that a reader of a queue has received its draws up to this number.
+
+        Return whether there may now be more room for inserts.
+        """
+        assert isinstance(self.draws, Queue)
+        makes_room = self.draws.repeats.received(reader_id, sequence)
         if makes_room:
             self._keep_less(self.draws)
         return makes_room

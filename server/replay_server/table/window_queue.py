@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator
-from itertools import chain, islice
+from itertools import islice
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -31,7 +31,7 @@ from replay_server.table.items.step_windows import StepWindows
 from replay_server.table.oldest_first import Deliveries, Queue
 
 _COMPACTED: Final = 1_024
-"""Removed numbers after which `_Minima` frees their memory."""
+"""Removed windows after which their memory is freed."""
 
 
 class _Window(NamedTuple):
@@ -61,7 +61,8 @@ class WindowQueue(Queue):
         self._forward = config.steps.window.forward
         self._period = config.steps.window.period
         self._waiting: deque[_Window] = deque()  # with deliveries left
-        self._done: deque[_Window] = deque()  # without; oldest rows may be gone
+        self._done: list[_Window] = []  # without; the rows of those before `_first_done` are gone
+        self._first_done = 0
         self._offset = 0  # deliveries of the first window that is waiting
         self._firsts = _Minima()
 
@@ -96,7 +97,7 @@ class WindowQueue(Queue):
         self._items = items
         self._waiting.clear()
         self._done.clear()
-        self._offset = 0
+        self._first_done = self._offset = 0
         self._firsts = _Minima()
 
     def check_draw(self, rows: int) -> None:
@@ -120,7 +121,7 @@ class WindowQueue(Queue):
         The rows of its windows have left the capacity, but all rows after the first of them are still stored. If actors
         abandon most episodes, these fill the ring.
         """
-        return granted == self._granted and not self.repeats.are_expected
+        return granted == self._granted
 
     def draw(self, draw: Draw, points: Points, live: LiveRows) -> Drawn:
         """Return the anchors of the next windows to deliver."""
@@ -179,7 +180,10 @@ class WindowQueue(Queue):
 
     def _stored(self, numbers: range) -> Deliveries | None:
         """Return deliveries by number; None if rows of them were removed."""
-        found = [each for each in chain(self._done, islice(self._waiting, 1)) if self._times_in(each, numbers)]
+        after = bisect_left(self._done, numbers.stop, self._first_done, key=_number)
+        begin = bisect_left(self._done, numbers.start - self._times + 1, self._first_done, after, key=_number)
+        found = [*self._done[begin:after], *islice(self._waiting, bool(self._offset))]
+        found = [each for each in found if self._times_in(each, numbers)]
         first = min((each.first for each in found), default=-1)
         if first < self._header.oldest:
             return None
@@ -196,8 +200,12 @@ class WindowQueue(Queue):
         floor = min(state.inserted - self._config.capacity, self._first_needed)
         if floor > state.floor:
             self._header.store("floor", floor)
-        while self._done and self._done[0].first < floor:
-            self._done.popleft()
+            state = self._header.state
+        while self._first_done < len(self._done) and self._done[self._first_done].first < state.floor:
+            self._first_done += 1
+        if self._first_done > _COMPACTED:
+            del self._done[: self._first_done]
+            self._first_done = 0
 
     def _numbered(self, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return int64[n], int64[n]: number of the first delivery, and key of the first row, of windows by anchor."""
@@ -211,6 +219,10 @@ class WindowQueue(Queue):
         for each in _in_order(numbers, keys, firsts):
             self._waiting.append(each)
             self._firsts.append(each.first)
+
+
+def _number(window: _Window) -> int:
+    return window.number
 
 
 def _in_order(numbers: NDArray[np.int64], keys: NDArray[np.int64], firsts: NDArray[np.int64]) -> Iterator[_Window]:

@@ -70,9 +70,9 @@ async def make_queue(catalog: Catalog) -> Table:
     return table
 
 
-def sample(catalog: Catalog, table: Table) -> asyncio.Task[bytes]:
+def sample(catalog: Catalog, table: Table, reader: replay_pb2.ReaderStamp | None = None) -> asyncio.Task[bytes]:
     """Start to draw a batch."""
-    request = replay_pb2.SampleRequest(table=table.name, draw=make_draw(ROWS))
+    request = replay_pb2.SampleRequest(table=table.name, draw=make_draw(ROWS), reader=reader)
     handlers = SamplingHandlers(catalog, same_host=False)
     return asyncio.create_task(handlers.sample(Framed(request, NO_ROWS), Call(Caller("caller"))))
 
@@ -110,6 +110,31 @@ def test_rows_whose_caller_hangs_up_while_they_are_gathered_stay(catalog: Catalo
         gathers.may_go_on.release()
         gathers.may_go_on.release()
         assert keys_of(await next_one) == list(range(ROWS))
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("on_loop", [False, True])
+def test_a_repeated_draw_whose_rows_are_overwritten_while_they_are_gathered_gets_newer_ones(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch, on_loop: bool
+) -> None:
+    """Large inserts store their rows in a worker thread, even while the event loop gathers others."""
+
+    async def play() -> None:
+        table = await make_queue(catalog)
+        reader = replay_pb2.ReaderStamp(reader_id=b"a reader's id: 1", sequence=1)
+        assert keys_of(await sample(catalog, table, reader)) == list(range(ROWS))
+        gather = gathering._joined if on_loop else gathering._gather
+
+        def overtaken(*arguments: Any) -> bytes:
+            if table.inserted == 3 * ROWS:
+                for _ in range(table.config.slots // ROWS):
+                    insert_all(table, NewRows(columns_of(np.arange(table.inserted, table.inserted + ROWS)), ROWS))
+            return gather(*arguments)
+
+        monkeypatch.setattr(gathering, "GATHERED_ON_LOOP_BYTES", 1 << 30 if on_loop else 0)
+        monkeypatch.setattr(gathering, gather.__name__, overtaken)
+        assert keys_of(await sample(catalog, table, reader)) == list(range(ROWS, 2 * ROWS))
 
     asyncio.run(play())
 

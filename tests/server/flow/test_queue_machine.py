@@ -77,7 +77,7 @@ class Queueing(RuleBasedStateMachine):
 
     def deliver(self, count: int, stamp: ReaderStamp | None) -> None:
         if stamp is not None:
-            self.table.reader_arrived(stamp)
+            self.arrives(stamp)
         batch = draw_batch(self.table, Draw(count, beta=1.0), stamp)
         expected, self.deliveries = self.deliveries[:count], self.deliveries[count:]
         if stamp is not None:
@@ -98,8 +98,10 @@ class Queueing(RuleBasedStateMachine):
 
     @rule(reader=READERS, behind=st.integers(0, 2))
     def a_reader_is_back(self, reader: bytes, behind: int) -> None:
-        assert self.table.reader_arrived(self.readers.next_stamp(reader, behind)) == (reader in self.readers.expected)
-        self.readers.expected.pop(reader, None)
+        self.arrives(self.readers.next_stamp(reader, behind))
+
+    def arrives(self, stamp: ReaderStamp) -> None:
+        assert self.table.reader_received(stamp.reader_id, stamp.received) == self.readers.arrived(stamp)
 
     @rule(reader=READERS, rows=st.integers(1, 30), is_back=st.booleans())
     def others_are_back_first(self, reader: bytes, rows: int, is_back: bool) -> None:
@@ -129,7 +131,7 @@ class Queueing(RuleBasedStateMachine):
     @rule(data=st.data())
     def draw_again(self, data: st.DataObject) -> None:
         stamp, expected = data.draw(st.sampled_from(list(self.readers.draws.items())))
-        self.table.reader_arrived(stamp)
+        self.arrives(stamp)
         batch = draw_batch_again(self.table, Draw(len(expected), beta=1.0), stamp)
         assert (batch is None) == (self.oldest_row(expected) is None)
         if batch is not None:

@@ -13,7 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from replay_proto.errors import FieldError
 from replay_proto.steps import Discount, Item, Sequences, Stack, Steps, Transitions
 from replay_server.errors import RequestError
-from replay_server.storage.delivery_log import ReaderStamp
+from replay_server.storage.delivery_log import DELIVERY_LOG_BYTES, ReaderStamp
+from replay_server.storage.format import DELIVERIES_FILE
 from replay_server.storage.runs import GOES_ON
 from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import TableDirectory
@@ -139,12 +140,22 @@ class Queueing(RuleBasedStateMachine):
 
     @rule(reader=READERS, behind=st.integers(0, 2))
     def a_reader_is_back(self, reader: bytes, behind: int) -> None:
-        assert self.table.reader_arrived(self.readers.next_stamp(reader, behind)) == (reader in self.readers.expected)
-        if self.readers.expected.pop(reader, None) is not None:
+        self.arrives(self.readers.next_stamp(reader, behind))
+
+    def arrives(self, stamp: ReaderStamp) -> None:
+        keeps_less = self.readers.arrived(stamp)
+        assert self.table.reader_received(stamp.reader_id, stamp.received) == keeps_less
+        if keeps_less:
             self.evict()
 
-    @rule(reader=READERS, rows=st.integers(1, 9), end=st.sampled_from(ENDS), is_back=st.booleans())
-    def others_are_back_first(self, reader: bytes, rows: int, end: int, is_back: bool) -> None:
+    @rule(
+        reader=READERS,
+        rows=st.integers(1, 9),
+        end=st.sampled_from(ENDS),
+        is_back=st.booleans(),
+        forgets=st.booleans(),
+    )
+    def others_are_back_first(self, reader: bytes, rows: int, end: int, is_back: bool, forgets: bool) -> None:
         """They fill the ring after a restart, and go on when the reader is back or given up."""
         self.insert([(0, 9, ENDS[-1])])
         self.granted += self.gate.grant(1)
@@ -157,7 +168,9 @@ class Queueing(RuleBasedStateMachine):
                 self.granted = self.gate.grant(len(self.deliveries))
                 if self.granted:
                     self.deliver(self.granted)
-            if is_back:
+            if forgets:
+                self.restart(forgets=True)
+            elif is_back:
                 self.a_reader_is_back(reader, 0)
             else:
                 self.readers_are_given_up()
@@ -172,7 +185,7 @@ class Queueing(RuleBasedStateMachine):
     @rule(data=st.data())
     def draw_again(self, data: st.DataObject) -> None:
         stamp, expected = data.draw(st.sampled_from(list(self.readers.draws.items())))
-        self.table.reader_arrived(stamp)
+        self.arrives(stamp)
         batch = draw_batch_again(self.table, Draw(len(expected), beta=1.0), stamp)
         assert (batch is None) == (self.oldest_row(expected) is None)
         if batch is not None:
@@ -189,7 +202,7 @@ class Queueing(RuleBasedStateMachine):
 
     def deliver(self, count: int, stamp: ReaderStamp | None = None) -> None:
         if stamp is not None:
-            self.table.reader_arrived(stamp)
+            self.arrives(stamp)
         batch = draw_batch(self.table, Draw(count, beta=1.0), stamp)
         expected, self.deliveries = self.deliveries[:count], self.deliveries[count:]
         if stamp is not None:
@@ -233,13 +246,18 @@ class Queueing(RuleBasedStateMachine):
         self.deliveries, self.granted = [], 0
         self.readers.expected.clear()
 
-    @rule()
-    def restart(self) -> None:
+    @rule(forgets=st.booleans())
+    def restart(self, forgets: bool = False) -> None:
+        """Restart; forget all draws if there were too many others meanwhile."""
         folder = self.table.directory.folder
         self.table.close()
+        if forgets:
+            (folder / DELIVERIES_FILE).write_bytes(bytes(DELIVERY_LOG_BYTES))
+            self.readers = Readers()
         self.table = Table(TableDirectory.open(folder))
         self.readers.restarted(self.oldest_row)
         self.granted = 0
+        self.evict()
 
     @rule()
     def a_waiting_draw_leaves_room_for_an_insert(self) -> None:

@@ -75,6 +75,21 @@ def test_it_forgets_the_oldest_draws(tmp_path: Path, restarts: bool) -> None:
     log.close()
 
 
+def test_a_number_that_is_stored_again_is_as_new_as_its_last_draw(tmp_path: Path) -> None:
+    log = DeliveryLog(tmp_path, delivered=0, create=True)
+    again = ReaderStamp(READERS[1], 1, 0)
+    log.store(again, range(1))
+    for number in range(1, DELIVERIES_KEPT + 2):
+        is_again = number == DELIVERIES_KEPT - 1
+        stamp = again if is_again else ReaderStamp(READERS[0], number, 0)
+        log.store(stamp, range(number, number + 1))
+    for _ in range(2):
+        assert log.find(again) == range(DELIVERIES_KEPT - 1, DELIVERIES_KEPT)
+        log.close()
+        log = DeliveryLog(tmp_path, delivered=DELIVERIES_KEPT + 2, create=False)
+    log.close()
+
+
 @pytest.mark.parametrize(("field", "value"), [("sequence", -1), ("received", -1), ("first", -1), ("first", 7)])
 def test_an_impossible_entry_is_refused(tmp_path: Path, field: str, value: int) -> None:
     log = DeliveryLog(tmp_path, delivered=0, create=True)
@@ -85,7 +100,11 @@ def test_an_impossible_entry_is_refused(tmp_path: Path, field: str, value: int) 
         DeliveryLog(tmp_path, delivered=5, create=False)
 
 
-def test_a_queue_of_an_earlier_version_gets_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("was_killed", [False, True])
+def test_a_queue_of_an_earlier_version_gets_one(tmp_path: Path, was_killed: bool) -> None:
+    """A server that was killed while it created the file left it empty."""
+    if was_killed:
+        (tmp_path / "deliveries.bin").touch()
     log = DeliveryLog(tmp_path, delivered=100, create=False)
     assert list(log.unconfirmed()) == []
     log.close()

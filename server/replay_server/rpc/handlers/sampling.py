@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,7 +33,6 @@ from replay_server.storage.delivery_log import ReaderStamp
 from replay_server.storage.runs import ends_of, steps_of
 from replay_server.table.draws import Draw, DrawMode, DrawnBatch
 from replay_server.table.gates import LimiterGate
-from replay_server.table.oldest_first import Queue
 from replay_server.table.table import Table
 
 Reply = Callable[[Table, Sequence[DrawnBatch]], Message]
@@ -238,8 +236,7 @@ class SamplingHandlers:
         is_free = not wanted.is_gated or (table.gate is None and table.drawable >= least)
         if is_free or replaces:
             return lease.admission, False
-        is_repeat = partial(_is_repeat, table, wanted)
-        is_counted = await admission.draw(call.caller, wanted.rows, wanted.wait_s, least, is_repeat)
+        is_counted = await admission.draw(call.caller, wanted.rows, wanted.wait_s, least, wanted.stamp)
         return lease.admission, is_counted
 
     async def _drawn(self, call: Call, named: Lease, wanted: _Wanted, reply: Reply) -> bytes:
@@ -248,8 +245,6 @@ class SamplingHandlers:
         replaces = wanted.is_overtaken and self._replaces_batches(call, table, wanted)
         if replaces:
             table.copied_batches.take(*batches)
-        if wanted.stamp is not None and table.reader_arrived(wanted.stamp):
-            named.admission.changed()
         admission, is_counted = await self._admitted(call, named, wanted, replaces=replaces)
         lease = Lease(admission)
         copies = not wanted.is_overtaken and self._may_copy(table, wanted)
@@ -318,19 +313,26 @@ class SamplingHandlers:
     async def _handed_out_again(
         self, lease: Lease, wanted: _Wanted, reply: Reply, carried: Carried, *, is_counted: bool
     ) -> bytes | None:
-        """Build the reply to a draw that was counted as handed out before; None if its rows have been overwritten."""
+        """Build the reply to a draw that was counted as handed out before; None if its rows have been overwritten.
+
+        They are not live, so an insert in a worker thread may overwrite them even while the event loop gathers them.
+        """
         table, stamp = lease.table, wanted.stamp
         assert stamp is not None
+        gathered: list[Gathered] = []
 
         def choose() -> Choice:
             drawn = table.draw_again(wanted.draw, stamp, wanted.rows)
             if drawn is None:
                 raise _OverwrittenError
-            return reply(table, drawn), [Gathered(batch.keys, batch.windows) for batch in drawn]
+            gathered[:] = [Gathered(batch.keys, batch.windows) for batch in drawn]
+            return reply(table, drawn), gathered
 
         try:
             answer = await reply_with_rows(table, carried, choose, wanted.rows * window_rows(table))
         except _OverwrittenError:
+            return None
+        if any(lease.unchanged.overtaken(batch.rows) for batch in gathered):
             return None
         if is_counted:  # another stream of the reader got the first reply, after this one was granted its rows
             lease.admission.leave(wanted.rows, lease.resets)
@@ -341,14 +343,8 @@ class _OverwrittenError(Exception):
     """Rows that are to be delivered again have been overwritten."""
 
 
-def _queue_of(table: Table) -> Queue:
-    assert isinstance(table.draws, Queue)
-    return table.draws
-
-
 def _is_repeat(table: Table, wanted: _Wanted) -> bool:
-    """Whether a draw from a queue was handed out before, and its rows are still stored."""
-    return wanted.stamp is not None and _queue_of(table).given_before(wanted.stamp, wanted.rows) is not None
+    return wanted.stamp is not None and table.was_given(wanted.stamp, wanted.rows)
 
 
 def _check_distinct(table: Table, draw: Draw) -> None:

@@ -36,7 +36,14 @@ from replay_server.backends.index import DEAD_PRIORITY, FIRST_PRIORITY, LiveRows
 from replay_server.files.durable_files import overwrite_file
 from replay_server.files.long_work import LongWork
 from replay_server.files.mapped_file import MappedFile
-from replay_server.storage.format import PRIORITIES_FILE, PRIORITY_BYTES, SYNC_POINT_FILE, WRITERS_FILE
+from replay_server.storage.delivery_log import DELIVERY_LOG_BYTES
+from replay_server.storage.format import (
+    DELIVERIES_FILE,
+    PRIORITIES_FILE,
+    PRIORITY_BYTES,
+    SYNC_POINT_FILE,
+    WRITERS_FILE,
+)
 from replay_server.storage.header import FIRST_STATE_WORD, LOST, state_in
 from replay_server.storage.power_loss.row_checksums import RowChecksums, inserts_in, short_sequence, writer_tag
 from replay_server.storage.power_loss.sync_point import SyncPoint, SyncPoints
@@ -262,9 +269,12 @@ def _within(limit: RateLimit, inserted: int, sampled: int) -> int:
 
 
 def _apply(folder: Path, config: TableConfig, point: SyncPoint) -> None:
-    """Set the header, writers' records and priorities to the state of a sync point."""
+    """Set the header, writers' records, recent draws and priorities to the state of a sync point."""
     _store_header(folder, point.state)
     overwrite_file(folder / WRITERS_FILE, _whole_file(point.writers))
+    if (folder / DELIVERIES_FILE).exists():
+        # Rows that were delivered are not verified, and their keys may get new rows: no draw can be repeated.
+        overwrite_file(folder / DELIVERIES_FILE, bytes(DELIVERY_LOG_BYTES))
     file = MappedFile(folder / PRIORITIES_FILE, config.slots * PRIORITY_BYTES, create=False)
     file.reserve(file.size)
     priorities: NDArray[np.float64] = file.view(np.dtype("<f8"), (config.slots,))  # type: ignore[assignment]
