@@ -66,11 +66,12 @@ FIELDS: Final[Mapping[str, Mapping[str, Needed | None]]] = {
     "WriteRequest": _no_more("table table_uid writer_id insertion rows"),
     "Insertion": _no_more("row_count priorities sequence runs wait_s"),
     "Runs": _no_more("row_counts streams episodes first_steps ends"),
-    "SampleRequest": _no_more("table table_uid draw same_host"),
+    "SampleRequest": _no_more("table table_uid draw same_host reader"),
     # In a table with samples_per_insert, charged_apart requires the right to write; the handler checks this.
     "Draw": _no_more("batch_size beta weight_norm draw_mode wait_s columns charged_apart row_info"),
     "ColumnNames": _no_more("names"),
     "SameHost": _no_more("owner_id overtaken"),
+    "ReaderStamp": _no_more("reader_id sequence received"),
     "ReadRequest": _no_more("table table_uid keys columns wait_s same_host"),
     "UpdatePrioritiesRequest": _no_more("table table_uid update"),
     "PriorityUpdate": {
@@ -80,7 +81,7 @@ FIELDS: Final[Mapping[str, Mapping[str, Needed | None]]] = {
     "UpdateRowsRequest": _no_more("table table_uid update rows"),
     "RowUpdate": _no_more("keys columns"),
     "LearnRequest": {
-        **_no_more("table table_uid draw batches same_host ahead wants_state"),
+        **_no_more("table table_uid draw batches same_host ahead wants_state reader"),
         "update": _WRITE,
         "row_update": _WRITE,
         "rows": _WRITE,  # only in a row_update
