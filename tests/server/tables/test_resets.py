@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 SHM = Path("/dev/shm")
 MOST_ON_THE_LOOP_S = 0.004
-"""CPU time of the event loop, which does not depend on what else the machine does."""
+"""CPU time of the event loop. Other processes can only add to it, because they use the same caches."""
+ATTEMPTS = 3
+"""The least CPU time of so many counts."""
 
 
 def config_of(kind: str, capacity: int, schema: Schema = ONE_BYTE) -> TableConfig:
@@ -69,44 +72,49 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_a_reset_of_many_rows_hardly_uses_the_event_loop(tmp_path: Path, kind: str) -> None:
-    root, rows = Root.durable(tmp_path), examples(400_000)
-    full_table(root, kind, rows)
+    rows, spent_s = examples(400_000), list[float]()
 
-    async def test() -> None:
+    async def test(root: Root) -> None:
         catalog = Catalog(root)
         catalog.open_tables()
         table = catalog.find("t")
         assert table.size == rows
         began = time.thread_time()
         assert await catalog.reset(catalog.lease("t"), Caller()) == rows
-        assert time.thread_time() - began < MOST_ON_THE_LOOP_S
+        spent_s.append(time.thread_time() - began)
         check_table(table)
         await catalog.lease("t").admission.insert(Caller(), some_rows(kind, 20), None, None)
         assert set(draw_batch(table, Draw(64, beta=1.0)).keys.tolist()) <= set(range(rows, rows + 20))
         check_table(table)
         catalog.close()
 
-    run(test)
+    for attempt in range(ATTEMPTS):
+        root = Root.durable(tmp_path / str(attempt))
+        full_table(root, kind, rows)
+        run(partial(test, root))
+    assert min(spent_s) < MOST_ON_THE_LOOP_S
 
 
 @pytest.mark.skipif(not SHM.is_dir(), reason="no /dev/shm")
 def test_a_drop_of_many_rows_hardly_uses_the_event_loop() -> None:
-    root = Root.in_memory(SHM)
-    full_table(root, "rank", 200_000, Schema({"x": Column("uint8", (500,))}))
+    root, spent_s = Root.in_memory(SHM), list[float]()
 
     async def test() -> None:
         catalog = Catalog(root)
         catalog.open_tables()
         began = time.thread_time()
         await catalog.drop("t", b"")
-        assert time.thread_time() - began < MOST_ON_THE_LOOP_S
+        spent_s.append(time.thread_time() - began)
         assert list(catalog.folder.iterdir()) == []
         catalog.close()
 
     try:
-        run(test)
+        for _ in range(ATTEMPTS):
+            full_table(root, "rank", 200_000, Schema({"x": Column("uint8", (500,))}))
+            run(test)
     finally:
         root.close()
+    assert min(spent_s) < MOST_ON_THE_LOOP_S
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
