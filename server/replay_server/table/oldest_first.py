@@ -76,7 +76,7 @@ class Queue(Gate):
 
     def note(self, stamp: ReaderStamp, rows: int) -> None:
         """Record that a draw of this many rows is about to be handed out."""
-        self.repeats.store(stamp, self._following(rows))
+        self.repeats.store(stamp, self._following(rows), rows)
 
     def begin_anew(self, items: Items) -> None:
         """Forget all grants, and keep no rows for readers, because the table is being reset."""

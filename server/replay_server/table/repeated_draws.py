@@ -1,13 +1,13 @@
 """Draws from a queue that readers may repeat, because they did not get the reply.
 
     repeats = RepeatedDraws(log)
-    repeats.store(stamp, range(0, 4))       # a draw is about to be given these deliveries
+    repeats.store(stamp, range(0, 4), 4)    # a draw is about to be given these deliveries
     repeats.find(stamp)                     # the reader repeats it: range(0, 4)
 
 While a server runs, rows that were delivered are overwritten only by as many others as the ring has room for, which is
-usually far more than there are rows of replies on their way. After a restart, other
-clients may be back sooner than a reader that repeats its last draws. So the rows are kept until the reader has received
-them, or until `forget_readers` gives it up.
+usually far more than there are rows of replies on their way. After a restart, other clients may be back sooner than a
+reader that repeats its last draws. So the rows are kept until the reader has received them, or until `forget_readers`
+gives it up.
 """
 
 from __future__ import annotations
@@ -33,14 +33,16 @@ class RepeatedDraws:
         """Return the numbers of the deliveries that a draw was given; None if it is new, or was forgotten."""
         return self._log.find(stamp)
 
-    def store(self, stamp: ReaderStamp, deliveries: range) -> None:
-        """Record a draw that is about to be given these deliveries. If it was given others, they are lost: say so."""
-        before = self._log.find(stamp)
-        if before is not None:
+    def store(self, stamp: ReaderStamp, deliveries: range, rows: int) -> None:
+        """Record a draw of this many rows that is about to be given the deliveries with these numbers.
+
+        If it was given others before, they are lost: say so.
+        """
+        if self._log.find(stamp) is not None:
             log.warning(
                 "%s: %d rows of a draw that its reader repeats were overwritten meanwhile; it gets newer ones",
                 self._log.folder,
-                len(before),
+                rows,
             )
         self._log.store(stamp, deliveries)
 
