@@ -17,6 +17,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 from replay_client import (
+    Batch,
     InvalidArgumentError,
     ReplayClient,
     ServerUnavailableError,
@@ -332,6 +333,26 @@ def test_the_newest_steps_are_drawn_if_there_are_no_others(new_buffer: NewBuffer
     discounts = buffer.sample(4).discounts
     assert discounts is not None
     assert discounts.tolist() == [[pytest.approx(0.99)]] * 4
+
+
+def test_an_episode_continues_if_its_steps_are_stored_while_a_draw_is_refused(
+    new_buffer: NewBuffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = new_buffer(max_lag_steps=100)
+    draw = buffer._recent
+
+    def draw_slowly(batch_size: int) -> Batch:
+        try:
+            return draw(batch_size)
+        except TableEmptyError:
+            buffer._writer.flush()  # here the writer's own thread sends them if the refusal takes long
+            raise
+
+    monkeypatch.setattr(buffer, "_recent", draw_slowly)
+    for number in range(3):
+        obs = np.full((1, 2), number, np.float32)
+        buffer.add(obs, obs + 1, np.zeros(1, int), np.ones(1), np.zeros(1, bool), [{}])
+    assert buffer.sample(MANY).observations.max() == 1, "the episode was truncated, so its last step was drawn"
 
 
 def test_samples_are_of_all_steps_so_far(new_buffer: NewBuffer) -> None:

@@ -377,17 +377,19 @@ class ServiceReplayBuffer(ReplayBuffer):
     def _drawn(self, batch_size: int) -> Batch:
         """Draw a batch; truncate the running episodes if there are no other steps."""
         size = checked_count("batch_size", batch_size)
+        is_flushed = False  # before the draw: steps that are stored while it is refused might have sufficed
         while True:
             try:
                 return self._recent(size)
             except TableEmptyError:
                 self._sampler_of(size).cancel()  # its other requests may be refused, too
                 self._sampler = None
-                if not self._writer.in_flight:
+                if is_flushed:
                     if not self._going_on.any():
                         raise
                     self._end(self._going_on)  # now the newest steps can be drawn
                 self._writer.flush()
+                is_flushed = True
 
     def _recent(self, batch_size: int) -> Batch:
         """Return the oldest batch in flight that misses at most `max_lag_steps` steps. Older ones are dropped."""
