@@ -18,9 +18,8 @@ import torch
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from replay_client import Column, ReplayClient, Sequences
 from torch import Tensor, nn
-from torch.nn import functional
 
-LENGTH, BATCH_SIZE, HORIZON, GAMMA, LAMBDA, ENTROPY = 17, 16, 12, 0.98, 0.95, 0.03
+LENGTH, BATCH_SIZE, HORIZON, GAMMA, LAMBDA, ENTROPY, LEARNING_RATE = 17, 16, 12, 0.98, 0.95, 0.03, 7e-4
 ENVS, HIDDEN, LATENT, DRAWN = 4, 64, 96, Sequences(LENGTH)
 COLUMNS = {"obs": Column("float32", 4), "action": Column("int64"), "reward": Column("float32")}
 COLUMNS |= {"is_first": Column("bool"), "cont": Column("float32")}
@@ -60,7 +59,7 @@ def model_loss(model: Dreamer, batch: Any) -> tuple[Any, Tensor]:
         latent, dreamed = model.observe(latent, batch["action"][:, step - 1], obs, batch["is_first"][:, step])
         decoded = model.decoder(latent)
         losses.append(((decoded[:, :4] - obs) ** 2).sum(1) + (decoded[:, 4] - batch["reward"][:, step]) ** 2)
-        losses.append(functional.binary_cross_entropy_with_logits(decoded[:, 5], cont, reduction="none"))
+        losses.append(nn.functional.binary_cross_entropy_with_logits(decoded[:, 5], cont, reduction="none"))
         losses.append(((dreamed - latent.detach()) ** 2).sum(1) + 0.1 * ((dreamed.detach() - latent) ** 2).sum(1))
         latents.append(latent)
     return torch.stack(losses).sum(0).mean() / LENGTH, torch.stack(latents, 1)
@@ -92,7 +91,7 @@ def main(address: str = "localhost:50051", *, steps: int = 20_000) -> float:
     """Play and learn, and return the mean length of the newest 20 episodes."""
     torch.manual_seed(0)
     envs, model = RecordEpisodeStatistics(gymnasium.make_vec("CartPole-v1", ENVS), buffer_length=20), Dreamer()
-    optimizer, client = torch.optim.Adam(model.parameters(), lr=7e-4), ReplayClient(address)
+    optimizer, client = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE), ReplayClient(address)
     table = client.create_table("dreamer", columns=COLUMNS, steps=DRAWN, capacity=100_000, if_exists="reset")
     with table.writer(streams=ENVS) as writer, table.sampler(BATCH_SIZE, device="cpu") as sampler:
         latent, action = torch.zeros(ENVS, LATENT), torch.zeros(ENVS, dtype=torch.int64)
@@ -109,6 +108,7 @@ def main(address: str = "localhost:50051", *, steps: int = 20_000) -> float:
                 batch = next(sampler)
                 loss, latents = model_loss(model, batch)
                 optimizer.zero_grad()
+                optimizer.param_groups[0]["lr"] = LEARNING_RATE * (1 - step / steps)  # a constant one is less stable
                 (loss + dream_loss(model, latents[:, ::2].detach().flatten(0, 1))).backward()
                 optimizer.step()
                 sampler.update(batch.position_keys[:, 1:], {"latent": latents})
