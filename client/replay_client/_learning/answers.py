@@ -160,19 +160,27 @@ class RowsReader:
         """The columns that requests ask replies to carry. None asks for all."""
         self.row_bytes = sum(column.row_bytes for column in columns.values())
         """Bytes of a row."""
-        self._columns = ColumnReader(columns)
+        self.buffers = ColumnBuffers(columns)
+        """Memory for rows."""
+        self._columns = columns
         self._of_steps = of_steps
 
-    def read(self, answer: Content, mapped: MappedRows | None = None) -> Rows | None:
+    def copied(self, keys: NDArray[np.int64], mapped: MappedRows) -> dict[str, Array] | None:
+        """Copy rows from the mapped files; return None if inserts overwrote rows during the copy."""
+        return ColumnReader(self._columns, self.buffers.blank).copied(keys, mapped)
+
+    def read(self, answer: Content, blank: Blank, mapped: MappedRows | None = None) -> Rows | None:
         """Decode the rows in a reply to Read; return None if inserts overwrote rows during the copy.
 
-        ``mapped`` copies the rows if the reply has none; it must be what the request was made with.
+        ``blank`` provides memory for the rows. ``mapped`` copies them if the reply has none; it must be what the
+        request was made with.
         """
         head, rows = _split(replay_pb2.ReadResponse, answer, mapped)
         keys = _own(head.keys, "<i8")
         if rows or not self.row_bytes:
             mapped = None
-        columns = self._columns.received(rows, len(keys)) if mapped is None else self._columns.copied(keys, mapped)
+        reader = ColumnReader(self._columns, blank)
+        columns = reader.received(rows, len(keys)) if mapped is None else reader.copied(keys, mapped)
         if columns is None:
             return None
         return Rows(
@@ -293,14 +301,16 @@ def selected_rows(rows: Rows, places: NDArray[np.intp]) -> Rows:
     )
 
 
-def joined_rows(parts: Sequence[Rows]) -> Rows:
-    """Concatenate the rows of one or more replies to Read."""
+def joined_rows(parts: Sequence[Rows], columns: Mapping[str, Array] | None = None) -> Rows:
+    """Concatenate the rows of one or more replies to Read; ``columns``, if given, are those of all rows."""
     if len(parts) == 1:
         return parts[0]
+    if columns is None:
+        columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
     has_steps = parts[0].steps is not None
     return Rows(
         row_keys=np.concatenate([part.row_keys for part in parts]),
-        columns={name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns},
+        columns=columns,
         priorities=np.concatenate([part.priorities for part in parts]),
         streams=np.concatenate([part.streams for part in parts]),
         episodes=np.concatenate([part.episodes for part in parts]),

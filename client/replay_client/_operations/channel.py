@@ -6,6 +6,7 @@ see half of one, whatever happens to its publisher, and no matter who else publi
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -48,6 +49,11 @@ _SMALL_BYTES: Final = 32_768
 """If all publications of a table are that small, a reader that looks for the newest one reads their data at once."""
 _VERSION_BITS: Final = 40
 """Bits of the versions of each shard."""
+_FIRST_SHARE: Final = 2 / 3
+"""Share of the parts of an awaited publication that are read first. Readers copy them while the publisher inserts the
+rest. Afterwards, they copy only the rest, so that many readers on one host have it soon."""
+_READ: Final = ("publication", "part", "data")
+"""The columns of a publication that a reader needs."""
 LOOK_AGAIN_S: Final = 0.5
 """Pause before another poll for a table that does not exist."""
 
@@ -60,6 +66,16 @@ class _Newest(NamedTuple):
     """int64[parts]: keys of its rows."""
     data: NDArray[np.uint8] | None
     """uint8[parts, part bytes]: its data; None: it is not small, so it has not been read yet."""
+
+
+class _Seen(NamedTuple):
+    """What a look at the table has found."""
+
+    newest: _Newest | None
+    inserted: int
+    """Rows ever inserted."""
+    begun: int
+    """Number of rows at the end that are the first parts of another publication."""
 
 
 class Shown(NamedTuple):
@@ -130,7 +146,7 @@ class Channel:
         structure = state.structure
         if structure == self._structure:
             return
-        newest, _ = yield from self._newest(None)
+        newest = (yield from self._look(None)).newest
         if newest is not None and newest.structure != structure:
             earlier = yield from self._operations.read(newest.keys, columns=["data"])
             if earlier.batch_size == self._parts:
@@ -145,33 +161,35 @@ class Channel:
         if shown is not None and shown.table_uid != self.uid and shown.published.version == known:
             known = None
         for _ in range(_ATTEMPTS):
-            newest, expected_key = yield from self._newest(known)
-            if newest is not None and self._version(newest.keys) != known:
-                if newest.data is not None:
-                    return self._shown(newest.keys, newest.data)
-                keys = newest.keys
-            elif wait_s > 0 and (yield from self._has_ended(expected_key, wait_s)):
-                keys = np.arange(expected_key + 1 - self._parts, expected_key + 1)
-            else:
-                return None
-            rows = yield from self._operations.read(keys, columns=["publication", "part", "data"])
+            newest, inserted, begun = yield from self._look(known)
+            if newest is None or self._version(newest.keys) == known:
+                keys = inserted - begun + np.arange(self._parts)
+                return (yield from self._await(keys, bool(begun), min(wait_s, WAITS_FOR_S))) if wait_s > 0 else None
+            if newest.data is not None:
+                return self._shown(newest.keys, newest.data)
+            rows = self._operations.copied(newest.keys, _READ)
+            if rows is None:
+                rows = yield from self._operations.read(newest.keys, columns=_READ)
             if is_whole(rows["part"], rows["publication"], self._parts):
-                return self._shown(keys, rows["data"])
+                return self._shown(newest.keys, rows["data"])
         raise ReplayError(f"{self._name!r} is published faster than it can be read")
+
+    def _await(self, keys: NDArray[np.int64], is_begun: bool, wait_s: float) -> Operation[Shown | None]:
+        """Read the next publication, which will have these keys. None: the wait is over, or others publish, too."""
+        # The publisher of what was begun may have ended, so read nothing of it before its last part is there.
+        if is_begun and not (yield from self._has_come(int(keys[-1]), wait_s)):
+            return None
+        first = math.ceil(_FIRST_SHARE * self._parts)
+        rows = yield from self._operations.read(keys, columns=_READ, wait_s=wait_s, rows_at_once=first)
+        if not is_whole(rows["part"], rows["publication"], self._parts):
+            return None
+        return self._shown(keys, rows["data"])
 
     def _shown(self, keys: NDArray[np.int64], data: NDArray[np.uint8]) -> Shown:
         return Shown(self.uid, Published(self._version(keys), unpacked(data)))
 
-    def _has_ended(self, key: int, wait_s: float) -> Operation[bool]:
-        """Wait for the row with this key, and return whether it ends a publication."""
-        row = yield from self._operations.read([key], columns=["part"], wait_s=min(wait_s, WAITS_FOR_S))
-        return row.batch_size == 1 and int(row["part"][0]) == self._parts - 1
-
-    def _newest(self, known: int | None) -> Operation[tuple[_Newest | None, int]]:
-        """Find the newest whole publication, and the key that the last row of the next one will have.
-
-        If there are not many publications since the ``known`` version, this takes one call.
-        """
+    def _look(self, known: int | None) -> Operation[_Seen]:
+        """Look at the newest rows. If there are not many publications since the ``known`` version, this is one call."""
         if known is not None and known >= self._first_version:
             keys = (known - self._first_version) * self._parts + np.arange(max(_MANY_ROWS, _MANY * self._parts))
             rows = yield from self._operations.read(keys, columns=self._looks_at)
@@ -186,17 +204,17 @@ class Channel:
         keys = np.arange(table.inserted - table.size, table.inserted)
         return (yield from self._operations.read(keys, columns=self._looks_at)), table.inserted
 
-    def _found(self, rows: Rows, inserted: int) -> tuple[_Newest | None, int]:
-        """Return what `_newest` does, given the newest live rows and the number of rows ever inserted."""
+    def _found(self, rows: Rows, inserted: int) -> _Seen:
+        """Return what `_look` does, given the newest live rows and the number of rows ever inserted."""
         parts, ends = rows["part"], last_rows(rows["part"], rows["publication"], self._parts)
         # The newest rows may be the first parts of a publication in progress.
         begun = (int(parts[-1]) + 1) % self._parts if len(parts) else 0
-        expected_key = inserted + self._parts - begun - 1
         if not ends:
-            return None, expected_key
+            return _Seen(None, inserted, begun)
         last = slice(ends[-1] + 1 - self._parts, ends[-1] + 1)
         data = rows["data"][last] if "data" in rows else None
-        return _Newest(int(rows["structure"][ends[-1]]), rows.row_keys[last], data), expected_key
+        newest = _Newest(int(rows["structure"][ends[-1]]), rows.row_keys[last], data)
+        return _Seen(newest, inserted, begun)
 
     def _version(self, keys: NDArray[np.int64]) -> int:
         """Return the version of a publication with these keys.

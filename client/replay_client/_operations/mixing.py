@@ -9,7 +9,7 @@ from typing import Final
 from replay_proto.schema import Column
 
 from replay_client._operations.table import TableHandle
-from replay_client._rows.buffers import Blank, JoinedBuffers
+from replay_client._rows.buffers import Blank, ColumnBuffers, JoinedBuffers
 from replay_client._rows.columns import chosen_columns
 from replay_client.draws import checked_count
 from replay_client.errors import InvalidArgumentError
@@ -37,7 +37,7 @@ class Mixture:
         common = _common_columns({name: table.batch_columns for name, table in tables.items()}, tables, columns)
         self.names: Final = None if columns is None else tuple(common)
         """Names of the columns to draw; None: all."""
-        self.buffers: Final = JoinedBuffers(common, list(sizes.values()))
+        self.buffers: Final = JoinedBuffers(ColumnBuffers(common), list(sizes.values()))
         """Memory for the batches."""
         self.queues: Final = {name for name, table in tables.items() if table.backend == FIFO}
         """Names of the tables whose rows have no probabilities."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, Final
@@ -17,7 +18,7 @@ from replay_client._learning.combining import combined
 from replay_client._operations.episode import keys_of_episode
 from replay_client._operations.reading import no_steps
 from replay_client._operations.server import describe
-from replay_client._rows.buffers import Blank
+from replay_client._rows.buffers import Blank, JoinedBuffers
 from replay_client._rows.checks import (
     checked_keys,
     checked_priorities,
@@ -192,35 +193,55 @@ class TableOperations:
         return UpdateResult(updated, stale)
 
     def read(
-        self, batch_or_keys: BatchOrKeys, *, columns: Collection[str] | None = None, wait_s: float = 0.0
+        self,
+        batch_or_keys: BatchOrKeys,
+        *,
+        columns: Collection[str] | None = None,
+        wait_s: float = 0.0,
+        rows_at_once: int | None = None,
     ) -> Operation[Rows]:
-        """Read live rows by key. ``wait_s``: how long to wait for keys that have not been used yet."""
+        """Read live rows by key.
+
+        Args:
+            batch_or_keys: the keys.
+            columns: the columns to read; None: all.
+            wait_s: how long to wait for keys that have not been used yet.
+            rows_at_once: maximum rows per request. The first rows can be copied while the others are inserted.
+        """
         keys = checked_keys(batch_or_keys)
         schema = self._table.schema
         reader = self._rows_reader(chosen_columns(schema, columns, schema.masks))
-        most = max(1, min(READ_BYTES // max(1, reader.row_bytes), self._table.keys_per_call))
-        parts = []
-        for part in _parts(len(keys), most):
-            request = replay_pb2.ReadRequest(
-                table=self._table.name,
-                table_uid=self._table.uid,
-                keys=keys[part].tobytes(),
-                columns=reader.names,
-                wait_s=wait_s,
-            )
-            parts.append((yield from self._read_part(request, reader)))
-        return joined_rows(parts)
+        most = max(1, min(READ_BYTES // max(1, reader.row_bytes), self._table.keys_per_call, rows_at_once or len(keys)))
+        parts = _parts(len(keys), most)
+        if len(parts) == 1:
+            return (yield from self._read_part(keys, wait_s, reader, reader.buffers.blank))
+        buffers = JoinedBuffers(reader.buffers, [part.stop - part.start for part in parts])
+        waits_until = time.monotonic() + wait_s
+        answers = []
+        for index, part in enumerate(parts):
+            left_s = max(0.0, waits_until - time.monotonic())
+            answers.append((yield from self._read_part(keys[part], left_s, reader, partial(buffers.blank, index))))
+        is_complete = sum(rows.batch_size for rows in answers) == len(keys)
+        return joined_rows(answers, buffers.joined([rows.columns for rows in answers]) if is_complete else None)
 
-    def _read_part(self, request: replay_pb2.ReadRequest, reader: RowsReader) -> Operation[Rows]:
+    def copied(self, keys: NDArray[np.int64], columns: Collection[str]) -> Mapping[str, NDArray[Any]] | None:
+        """Copy rows that a reply has just named from the server's files; None: this is impossible, so read them."""
+        mapped, reader = self._near.mapped, self._rows_reader(tuple(columns))
+        return None if mapped is None else reader.copied(keys, mapped)
+
+    def _read_part(self, keys: NDArray[np.int64], wait_s: float, reader: RowsReader, blank: Blank) -> Operation[Rows]:
         """Read rows in one request. Copy them from the server's files if possible, unless these are overwritten."""
-        mapped = self._near.mapped
-        timeout_s, margin_s = self._limits(request.wait_s)
+        table, mapped = self._table, self._near.mapped
+        request = replay_pb2.ReadRequest(
+            table=table.name, table_uid=table.uid, keys=keys.tobytes(), columns=reader.names, wait_s=wait_s
+        )
+        timeout_s, margin_s = self._limits(wait_s)
         if mapped is not None:
             request.same_host.CopyFrom(mapped.request)
-        rows = reader.read((yield Call("Read", request.SerializeToString(), True, timeout_s, margin_s)), mapped)
+        rows = reader.read((yield Call("Read", request.SerializeToString(), True, timeout_s, margin_s)), blank, mapped)
         if rows is None and mapped is not None:
             request.same_host.CopyFrom(mapped.request_again)
-            rows = reader.read((yield Call("Read", request.SerializeToString(), True, timeout_s, margin_s)))
+            rows = reader.read((yield Call("Read", request.SerializeToString(), True, timeout_s, margin_s)), blank)
         assert rows is not None
         return rows
 

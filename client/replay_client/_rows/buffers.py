@@ -63,19 +63,19 @@ class Part(dict[str, NDArray[Any]]):
 class JoinedBuffers:
     """A pool of columns that several readers fill together. Each reader has its own rows in every batch.
 
-    buffers = JoinedBuffers(columns, [128, 64])
+    buffers = JoinedBuffers(ColumnBuffers(columns), [128, 64])
     first, second = buffers.blank(0, 128), buffers.blank(1, 64)     # `Part`s of the same columns
     columns = buffers.joined([first, second])                       # the shared columns, with 192 rows
 
     For use in one thread.
     """
 
-    def __init__(self, columns: Mapping[str, Column], row_counts: Sequence[int]) -> None:
-        """Create a pool for batches that have ``row_counts[i]`` rows of reader i."""
+    def __init__(self, pool: ColumnBuffers, row_counts: Sequence[int]) -> None:
+        """Share memory of a pool for batches that have ``row_counts[i]`` rows of reader i."""
         *starts, self._row_count = accumulate(row_counts, initial=0)
         self.parts: Final = [slice(start, start + count) for start, count in zip(starts, row_counts, strict=True)]
         """The rows of each reader."""
-        self._pool = ColumnBuffers(columns)
+        self._pool = pool
         self._begun: dict[int, dict[str, NDArray[Any]]] = {}  # the n-th batch, until every reader has its part
         self._given = [0] * len(row_counts)  # batches of which each reader has its part
 
@@ -83,7 +83,7 @@ class JoinedBuffers:
         """Return a reader's part of its next batch, uninitialized."""
         rows = self.parts[reader]
         if row_count != rows.stop - rows.start:  # the server sent another number of rows than was requested
-            return ColumnBuffers(self._pool.columns).blank(row_count)
+            return self._pool.blank(row_count)
         number = self._given[reader]
         whole = self._begun.get(number)
         if whole is None:

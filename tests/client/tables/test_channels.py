@@ -30,7 +30,7 @@ from replay_client import (
     TableNotFoundError,
 )
 from replay_client._operations.channel import WAITS_FOR_S
-from replay_client._rows.published_state import KEPT, rows_ahead
+from replay_client._rows.published_state import KEPT, PublishedState, rows_ahead
 
 from tests.support.caller import wire_only
 from tests.support.deadlines import PATIENCE_S, wait_until
@@ -391,6 +391,30 @@ def test_several_publishers_are_told_apart(client: ReplayClient, name: str) -> N
     assert failures == []
     assert len(set(versions)) == len(versions) == 30
     assert client.latest(name).version == max(versions)
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_reader_that_waits_gets_the_whole_although_the_publisher_pauses(
+    client: ReplayClient, name: str, is_replaced: bool
+) -> None:
+    """It reads the first parts before the others are there, or before another program publishes."""
+    known = client.publish(name, {"w": np.zeros(100_000)})
+    table, parts = client.table(name), PublishedState({"w": np.ones(100_000)}).rows()
+    found = queue.SimpleQueue[Published]()
+    reader = threading.Thread(target=lambda: found.put(client.latest(name, wait_newer=known, timeout_s=30.0)))
+    reader.start()
+    wait_until(lambda: table.stats().waiting == 1, "the reader waits")
+    table.insert({column: values[:-1] for column, values in parts.items()})
+    wait_until(lambda: table.stats().waiting == 1, "the reader waits for the last part")
+    assert found.empty()
+    if is_replaced:
+        client.publish(name, {"w": np.full(100_000, 2.0)})
+    else:
+        table.insert({column: values[-1:] for column, values in parts.items()})
+    newest = found.get(timeout=PATIENCE_S)
+    reader.join()
+    assert newest.version == client.latest(name).version > known
+    assert np.unique(newest.values["w"]).tolist() == [2.0 if is_replaced else 1.0]
 
 
 def publish_for_ever(address: str, name: str, first: int) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from replay_client import (
     Table,
     TableEmptyError,
 )
+from replay_client._rows.mapped_rows import MappedRows
 
 from tests.client.numbered import assert_whole, rows
 
@@ -40,6 +42,30 @@ def test_only_live_keys_are_read(table: Table) -> None:
     assert nothing.batch_size == 0
     assert nothing["obs"].shape == (0, 3)
     assert table.read([]).batch_size == 0
+
+
+@pytest.mark.parametrize("keys", [range(100), [3, 99, 150, 7, 3, -1, *range(40, 90)]], ids=["all live", "some not"])
+@pytest.mark.parametrize("is_overtaken", [False, True])
+def test_reads_that_take_several_requests_are_as_one(
+    new_table: NewTable, monkeypatch: pytest.MonkeyPatch, keys: Sequence[int], is_overtaken: bool
+) -> None:
+    table = new_table(capacity=100)
+    table.insert(rows(range(100)), priorities=np.arange(100.0))
+    monkeypatch.setattr("replay_client._operations.table.READ_BYTES", 16 * table.schema.row_bytes)
+    gather, copies = MappedRows.gather, itertools.count(1)
+
+    def overtaken(mapped: MappedRows, some: Any, columns: Any) -> bool:
+        for column in columns.values():
+            column[:] = 0
+        return next(copies) % 3 != 0 and gather(mapped, some, columns)
+
+    if is_overtaken:
+        monkeypatch.setattr(MappedRows, "gather", overtaken)
+    first, second = table.read(keys), table.read(keys)
+    for read in (first, second):  # they do not share memory
+        assert read.row_keys.tolist() == read["number"].tolist() == [key for key in keys if 0 <= key < 100]
+        assert read.priorities.tolist() == read["number"].tolist()
+        assert_whole(read.columns)
 
 
 def test_more_rows_than_the_ring_can_spare_are_all_inserted(new_table: NewTable) -> None:
