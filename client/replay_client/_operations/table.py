@@ -226,8 +226,10 @@ class TableOperations:
 
     def copied(self, keys: NDArray[np.int64], columns: Collection[str]) -> Mapping[str, NDArray[Any]] | None:
         """Copy rows that a reply has just named from the server's files; None: this is impossible, so read them."""
-        mapped, reader = self._near.mapped, self._rows_reader(tuple(columns))
-        return None if mapped is None else reader.copied(keys, mapped)
+        mapped = self._near.mapped
+        if mapped is None or mapped.is_refused:  # the reply was of another server
+            return None
+        return self._rows_reader(tuple(columns)).copied(keys, mapped)
 
     def _read_part(self, keys: NDArray[np.int64], wait_s: float, reader: RowsReader, blank: Blank) -> Operation[Rows]:
         """Read rows in one request. Copy them from the server's files if possible, unless these are overwritten."""

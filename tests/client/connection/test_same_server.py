@@ -74,6 +74,25 @@ def test_a_client_draws_the_rows_of_a_server_that_took_over_on_a_copy(
     assert table.stats().sampled_same_host > 0, "the files of the copy were found"
 
 
+def test_what_is_published_is_copied_from_no_files_of_another_server(
+    server: ServerProcess, client: ReplayClient, start_server: StartServer, tmp_path: Path
+) -> None:
+    """Both servers have a publication of the same version."""
+
+    def publish(value: float, where: ReplayClient) -> int:
+        return where.publish("w", {"w": np.full(100_000, value)})
+
+    publish(1.0, client)
+    assert set(client.latest("w").values["w"].tolist()) == {1.0}
+    second = replaced(server, start_server, tmp_path)
+    other = start_server("--data-dir", str(tmp_path / "first"))
+    with ReplayClient(second.address) as mine, ReplayClient(other.address) as strangers:
+        assert publish(2.0, mine) == publish(3.0, strangers) == 2
+    for _ in range(3):
+        version, state = client.latest("w")
+        assert (version, set(state["w"].tolist())) == (2, {2.0})
+
+
 def test_a_client_of_asyncio_draws_them_too(server: ServerProcess, start_server: StartServer, tmp_path: Path) -> None:
     async def run() -> None:
         async with aio.ReplayClient(server.address, timeout_s=60) as client:
