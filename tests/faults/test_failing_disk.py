@@ -131,7 +131,7 @@ def test_a_server_that_ends_says_what_the_disk_did_not_take(
     # It did not shut down cleanly, so all data is verified after a reboot.
     pretend_another_boot(data)
     server.restart()
-    assert "are valid after a power loss" in server.log()
+    server.wait_for_log("are valid after a power loss")
     with Caller(server.address) as caller:
         assert np.array_equal(values(caller.table(table.name)), np.arange(120))
     assert server.terminate() == 0

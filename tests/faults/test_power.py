@@ -105,9 +105,9 @@ def test_a_server_whose_machine_went_down_serves_whole_rows_only(
     table = caller.table(name)
     found = audit(table, writers)
     stats = table.stats()
-    assert VERIFIED in server.log()
+    server.wait_for_log(VERIFIED)
     assert stats.lost > 0
-    assert f"{stats.lost} rows are lost, with the keys" in server.log()
+    server.wait_for_log(f"{stats.lost} rows are lost, with the keys")
     oldest = table.describe().inserted - len(found)
     assert list(found) == list(range(oldest, table.describe().inserted)), "there are holes"
     caller.verify(caller.checkpoint(name).name)
@@ -226,7 +226,7 @@ def test_a_mark_of_the_boot_that_is_torn_counts_as_none(start_server: StartServe
     server.terminate()
     (data / OWNER_FILE).write_bytes(bytes(80))
     server.restart()
-    assert VERIFIED in server.log()
+    server.wait_for_log(VERIFIED)
     with Caller(server.address) as caller:
         assert caller.table(table.name).stats().lost == 0
 
@@ -247,7 +247,7 @@ def test_tables_keep_their_checksums_whatever_the_setting(start_server: StartSer
     server.kill()
     pretend_another_boot(data)
     server.restart()
-    assert f"table {other.name}: the machine went down while a server had it open; without checksums" in server.log()
+    server.wait_for_log(f"table {other.name}: the machine went down while a server had it open; without checksums")
     with Caller(server.address) as caller:
         assert caller.table(table.name).read(np.arange(80)).values.tolist() == list(range(80))
 

@@ -444,7 +444,7 @@ def test_where_no_socket_can_be_made_everything_else_works(
     table = call(server).create()
     table.insert(range(5))
     assert len(table.sample(3).keys) == 3
-    assert "cannot listen on" in server.log()
+    server.wait_for_log("cannot listen on")
     assert server.terminate() == 0
 
 

@@ -92,7 +92,7 @@ def test_rows_that_were_overwritten_make_way_for_newer_ones(
         queue.sample(5)
     queue.insert(range(100, 103))
     assert sample(queue, 3, stamp(1)) == [100, 101, 102]
-    assert "3 rows of a draw that its reader repeats were overwritten" in server.log()
+    server.wait_for_log("3 rows of a draw that its reader repeats were overwritten")
 
 
 def test_rows_that_a_reset_removed_are_not_delivered_again(queue: CalledTable) -> None:

@@ -97,7 +97,7 @@ def test_a_table_whose_checksums_have_no_room_is_served_without(start_server: St
     assert server.terminate() == 0
     fill(small_disk)
     server = start_server("--data-dir", data, *POWER)
-    assert f"table {table.name} has no checksums" in server.log()
+    server.wait_for_log(f"table {table.name} has no checksums")
     with Caller(server.address) as caller:
         assert len(caller.table(table.name).live_keys()) == 20
     assert server.terminate() == 0

@@ -76,7 +76,7 @@ def test_a_copy_of_a_running_directory_is_verified(start_server: StartServer, tm
         with (copy / "tables" / table.name / "column-000.bin").open("r+b") as torn:
             torn.write(bytes(64))
     started = start_server("--data-dir", str(copy))
-    assert VERIFIED in started.log()
+    started.wait_for_log(VERIFIED)
     with Caller(started.address) as caller:
         assert caller.table(table.name).stats().lost > 0
     started.terminate()
@@ -96,7 +96,7 @@ def test_an_archive_that_is_unpacked_over_a_directory_is_a_copy(start_server: St
     subprocess.run(["tar", "-C", str(data), "-xf", str(archive)], check=True)
     change_record(data, is_running=False)
     server.restart()
-    assert VERIFIED in server.log()
+    server.wait_for_log(VERIFIED)
 
 
 def test_without_checksums_a_copy_is_served_with_a_warning_and_refused_if_it_must_be_whole(
@@ -112,8 +112,8 @@ def test_without_checksums_a_copy_is_served_with_a_warning_and_refused_if_it_mus
     assert f"{table.name}: its directory was copied" in refusal.stderr
     assert "--durability process" in refusal.stderr
     started = start_server("--data-dir", str(copy))
-    assert f"table {table.name}:" in started.log()
-    assert "rows may be torn" in started.log()
+    started.wait_for_log(f"table {table.name}:")
+    started.wait_for_log("rows may be torn")
 
 
 def test_a_killed_server_s_directory_is_no_copy(start_server: StartServer, tmp_path: Path) -> None:

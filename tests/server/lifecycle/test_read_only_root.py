@@ -35,6 +35,6 @@ def test_temporary_files_are_in_the_directory_of_the_tables(
     within = ("unshare", "--mount", "bash", "-c", READ_ONLY.format(kept=tmp_path, variables="env TMPDIR="), "bash")
     tables = tmp_path / "tables"
     server = start_server(*flags, directory, str(tables), within=within)
-    assert f"temporary files are in {tables}, because no usual directory for them is writable" in server.log()
+    server.wait_for_log(f"temporary files are in {tables}, because no usual directory for them is writable")
     assert len(call(server).create().insert(range(3))) == 3
     assert server.terminate() == 0

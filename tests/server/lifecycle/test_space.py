@@ -69,9 +69,9 @@ def test_a_small_place_for_tables_in_memory_is_warned_of_with_advice(
 ) -> None:
     memory = tmp_path / "memory"
     server = start_server("--memory-dir", str(memory), within=with_small_disk(memory, 64))
-    assert f"{memory} has 64 MiB in all" in server.log()
-    assert "--memory-dir or --data-dir" in server.log()
-    assert "--shm-size" in server.log()
+    server.wait_for_log(f"{memory} has 64 MiB in all")
+    server.wait_for_log("--memory-dir or --data-dir")
+    server.wait_for_log("--shm-size")
 
 
 def test_an_insert_without_room_is_refused_and_the_table_goes_on(caller: Caller) -> None:
