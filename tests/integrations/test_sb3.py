@@ -381,6 +381,40 @@ def test_samples_miss_at_most_the_newest_steps(new_buffer: NewBuffer, max_lag_st
             assert newest_drawable - max_lag_steps / 2 <= newest_drawn <= newest_drawable
 
 
+@pytest.mark.parametrize(("n_envs", "steps"), [(1, 251), (40, 9)])
+def test_batches_that_were_requested_before_many_steps_are_not_used(
+    new_buffer: NewBuffer, n_envs: int, steps: int
+) -> None:
+    buffer = new_buffer(n_envs=n_envs, backend="uniform", max_lag_steps=None)
+    actions, one, no = np.zeros(n_envs, int), np.ones(n_envs), np.zeros(n_envs, bool)
+
+    def add(number: int) -> None:
+        obs = np.full((n_envs, 2), number, np.float32)
+        buffer.add(obs, obs + 1, actions, one, no, [{}] * n_envs)
+
+    for number in range(2):
+        add(number)
+    for _ in range(100):
+        assert buffer.sample(10 * MANY).observations.max() == 0
+    for number in range(2, 2 + steps):
+        add(number)
+    assert buffer.sample(10 * MANY).observations.max() == steps, "the newest step that has a next observation"
+
+
+def test_few_batches_are_drawn_in_vain_if_there_are_many_steps_between_two_batches(new_buffer: NewBuffer) -> None:
+    buffer = new_buffer(backend="uniform", max_lag_steps=None)
+    obs, one, no = np.zeros((1, 2), np.float32), np.ones(1), np.zeros(1, bool)
+    used, until_adapted = 256, 400
+    before = 0
+    for batch in range(until_adapted + used):
+        for _ in range(10):
+            buffer.add(obs, obs, one.astype(int), one, no, [{}])
+        buffer.sample(4)
+        if batch + 1 == until_adapted:
+            before = buffer.table.stats().sampled
+    assert buffer.table.stats().sampled - before <= 1.2 * used * 4
+
+
 ACTIONS = [spaces.Box(-1, 1, (2, 2)), spaces.Box(-1, 1, (3,), np.float64), spaces.MultiDiscrete([2, 3])]
 PARTS = {
     "image": spaces.Box(0, 255, (3, 5, 5), np.uint8),

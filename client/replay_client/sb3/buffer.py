@@ -50,10 +50,16 @@ _AHEAD_BYTES: Final = 1 << 24
 """Maximum bytes of these batches, unless there are only a few."""
 _BLOCK_DELAY_S: Final = 1.0
 """Seconds for which steps are collected. Each message wakes up threads and the server, which disturbs the learner."""
-_BLOCKS_IN_LAG: Final = 8
+_BLOCKS_IN_LAG: Final = 4
 """A block has at most `max_lag_steps` divided by this number of steps, so that batches miss few of them."""
-MAX_LAG_STEPS: Final = 1000
-"""Default of the newest steps that a batch may miss: more than an algorithm adds while its batches are in flight."""
+_MAX_LAG_STEPS: Final = 250
+"""Default of the newest steps that a batch may miss: more than an algorithm with a batch for each step adds while its
+batches are in flight. If an algorithm alternates between many steps and many batches, the batches that it requested
+before these steps are older, so they are not used."""
+_MAX_LAG_VECTOR_STEPS: Final = 8
+"""The same in steps of all environments, if there are many: enough for a few batches in flight."""
+_MEASURED_BATCHES: Final = 256
+"""After each such number of batches, the number of batches in flight follows the steps between two batches."""
 
 
 class ServiceSamples(ReplayBufferSamples):
@@ -92,7 +98,7 @@ class ServiceReplayBuffer(ReplayBuffer):
         n_steps: int = 1,
         gamma: float | None = None,
         beta: float = DEFAULT_BETA,
-        max_lag_steps: int = MAX_LAG_STEPS,
+        max_lag_steps: int | None = None,
         prefetch: int | None = None,
         seed: int | None = None,
         autoreset_mode: AutoresetMode | None = None,
@@ -122,11 +128,13 @@ class ServiceReplayBuffer(ReplayBuffer):
                 n-step returns. `PrioritizedDQN` and `PrioritizedQRDQN` pass their own value.
             beta: initial value of `beta`, the exponent of the importance-sampling weights.
             max_lag_steps: how many of the newest steps, of all environments together, a batch may miss. `sample` waits
-                only to keep this limit. With 0, a batch is drawn from all added steps.
+                only to keep this limit. With 0, a batch is drawn from all added steps. None means 250, or with more
+                than 31 environments 8 steps of each.
             prefetch: batches in flight. A batch misses the priorities of the ``prefetch - 1`` batches before it. None
                 means 2. But if priorities do not matter (``backend="uniform"`` or ``alpha=0``), it means up to 128
-                small batches, because one message then requests many. If `max_lag_steps` is 0, it means 1; then each
-                batch reflects all earlier steps and priorities, and runs with the same seeds give the same results.
+                small batches, because one message then requests many, and fewer if there are many steps between two
+                batches. If `max_lag_steps` is 0, it means 1; then each batch reflects all earlier steps and priorities,
+                and runs with the same seeds give the same results.
             seed: seed of the table's draws, if the table is new.
             autoreset_mode: mode of the Gymnasium vector environment whose steps `add` gets. None: with infos that are a
                 mapping without final observations, a step from the final observation to another one, without a reward,
@@ -162,7 +170,10 @@ class ServiceReplayBuffer(ReplayBuffer):
             expected = f"that of the algorithm, for returns over {n_steps} steps"
             raise InvalidArgumentError.of_field("gamma", expected, "None")
         self._beta = checked_beta(beta)
-        self._max_lag_steps = checked_count("max_lag_steps", max_lag_steps, least=0)
+        usual_lag = max(_MAX_LAG_STEPS, _MAX_LAG_VECTOR_STEPS * streams)
+        self._max_lag_steps = (
+            usual_lag if max_lag_steps is None else checked_count("max_lag_steps", max_lag_steps, least=0)
+        )
         self._prefetch = None if prefetch is None else checked_count("prefetch", prefetch)
         self._is_uniform = backend == "uniform" or alpha == 0
         self._autoreset_mode = autoreset_mode
@@ -188,6 +199,8 @@ class ServiceReplayBuffer(ReplayBuffer):
         self._final: dict[str, NDArray[Any]] = {}  # observations after the last step, by column: [n_envs, *shape]
         self._sampler: Sampler | None = None
         self._batch_size = 0  # batch size of the sampler
+        self._batches = 0  # used since the number of batches in flight was chosen
+        self._added_before = 0  # rows added until then
         self._stored: deque[int] = deque()  # rows stored when each batch in flight was requested, oldest batch first
 
     def _layout(self, columns: Mapping[str, Column], gamma: float) -> tuple[dict[str, Column | Derived], Item]:
@@ -212,10 +225,14 @@ class ServiceReplayBuffer(ReplayBuffer):
 
     @cached_property
     def _writer(self) -> Writer:
-        rows = max(self.n_envs, self._max_lag_steps // _BLOCKS_IN_LAG) if self._max_lag_steps else None
+        rows = self._block_rows if self._max_lag_steps else None
         writer = self.table.writer(streams=self.n_envs, block_rows=rows, min_delay_s=_BLOCK_DELAY_S)
         self._finish = weakref.finalize(self, _give_up, writer)
         return writer
+
+    @property
+    def _block_rows(self) -> int:
+        return max(self.n_envs, self._max_lag_steps // _BLOCKS_IN_LAG)
 
     @property
     def beta(self) -> float:
@@ -393,14 +410,22 @@ class ServiceReplayBuffer(ReplayBuffer):
 
     def _recent(self, batch_size: int) -> Batch:
         """Return the oldest batch in flight that misses at most `max_lag_steps` steps. Older ones are dropped."""
-        writer = self._writer
         while True:
-            if writer.in_flight > self._max_lag_steps:
-                writer.flush()
+            if self._writer.in_flight > self._max_lag_steps or (self._stored and self._is_old(self._stored[0])):
+                self._writer.flush()  # `sample` waits for a new batch anyway, so it is drawn from all steps
             batch, stored = self._oldest(self._sampler_of(batch_size))
-            added = writer.in_flight + writer.acknowledged  # in this order: rows may be acknowledged in between
-            if added - stored <= self._max_lag_steps:
+            if not self._is_old(stored):
+                self._count_batch()
                 return batch
+
+    def _is_old(self, stored: int) -> bool:
+        """Whether a batch misses too many steps that was requested when this many rows were stored."""
+        return self._added - stored > self._max_lag_steps
+
+    @property
+    def _added(self) -> int:
+        writer = self._writer
+        return writer.in_flight + writer.acknowledged  # in this order: rows may be acknowledged in between
 
     def _oldest(self, sampler: Sampler) -> tuple[Batch, int]:
         """Return the oldest batch in flight, and how many rows were stored when it was requested."""
@@ -415,20 +440,30 @@ class ServiceReplayBuffer(ReplayBuffer):
         if batch_size != self._batch_size:
             self._close_sampler()
         if self._sampler is None:
-            prefetch = self._prefetch or self._default_prefetch(batch_size)
-            self._sampler = self.table.sampler(batch_size, beta=self._beta, prefetch=prefetch, timeout_s=0.0)
             self._batch_size = batch_size
+            self._batches, self._added_before = 0, self._added
+            prefetch = self._prefetch or self._default_prefetch(self.n_envs)
+            self._sampler = self.table.sampler(batch_size, beta=self._beta, prefetch=prefetch, timeout_s=0.0)
             self._stored.clear()
         if self._sampler.beta != self._beta:
             self._sampler.beta = self._beta
         return self._sampler
 
-    def _default_prefetch(self, batch_size: int) -> int:
-        recent = 1 + self._max_lag_steps // self.n_envs  # more would be too old, with a batch for each step
+    def _count_batch(self) -> None:
+        """Count a batch that was used, and sometimes adapt the number of batches in flight."""
+        self._batches += 1
+        if self._batches == _MEASURED_BATCHES and self._sampler is not None and self._prefetch is None:
+            added = self._added
+            self._sampler.prefetch = self._default_prefetch((added - self._added_before) // _MEASURED_BATCHES)
+            self._batches, self._added_before = 0, added
+
+    def _default_prefetch(self, steps_per_batch: int) -> int:
+        # More would be too old. A block that is collected and one that is sent are missing, too.
+        recent = 1 + max(0, self._max_lag_steps - 2 * self._block_rows) // max(1, steps_per_batch)
         if not self._is_uniform:
             return min(FEWEST, recent)
         row_bytes = sum(column.row_bytes for column in Steps.of(self._columns, self._item).sampled.values())
-        return min(recent, max(FEWEST, min(_AHEAD, _AHEAD_BYTES // (batch_size * row_bytes))))
+        return min(recent, max(FEWEST, min(_AHEAD, _AHEAD_BYTES // (self._batch_size * row_bytes))))
 
     def _close_sampler(self) -> None:
         sampler, self._sampler = self._sampler, None
